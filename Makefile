@@ -1,0 +1,36 @@
+# make demo   train gpext and stock gpytorch side by side on real data; table and figures in demo_output/
+# make test   the whole test suite
+# make lint, make types
+# Each target creates .venv by itself. PYTHON chooses the interpreter (3.10 or later).
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types clean
+
+$(VENV)/.base: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(INSTALL) -e '.[test,dev]'
+	touch $@
+
+demo: $(VENV)/.base
+	$(RUN) -m gpext.demo --output demo_output
+
+test: $(VENV)/.test
+	$(RUN) -m pytest
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.test
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) demo_output
