@@ -20,7 +20,7 @@ $(VENV)/.test: $(VENV)/.base
 	touch $@
 
 demo: $(VENV)/.base
-	$(RUN) -m gpext.demo --output demo_output
+	$(RUN) benchmarks/demo.py --output demo_output
 
 test: $(VENV)/.test
 	$(RUN) -m pytest
