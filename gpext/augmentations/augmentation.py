@@ -1,0 +1,117 @@
+r"""A super-Gaussian likelihood and its conditionally conjugate augmentation, datum by datum [GWO20 Eqs. 4, 5, Thm. 1].
+
+    p(y | f) = C e^{g f} phi(h^2),     h^2 = alpha - beta f + gamma f^2 = gamma (f - f0)^2 + delta
+             = int C e^{g f - h^2 w} p(w) dw
+
+On paper                                  in code
+C, g(y)                                   exp(log_constant), potential
+gamma, f0 = beta / (2 gamma)              curvature, center
+delta = alpha - beta^2 / (4 gamma)        offset
+E_q[h^2] = c^2                            tilt(mean, variance)
+w = E[w | c]                              radial.mean(c^2)
+
+The square is kept completed: alpha - beta f + gamma f^2 loses every digit when y is large and f is near it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpext.augmentations.radial import RadialFunction
+from gpext.quadrature import expectation, log_expectation
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The terms of the identity above for given targets; every tensor broadcasts against the latent values (..., N)."""
+
+    radial: RadialFunction
+    log_constant: Tensor
+    potential: Tensor
+    center: Tensor
+    curvature: Tensor
+    offset: Tensor
+
+    @classmethod
+    def from_quadratic(
+        cls, radial: RadialFunction, log_constant: Tensor, potential: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor
+    ) -> Augmentation:
+        """Complete the square of alpha - beta f + gamma f^2.
+
+        An offset within the rounding error of alpha is zero.
+
+        Raises:
+            ValueError: gamma is not positive, or the quadratic takes negative values.
+        """
+        dtype = torch.promote_types(alpha.dtype, torch.promote_types(beta.dtype, gamma.dtype))
+        a, b, c = alpha.double(), beta.double(), gamma.double()
+        if not bool((c > 0).all()):
+            raise ValueError(f"gamma must be positive; got a smallest value of {c.min().item():.6g}.")
+        offset = a - b.square() / (4 * c)
+        rounding = 8 * torch.finfo(dtype).eps * a.abs()
+        if bool((offset < -rounding).any()):
+            raise ValueError(
+                "h^2 = alpha - beta f + gamma f^2 must be nonnegative for every f, so 4 alpha gamma >= beta^2; "
+                f"got alpha - beta^2 / (4 gamma) = {offset.min().item():.6g}."
+            )
+        offset = torch.where(offset.abs() <= rounding, torch.zeros_like(offset), offset)
+        return cls(radial, log_constant, potential, (b / (2 * c)).to(dtype), gamma, offset.to(dtype))
+
+    def squared_distance(self, f: Tensor) -> Tensor:
+        """Return h^2 at the latent values f (..., N)."""
+        return self.curvature * (f - self.center).square() + self.offset
+
+    def log_prob(self, f: Tensor) -> Tensor:
+        """Return log p(y | f) (..., N)."""
+        return self.log_constant + self.potential * f + self.radial.log_phi(self.squared_distance(f))
+
+    def tilt(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return c^2 = E[h^2] under N(mean, variance), all (..., N) [GWO20 Alg. 1]."""
+        return self.curvature * ((mean - self.center).square() + variance) + self.offset
+
+    def bound(self, mean: Tensor, variance: Tensor) -> Tensor:
+        r"""Return the augmented lower bound on E[log p(y | f)] at the best q(w), (..., N) [GWO20 App. A.4.2].
+
+        :math:`\log C + g m + \log\varphi(E h^2)`; by Jensen's inequality it is below the exact expectation, because
+        log phi is convex.
+        """
+        return self.log_constant + self.potential * mean + self.radial.log_phi(self.tilt(mean, variance))
+
+    def expected_log_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] under N(mean, variance), (..., N): in closed form or by adaptive quadrature."""
+        linear = self.log_constant + self.potential * mean
+        if not bool(self.offset.any()):
+            closed = self.radial.expected_log_phi(
+                self.curvature.sqrt() * (mean - self.center), self.curvature * variance
+            )
+            if closed is not None:
+                return linear + closed
+        return linear + expectation(
+            lambda f: self.radial.log_phi(self.squared_distance(f)), mean, variance, knots=self._knots(mean)
+        )
+
+    def log_marginal(self, mean: Tensor, variance: Tensor) -> Tensor:
+        r"""Return :math:`\log \int p(y | f) N(f | m, v) df`, (..., N).
+
+        The potential is absorbed exactly, :math:`e^{g f} N(f | m, v) = e^{g m + g^2 v / 2} N(f | m + g v, v)`; what is
+        left to quadrature is phi alone, whose mass lies between its center and the shifted mean.
+        """
+        shifted = mean + self.potential * variance
+        linear = self.log_constant + self.potential * (mean + 0.5 * self.potential * variance)
+        return linear + log_expectation(
+            lambda f: self.radial.log_phi(self.squared_distance(f)), shifted, variance, knots=self._knots(shifted)
+        )
+
+    def site(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shift and the precision of the Gaussian site in f at the given w, (..., N) [GWO20 Thm. 2].
+
+        nu = g + w beta = g + 2 w gamma f0 and tau = 2 w gamma: sampled w for Gibbs, expected w for CAVI.
+        """
+        precision = 2 * w * self.curvature
+        return self.potential + precision * self.center, precision
+
+    def _knots(self, like: Tensor) -> Tensor:
+        return self.center.expand(torch.broadcast_shapes(self.center.shape, like.shape)).unsqueeze(0)

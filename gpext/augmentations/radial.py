@@ -1,0 +1,45 @@
+"""Completely monotone radial functions and the moments of the scale mixtures behind them.
+
+On paper [GWO20 Sec. 3.1]          in code
+phi(r)                             exp(radial.log_phi(r))
+p(w), phi(r) = int e^{-r w} p(w)   the mixing density; never formed here
+pi(w | c) = e^{-c^2 w} p(w)/phi    the tilted mixing density
+E[w | c] = -phi'(c^2) / phi(c^2)   radial.mean(r) at r = c^2
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+def distance(r: Tensor) -> Tensor:
+    """Return c = sqrt(r) with the derivative 0 at r = 0, where the square root has none.
+
+    A likelihood with a kink (Laplace, hinge) evaluated exactly on it then has the subgradient 0 and not NaN. Negative
+    and NaN arguments give NaN.
+    """
+    on_kink = r == 0
+    return torch.where(on_kink, r, torch.where(on_kink, torch.ones_like(r), r).sqrt())
+
+
+class RadialFunction(ABC):
+    r"""A completely monotone function with :math:`\varphi(0) = 1`: the Laplace transform of a probability density p(w).
+
+    Subclasses give :meth:`log_phi`, and :meth:`mean` in closed form; parameters are tensors that broadcast against the
+    argument.
+    """
+
+    @abstractmethod
+    def log_phi(self, r: Tensor) -> Tensor:
+        """Return log phi(r), elementwise, differentiable, for r >= 0."""
+
+    @abstractmethod
+    def mean(self, r: Tensor) -> Tensor:
+        r"""Return :math:`E[w \mid c] = -\varphi'(r) / \varphi(r)` at r = c^2 [GWO20 Sec. 3.3.1]."""
+
+    def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
+        """Return E[log phi(z^2)] for z ~ N(gap, variance) in closed form, or None where there is none."""
+        return None

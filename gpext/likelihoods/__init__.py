@@ -1,0 +1,20 @@
+"""Likelihoods p(y | f): gpytorch `Likelihood` subclasses, one family a file."""
+
+from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
+from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
+from gpext.likelihoods.laplace import LaplaceLikelihood
+from gpext.likelihoods.matern32 import Matern32Likelihood
+from gpext.likelihoods.negative_binomial_logit import NegativeBinomialLogitLikelihood
+from gpext.likelihoods.student_t import StudentTLikelihood
+from gpext.likelihoods.super_gaussian import AugmentedLikelihood, SuperGaussianLikelihood
+
+__all__ = [
+    "AugmentedLikelihood",
+    "BayesianSVMLikelihood",
+    "BernoulliLogitLikelihood",
+    "LaplaceLikelihood",
+    "Matern32Likelihood",
+    "NegativeBinomialLogitLikelihood",
+    "StudentTLikelihood",
+    "SuperGaussianLikelihood",
+]

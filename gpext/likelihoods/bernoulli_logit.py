@@ -1,0 +1,48 @@
+"""The Bernoulli likelihood with logit link: Polya-Gamma augmentation [GWO20 Tab. 1]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal, base_distributions
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpext.augmentations import Augmentation, SechRadial
+from gpext.likelihoods.checks import check_binary
+from gpext.likelihoods.super_gaussian import AugmentedLikelihood
+
+
+class BernoulliLogitLikelihood(AugmentedLikelihood):
+    r""":math:`p(y=1|f) = 1 / (1 + e^{-f})`, targets in {0, 1}, no parameters.
+
+    With s = 2y - 1: :math:`\sigma(s f) = e^{s f/2} / (2 \cosh(f/2))`, so g = s/2, h = f/2 and phi(r) = 1/cosh(sqrt r).
+    gpytorch's BernoulliLikelihood has the probit link instead.
+    """
+
+    def _augmentation(self, targets: Tensor) -> Augmentation:
+        check_binary(targets)
+        targets = _floating(targets)
+        one = torch.ones((), dtype=targets.dtype, device=targets.device)
+        return Augmentation(
+            SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
+        )
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y | f)."""
+        return base_distributions.Bernoulli(logits=function_samples)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return the Bernoulli distribution of y at the marginals of function_dist; both tails keep full precision."""
+        zeros = torch.zeros_like(function_dist.mean)
+        log_probs = [
+            self.augmentation(label).log_marginal(function_dist.mean, function_dist.variance)
+            for label in (zeros, zeros + 1)
+        ]
+        return base_distributions.Bernoulli(logits=log_probs[1] - log_probs[0])
+
+
+def _floating(targets: Tensor) -> Tensor:
+    return targets if targets.is_floating_point() else targets.to(torch.get_default_dtype())

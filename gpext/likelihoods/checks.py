@@ -1,0 +1,45 @@
+"""Checks of targets at the public door: what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_targets(targets: Tensor) -> None:
+    """Raise unless targets are finite and in a dtype that the algebra works in.
+
+    Raises:
+        TypeError: half precision.
+        ValueError: NaN or infinite values, with the first offending index.
+    """
+    if targets.dtype in (torch.float16, torch.bfloat16):
+        raise TypeError(f"targets in {targets.dtype} are not supported; convert with y.float() or y.double().")
+    if targets.is_floating_point() and not bool(targets.isfinite().all()):
+        index = tuple((~targets.isfinite()).nonzero()[0].tolist())
+        raise ValueError(f"targets must be finite; got {targets[index].item()} at index {_show(index)}.")
+
+
+def check_binary(targets: Tensor) -> None:
+    """Raise ValueError unless every target is 0 or 1."""
+    wrong = (targets != 0) & (targets != 1)
+    if bool(wrong.any()):
+        seen = sorted({float(value) for value in targets[wrong].flatten()[:100]})[:4]
+        shown = ", ".join(f"{value:g}" for value in seen)
+        remedy = "Convert with (y + 1) / 2." if set(seen) == {-1.0} else "Encode the two classes as 0 and 1."
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(f"targets must be in {{0, 1}}; got {{{shown}}}, first at index {_show(index)}. {remedy}")
+
+
+def check_counts(targets: Tensor) -> None:
+    """Raise ValueError unless every target is a nonnegative integer."""
+    wrong = (targets < 0) | (targets != targets.round())
+    if bool(wrong.any()):
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {_show(index)}."
+        )
+
+
+def _show(index: tuple[int, ...]) -> str:
+    return str(index[0]) if len(index) == 1 else str(index)

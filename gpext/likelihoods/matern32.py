@@ -1,0 +1,67 @@
+"""Matern-3/2 noise: a density shaped like the Matern-3/2 kernel, flat at the top, exponential in the tails [GWO20]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gpytorch.constraints import Interval, Positive
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from gpext.augmentations import Augmentation, Matern32Radial
+from gpext.distributions import Matern32
+from gpext.likelihoods.super_gaussian import AdditiveNoiseLikelihood
+
+
+class Matern32Likelihood(AdditiveNoiseLikelihood):
+    r""":math:`p(y|f) = \frac{\sqrt3}{4\rho} (1 + \sqrt3 |y-f|/\rho) e^{-\sqrt3 |y-f|/\rho}` [GWO20 Tab. 1].
+
+    Args:
+        batch_shape: shape of a batch of noise parameters.
+        noise_prior: prior of `noise`.
+        noise_constraint: constraint of `noise`; positive by default.
+
+    The parameter `noise` is the squared scale rho^2, named as in gpytorch's robust likelihoods.
+    """
+
+    def __init__(
+        self,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008  gpytorch's own signature; a Size is immutable
+        noise_prior: Prior | None = None,
+        noise_constraint: Interval | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_parameter("raw_noise", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
+        if noise_prior is not None:
+            self.register_prior("noise_prior", noise_prior, _get_noise, _set_noise)
+        self.register_constraint("raw_noise", noise_constraint if noise_constraint is not None else Positive())
+
+    @property
+    def noise(self) -> Tensor:
+        """The squared scale rho^2, shape (*batch_shape, 1)."""
+        return self.raw_noise_constraint.transform(self.raw_noise)
+
+    @noise.setter
+    def noise(self, value: Tensor | float) -> None:
+        value = torch.as_tensor(value).to(self.raw_noise)
+        self.initialize(raw_noise=self.raw_noise_constraint.inverse_transform(value))
+
+    def _augmentation(self, targets: Tensor) -> Augmentation:
+        noise = self.noise
+        zero = torch.zeros_like(noise)
+        log_constant = 0.5 * math.log(3) - math.log(4) - 0.5 * noise.log()
+        return Augmentation(Matern32Radial(), log_constant, zero, targets, curvature=1 / noise, offset=zero)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Matern32:
+        """Return p(y | f)."""
+        return Matern32(loc=function_samples, scale=self.noise.sqrt())
+
+
+def _get_noise(module: Matern32Likelihood) -> Tensor:
+    return module.noise
+
+
+def _set_noise(module: Matern32Likelihood, value: Tensor) -> None:
+    module.noise = value

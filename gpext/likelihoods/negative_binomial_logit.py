@@ -1,0 +1,85 @@
+"""Negative binomial counts with logit link: the Polya-Gamma identity with count y + r [Polson, Scott & Windle 2013]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gpytorch.constraints import Interval, Positive
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from gpext.augmentations import Augmentation, SechRadial
+from gpext.distributions import CompoundDistribution, NegativeBinomial
+from gpext.likelihoods.checks import check_counts
+from gpext.likelihoods.super_gaussian import AugmentedLikelihood
+
+
+class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
+    r"""Over-dispersed counts: :math:`p(y|f) = \frac{\Gamma(y+r)}{y!\,\Gamma(r)} \sigma(f)^y \sigma(-f)^r`.
+
+    The conditional mean is r e^f and the variance r e^f (1 + e^f). With b = y + r,
+    :math:`\sigma(f)^y\sigma(-f)^r = 2^{-b} e^{(y-r) f/2} / \cosh(f/2)^b`: g = (y - r)/2, h = f/2, phi(x) =
+    1/cosh(sqrt x)^b.
+
+    Args:
+        batch_shape: shape of a batch of parameters.
+        total_count_prior: prior of `total_count`.
+        total_count_constraint: constraint of `total_count`; positive by default.
+
+    The parameter `total_count` is r; small values mean strong over-dispersion.
+    """
+
+    def __init__(
+        self,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008  gpytorch's own signature; a Size is immutable
+        total_count_prior: Prior | None = None,
+        total_count_constraint: Interval | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_parameter("raw_total_count", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
+        if total_count_prior is not None:
+            self.register_prior("total_count_prior", total_count_prior, _get_total_count, _set_total_count)
+        constraint = total_count_constraint if total_count_constraint is not None else Positive()
+        self.register_constraint("raw_total_count", constraint)
+
+    @property
+    def total_count(self) -> Tensor:
+        """The dispersion r, shape (*batch_shape, 1)."""
+        return self.raw_total_count_constraint.transform(self.raw_total_count)
+
+    @total_count.setter
+    def total_count(self, value: Tensor | float) -> None:
+        value = torch.as_tensor(value).to(self.raw_total_count)
+        self.initialize(raw_total_count=self.raw_total_count_constraint.inverse_transform(value))
+
+    def _augmentation(self, targets: Tensor) -> Augmentation:
+        check_counts(targets)
+        r = self.total_count
+        y = targets.to(r.dtype) if not targets.is_floating_point() else targets
+        zero = torch.zeros_like(r)
+        log_constant = torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1) - math.log(2) * (y + r)
+        return Augmentation(SechRadial(y + r), log_constant, 0.5 * (y - r), zero, zero + 0.25, zero)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:
+        """Return p(y | f)."""
+        return NegativeBinomial(total_count=self.total_count, logits=function_samples)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> CompoundDistribution:
+        """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, quantile, sample."""
+        return CompoundDistribution(
+            self.forward,
+            function_dist.mean,
+            function_dist.variance,
+            log_prob=lambda y: self.augmentation(y).log_marginal(function_dist.mean, function_dist.variance),
+        )
+
+
+def _get_total_count(module: NegativeBinomialLogitLikelihood) -> Tensor:
+    return module.total_count
+
+
+def _set_total_count(module: NegativeBinomialLogitLikelihood, value: Tensor) -> None:
+    module.total_count = value

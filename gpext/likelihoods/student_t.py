@@ -1,0 +1,37 @@
+"""Student-t noise: robust regression with polynomial tails [GWO20 Tab. 1, JVV11]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gpext.augmentations import Augmentation, StudentTRadial
+from gpext.distributions import StudentT
+from gpext.likelihoods.super_gaussian import AdditiveNoiseLikelihood
+
+
+class StudentTLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.StudentTLikelihood):
+    r"""y = f + s t with t Student-t distributed; the class of the same name in gpytorch with accurate integrals.
+
+    :math:`p(y|f) = \frac{\Gamma((\nu+1)/2)}{\Gamma(\nu/2)\sqrt{\nu\pi}\,s} (1 + (y-f)^2 / (\nu s^2))^{-(\nu+1)/2}`
+
+    Parameters, constraints, priors and `state_dict` are gpytorch's: `noise` is the squared scale s^2 and `deg_free` is
+    nu, above 2 unless you pass `deg_free_constraint`. The predictive variance is infinite for nu <= 2, its mean
+    undefined for nu <= 1.
+    """
+
+    def _augmentation(self, targets: Tensor) -> Augmentation:
+        nu, noise = self.deg_free, self.noise
+        log_constant = (
+            torch.lgamma(0.5 * (nu + 1)) - torch.lgamma(0.5 * nu) - 0.5 * (nu.log() + math.log(math.pi) + noise.log())
+        )
+        zero = torch.zeros_like(noise)
+        return Augmentation(StudentTRadial(nu), log_constant, zero, center=targets, curvature=1 / noise, offset=zero)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> StudentT:
+        """Return p(y | f)."""
+        return StudentT(df=self.deg_free, loc=function_samples, scale=self.noise.sqrt())

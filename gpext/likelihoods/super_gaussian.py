@@ -1,0 +1,205 @@
+r"""Super-Gaussian likelihoods: the shared gpytorch shell, and the one built from phi alone [GWO20 Eq. 4].
+
+    p(y | f) = C e^{g(y) f} phi(h^2),     h^2 = alpha(y) - beta(y) f + gamma(y) f^2
+
+A subclass says which :class:`~gpext.augmentations.Augmentation` belongs to its targets and which distribution p(y | f)
+is; expectations, marginals, predictions and conjugate inference follow from these two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpext.augmentations import Augmentation, AutomaticRadial, check_completely_monotone
+from gpext.distributions import AdditiveNoisePredictive, CompoundDistribution, RadialNoise, log_normalizer
+from gpext.likelihoods.checks import check_targets
+
+
+class AugmentedLikelihood(Likelihood, ABC):
+    """A gpytorch likelihood with a scale-mixture augmentation: the base of every super-Gaussian likelihood.
+
+    Works elementwise on latent values of shape (..., N); of a multitask distribution (..., N, T) the T tasks share the
+    parameters and their log densities are summed, as gpytorch's multitask likelihoods do.
+    """
+
+    def augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the terms of the augmented likelihood for targets (..., N).
+
+        Raises:
+            TypeError: the targets are half precision.
+            ValueError: targets are not finite or outside the support.
+        """
+        check_targets(targets)
+        return self._augmentation(targets)
+
+    @abstractmethod
+    def _augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets known to be finite; a subclass checks its support here."""
+
+    def expected_log_prob(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Return E[log p(y | f)] under the marginals of function_dist, (..., N), exact to quadrature tolerance.
+
+        Raises:
+            TypeError: the targets are half precision.
+            ValueError: targets do not fit the latent distribution, are not finite, or are outside the support.
+        """
+        augmentation = self._fitting(observations, function_dist)
+        return _sum_tasks(
+            augmentation.expected_log_prob(function_dist.mean, function_dist.variance), function_dist
+        )
+
+    def log_marginal(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        r"""Return :math:`\log \int p(y_i | f) q(f) df` for each datum, (..., N), exact to quadrature tolerance.
+
+        Raises:
+            TypeError, ValueError: as :meth:`expected_log_prob`.
+        """
+        augmentation = self._fitting(observations, function_dist)
+        return _sum_tasks(augmentation.log_marginal(function_dist.mean, function_dist.variance), function_dist)
+
+    def augmented_bound(self, observations: Tensor, function_dist: MultivariateNormal) -> Tensor:
+        """Return the augmented lower bound on :meth:`expected_log_prob`, (..., N) [GWO20 App. A.4].
+
+        Raises:
+            TypeError, ValueError: as :meth:`expected_log_prob`.
+        """
+        augmentation = self._fitting(observations, function_dist)
+        return _sum_tasks(augmentation.bound(function_dist.mean, function_dist.variance), function_dist)
+
+    def _fitting(self, observations: Tensor, function_dist: MultivariateNormal) -> Augmentation:
+        shape = function_dist.mean.shape
+        try:
+            fits = torch.broadcast_shapes(observations.shape, shape)[-1:] == shape[-1:]
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"targets must broadcast against the latent function; got targets of shape "
+                f"{tuple(observations.shape)} and a latent distribution of shape {tuple(shape)}."
+            )
+        return self.augmentation(observations)
+
+
+def _sum_tasks(log_prob: Tensor, function_dist: MultivariateNormal) -> Tensor:
+    return log_prob.sum(-1) if isinstance(function_dist, MultitaskMultivariateNormal) else log_prob
+
+
+class AdditiveNoiseLikelihood(AugmentedLikelihood):
+    """y = f + noise with a symmetric density: its predictive distribution is a location mixture."""
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> AdditiveNoisePredictive:
+        """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, icdf, quantile, sample."""
+        return AdditiveNoisePredictive(
+            self.forward,
+            function_dist.mean,
+            function_dist.variance,
+            log_prob=lambda y: self.augmentation(y).log_marginal(function_dist.mean, function_dist.variance),
+        )
+
+
+class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
+    r"""A likelihood from a radial function alone; automatic differentiation and numerical inversion do the rest.
+
+    :math:`p(y|f) = C e^{g(y) f} \varphi(\alpha(y) - \beta(y) f + \gamma(y) f^2)` [GWO20 Eqs. 4, 5]. By default
+    :math:`h^2 = (y - f)^2`: additive noise with density C phi((y - f)^2), normalised numerically.
+
+    Args:
+        phi: completely monotone with phi(0) = 1, elementwise on a tensor of any shape. An `nn.Module` is registered,
+            so its parameters are learned with the others.
+        log_phi: log phi, where phi would underflow (e.g. exp(-sqrt r) beyond r = 5e5). Exactly one of the two.
+        potential: g(y); zero by default.
+        alpha, beta, gamma: the quadratic, functions of y; all three or none.
+        log_constant: log C(y), function of y. Required with a potential or a quadratic of your own.
+        conditional: f -> p(y | f) as a torch distribution. Needed for :meth:`forward` and predictions if the quadratic or
+            the potential are your own; additive noise has its own.
+
+    Raises:
+        ValueError: phi is not completely monotone or phi(0) is not 1 (the message names the order and the point); the
+            noise density cannot be normalised; the terms are incomplete.
+
+    Example:
+        >>> import torch
+        >>> likelihood = SuperGaussianLikelihood(phi=lambda r: torch.exp(-torch.sqrt(1 + r) + 1))
+        >>> likelihood.augmentation(torch.zeros(1)).radial.mean(torch.ones(1))
+        tensor([0.3536])
+    """
+
+    def __init__(
+        self,
+        phi: Callable[[Tensor], Tensor] | None = None,
+        *,
+        log_phi: Callable[[Tensor], Tensor] | None = None,
+        potential: Callable[[Tensor], Tensor] | None = None,
+        alpha: Callable[[Tensor], Tensor] | None = None,
+        beta: Callable[[Tensor], Tensor] | None = None,
+        gamma: Callable[[Tensor], Tensor] | None = None,
+        log_constant: Callable[[Tensor], Tensor] | None = None,
+        conditional: Callable[[Tensor], Distribution] | None = None,
+    ) -> None:
+        super().__init__()
+        given = [term is not None for term in (alpha, beta, gamma)]
+        if any(given) and not all(given):
+            raise ValueError("alpha, beta and gamma belong together: give all three or none of them.")
+        self._additive = not any(given) and potential is None
+        if not self._additive and log_constant is None:
+            raise ValueError(
+                "with your own potential or quadratic the normalising constant is not known: give log_constant, a "
+                "function of the targets (lambda y: torch.zeros_like(y) for an unnormalised one)."
+            )
+        self.phi, self.log_phi = phi, log_phi
+        self._radial = AutomaticRadial(phi, log_phi=log_phi)
+        check_completely_monotone(self._radial.evaluate)
+        self._potential, self._log_constant, self._conditional = potential, log_constant, conditional
+        self._alpha, self._beta, self._gamma = alpha, beta, gamma
+        if self._additive and log_constant is None:
+            self._normalizer()
+
+    def _normalizer(self) -> Tensor:
+        return log_normalizer(self._radial.evaluate)
+
+    def _augmentation(self, targets: Tensor) -> Augmentation:
+        zero, one = torch.zeros_like(targets), torch.ones_like(targets)
+        potential = self._potential(targets) if self._potential else zero
+        log_constant = self._log_constant(targets) if self._log_constant else self._normalizer().to(targets)
+        if self._alpha and self._beta and self._gamma:
+            quadratic = (self._alpha(targets), self._beta(targets), self._gamma(targets))
+            return Augmentation.from_quadratic(self._radial, log_constant, potential, *quadratic)
+        return Augmentation(self._radial, log_constant, potential, center=targets, curvature=one, offset=zero)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y | f).
+
+        Raises:
+            ValueError: the quadratic or the potential are your own and no `conditional` was given.
+        """
+        if self._conditional is not None:
+            return self._conditional(function_samples)
+        if not self._additive:
+            raise ValueError(
+                "p(y | f) as a distribution is not known for your own potential or quadratic: give `conditional`, a "
+                "function of f that returns a torch distribution."
+            )
+        return RadialNoise(function_samples, self._radial.evaluate)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> CompoundDistribution:
+        """Return p(y) at the marginals of function_dist as a distribution object."""
+        if self._additive:
+            return super().marginal(function_dist)
+        return CompoundDistribution(
+            self.forward,
+            function_dist.mean,
+            function_dist.variance,
+            log_prob=lambda y: self.augmentation(y).log_marginal(function_dist.mean, function_dist.variance),
+        )

@@ -1,0 +1,24 @@
+"""Condition a Gaussian process prior on Gaussian sites."""
+
+from gpext.posteriors.dense import DensePosterior, condition_dense
+from gpext.posteriors.inducing import (
+    InducingPosterior,
+    back_substitute,
+    condition_inducing,
+    cross_gradient,
+    inducing_gradient,
+    project,
+    whiten,
+)
+
+__all__ = [
+    "DensePosterior",
+    "InducingPosterior",
+    "back_substitute",
+    "condition_dense",
+    "condition_inducing",
+    "cross_gradient",
+    "inducing_gradient",
+    "project",
+    "whiten",
+]

@@ -1,0 +1,154 @@
+r"""Condition a dense Gaussian prior on Gaussian sites of any sign, without inverting K [JVV11 Sec. 4.1, R&W 3.5].
+
+    q(f) prop. to N(f | mu, K) prod_i exp(nu_i f_i - tau_i f_i^2 / 2) = N(m, V)
+    V = (K^-1 + T)^-1,   m = mu + V (nu - tau mu),   T = diag(tau)
+
+The sites are split by sign, T = P^2 - Q^2, and conditioned on in turn:
+
+    B1 = I + P K P = L1 L1',    W1 = L1^-1 P K,    V1 = K - W1' W1
+    B2 = I - Q V1 Q = L2 L2',   W2 = L2^-1 Q V1,   V  = V1 + W2' W2
+    log|I + K T| = log|B1| + log|B2|
+
+B1 is positive definite whatever K and P are, duplicates included; B2 failing means that V is not positive definite,
+which the result says. The second stage is skipped where no precision is negative. Everything is computed in float64,
+in O(N^3): one Cholesky and one triangular solve with N right-hand sides a stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
+from torch import Tensor
+
+from gpext.sites import GaussianSites
+
+
+@dataclass(frozen=True)
+class DensePosterior:
+    """A Gaussian prior over N latent values conditioned on N sites; float64.
+
+    `positive_definite` is False when no such posterior exists (too negative a precision, or a prior covariance that is
+    not positive semidefinite); every number is then meaningless.
+    """
+
+    prior_mean: Tensor  # (..., N)
+    prior_covariance: Tensor  # (..., N, N)
+    sites: GaussianSites
+    chol_positive: Tensor  # L1 (..., N, N)
+    whitened_positive: Tensor  # W1 (..., N, N)
+    chol_negative: Tensor | None  # L2
+    whitened_negative: Tensor | None  # W2
+    positive_definite: bool
+
+    @property
+    def mean(self) -> Tensor:
+        """The posterior mean (..., N)."""
+        return self.prior_mean + self._covariance_times(self._residual_shift)
+
+    @property
+    def variance(self) -> Tensor:
+        """The posterior marginal variances (..., N)."""
+        variance = self.prior_covariance.diagonal(dim1=-2, dim2=-1) - self.whitened_positive.square().sum(-2)
+        if self.whitened_negative is not None:
+            variance = variance + self.whitened_negative.square().sum(-2)
+        return variance
+
+    @property
+    def covariance(self) -> Tensor:
+        """The posterior covariance V (..., N, N)."""
+        covariance = self.prior_covariance - self.whitened_positive.mT @ self.whitened_positive
+        if self.whitened_negative is not None:
+            covariance = covariance + self.whitened_negative.mT @ self.whitened_negative
+        return covariance
+
+    @property
+    def log_det(self) -> Tensor:
+        """log|I + K T| (...)."""
+        log_det = 2 * self.chol_positive.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        if self.chol_negative is not None:
+            log_det = log_det + 2 * self.chol_negative.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return log_det
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        r"""The evidence of the sites, :math:`A = \log\int N(f|\mu,K) \prod_i t_i(f_i) df` (...).
+
+        With e = nu - tau mu: A = sum(nu mu - tau mu^2 / 2) + e' V e / 2 - log|I + K T| / 2.
+        """
+        mu, residual = self.prior_mean, self._residual_shift
+        at_mean = (self.sites.shift * mu - 0.5 * self.sites.precision * mu.square()).sum(-1)
+        return at_mean + 0.5 * (residual * self._covariance_times(residual)).sum(-1) - 0.5 * self.log_det
+
+    @property
+    def weights(self) -> Tensor:
+        """K^-1 (m - mu) = nu - tau m (..., N): what prediction at new inputs multiplies."""
+        return self.sites.shift - self.sites.precision * self.mean
+
+    def predict(self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor) -> MultivariateNormal:
+        """Return the posterior at S new inputs.
+
+        Args:
+            test_mean: (..., S) prior mean there.
+            cross_covariance: (..., N, S) prior covariance of the training and the new values.
+            test_covariance: (..., S, S) prior covariance there.
+        """
+        dtype = test_mean.dtype
+        cross = cross_covariance.double()
+        mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
+        root, negative = _sign_split(self.sites.precision)
+        reduced = torch.linalg.solve_triangular(self.chol_positive, root.unsqueeze(-1) * cross, upper=False)
+        covariance = test_covariance.double() - reduced.mT @ reduced
+        if self.chol_negative is not None:
+            remaining = cross - self.whitened_positive.mT @ reduced  # covariance of the two under V1
+            extra = torch.linalg.solve_triangular(self.chol_negative, negative.unsqueeze(-1) * remaining, upper=False)
+            covariance = covariance + extra.mT @ extra
+        return MultivariateNormal(mean.to(dtype), to_linear_operator(covariance.to(dtype)))
+
+    @property
+    def _residual_shift(self) -> Tensor:
+        return self.sites.shift - self.sites.precision * self.prior_mean
+
+    def _covariance_times(self, vector: Tensor) -> Tensor:
+        column = vector.unsqueeze(-1)
+        product = self.prior_covariance @ column - self.whitened_positive.mT @ (self.whitened_positive @ column)
+        if self.whitened_negative is not None:
+            product = product + self.whitened_negative.mT @ (self.whitened_negative @ column)
+        return product.squeeze(-1)
+
+
+def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: GaussianSites) -> DensePosterior:
+    """Condition N(prior_mean, prior_covariance) on sites; differentiable in all of them.
+
+    Args:
+        prior_mean: mu (..., N).
+        prior_covariance: K (..., N, N), symmetric positive semidefinite; may be singular.
+        sites: (..., N), of any sign.
+    """
+    prior_mean, covariance, sites = prior_mean.double(), prior_covariance.double(), sites.to(torch.float64)
+    root, negative = _sign_split(sites.precision)
+    chol_positive, whitened_positive, ok = _stage(covariance, root, sign=1)
+    chol_negative, whitened_negative = None, None
+    if bool(negative.any()):
+        remaining = covariance - whitened_positive.mT @ whitened_positive
+        chol_negative, whitened_negative, second_ok = _stage(remaining, negative, sign=-1)
+        ok = ok and second_ok
+    return DensePosterior(
+        prior_mean, covariance, sites, chol_positive, whitened_positive, chol_negative, whitened_negative, ok
+    )
+
+
+def _stage(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor, bool]:
+    """Return L with L L' = I + sign R C R, then L^-1 R C, and whether the factorisation succeeded."""
+    scaled = root.unsqueeze(-1) * covariance
+    inner = sign * scaled * root.unsqueeze(-2)
+    inner = inner + torch.eye(inner.size(-1), dtype=inner.dtype, device=inner.device)
+    chol, info = torch.linalg.cholesky_ex(inner)
+    return chol, torch.linalg.solve_triangular(chol, scaled, upper=False), bool((info == 0).all())
+
+
+def _sign_split(precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Return P and Q with precision = P^2 - Q^2, both nonnegative and one of them zero."""
+    return precision.clamp_min(0).sqrt(), (-precision).clamp_min(0).sqrt()

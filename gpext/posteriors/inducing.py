@@ -1,0 +1,136 @@
+r"""Condition an inducing-point prior on Gaussian sites, in whitened coordinates [GWO20 App. A.3, Titsias 2009].
+
+With K_zz = L L', u = mu_z + L v and p(v) = N(0, I), the data see f_i = mu_i + a_i' v + noise of variance k_ii - q_ii:
+
+    A = L^-1 K_zx                                (M x N, columns a_i),  q_ii = |a_i|^2
+    q(v) = N(Lambda^-1 eta, Lambda^-1)           natural parameters eta and Lambda = S^-1
+    Lambda* = I + A diag(tau) A'                 what the sites of all data make of them
+    eta*    = A (nu - tau mu)
+
+No inverse of K_zz or of Lambda is formed. A site's precision may be negative as long as Lambda is positive definite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gpext.sites import GaussianSites
+
+
+def whiten(inducing_covariance: Tensor, cross_covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return L (..., M, M) with L L' = K_zz, and A = L^-1 K_zx (..., M, N) in the dtype of K_zx.
+
+    The factorisation is made in float64.
+
+    Raises:
+        torch.linalg.LinAlgError: K_zz is not positive definite: raise the jitter or remove duplicate inducing points.
+    """
+    chol, info = torch.linalg.cholesky_ex(inducing_covariance.double())
+    if bool((info != 0).any()):
+        raise torch.linalg.LinAlgError(
+            f"the covariance of the {inducing_covariance.size(-1)} inducing points is not positive definite (leading "
+            f"minor {int(info.max())}); raise jitter_val or move inducing points apart."
+        )
+    factor = chol.to(cross_covariance.dtype)
+    return chol, torch.linalg.solve_triangular(factor, cross_covariance, upper=False)
+
+
+def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites) -> tuple[Tensor, Tensor]:
+    """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M)."""
+    residual = sites.shift - sites.precision * prior_mean
+    vector = (whitened @ residual.unsqueeze(-1)).squeeze(-1)
+    return vector, (whitened * sites.precision.unsqueeze(-2)) @ whitened.mT
+
+
+@dataclass(frozen=True)
+class InducingPosterior:
+    """q(v) = N(mean, (C C')^-1) over the whitened inducing values."""
+
+    mean: Tensor  # (..., M)
+    chol_precision: Tensor  # C (..., M, M), lower
+
+    def marginals(self, whitened: Tensor, prior_mean: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of q(f_i) (..., N), the Nystrom term k_ii - q_ii included.
+
+        Args:
+            whitened: A (..., M, N).
+            prior_mean: mu (..., N).
+            prior_variance: k_ii (..., N).
+        """
+        mean = prior_mean + (whitened.mT @ self.mean.to(whitened.dtype).unsqueeze(-1)).squeeze(-1)
+        chol = self.chol_precision.to(whitened.dtype)
+        reduced = torch.linalg.solve_triangular(chol, whitened, upper=False)
+        return mean, prior_variance - whitened.square().sum(-2) + reduced.square().sum(-2)
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """S = Lambda^-1 (..., M, M), the inverse of a matrix whose eigenvalues are at least one for positive sites."""
+        return torch.cholesky_inverse(self.chol_precision)
+
+    @property
+    def divergence_from_prior(self) -> Tensor:
+        """KL(q(v) || N(0, I)) = (|m_v|^2 + tr S - M + log|Lambda|) / 2 (...)."""
+        log_det = 2 * self.chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        trace = self.covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return 0.5 * (self.mean.square().sum(-1) + trace - self.mean.size(-1) + log_det)
+
+
+def condition_inducing(natural_vector: Tensor, precision: Tensor) -> InducingPosterior:
+    """Return q(v) from its natural parameters eta (..., M) and Lambda (..., M, M); float64.
+
+    Raises:
+        torch.linalg.LinAlgError: the precision is not positive definite.
+    """
+    chol, info = torch.linalg.cholesky_ex(precision.double())
+    if bool((info != 0).any()):
+        raise torch.linalg.LinAlgError(
+            "the precision of q(u) is not positive definite: a site precision is too negative, or the parameters were "
+            "moved by an optimiser other than a natural-gradient step. Lower the rate or work in float64."
+        )
+    mean = torch.cholesky_solve(natural_vector.double().unsqueeze(-1), chol).squeeze(-1)
+    return InducingPosterior(mean, chol)
+
+
+def back_substitute(chol: Tensor, posterior: InducingPosterior, dtype: torch.dtype) -> Tensor:
+    """Return L^-T [I - S, m_v] (..., M, M + 1): what :func:`cross_gradient` multiplies, one solve for all blocks."""
+    complement = -posterior.covariance
+    complement.diagonal(dim1=-2, dim2=-1).add_(1)
+    stacked = torch.cat([complement, posterior.mean.unsqueeze(-1)], -1)
+    return torch.linalg.solve_triangular(chol.mT, stacked, upper=True).to(dtype)
+
+
+def cross_gradient(back: Tensor, whitened: Tensor, mean_gradient: Tensor, precision: Tensor) -> Tensor:
+    r"""Return dF/dK_zx (..., M, N) of F = sum_i F_i(m_i, v_i) at fixed q(v).
+
+    m_i = mu_i + a_i' m_v and v_i = k_ii - |a_i|^2 + a_i' S a_i give G_A = dF/dA = m_v g' + (I - S) A T with
+    g_i = dF_i/dm_i and tau_i = -2 dF_i/dv_i, and dF/dK_zx = L^-T G_A. (dF/dk_ii = -tau_i / 2 and dF/dmu_i = g_i.)
+
+    Args:
+        back: L^-T [I - S, m_v] of :func:`back_substitute`.
+        whitened: A (..., M, N).
+        mean_gradient: g (..., N).
+        precision: tau (..., N).
+    """
+    return (back[..., :-1] @ whitened) * precision.unsqueeze(-2) + back[..., -1:] * mean_gradient.unsqueeze(-2)
+
+
+def inducing_gradient(chol: Tensor, posterior: InducingPosterior, vector: Tensor, gram: Tensor) -> Tensor:
+    r"""Return dF/dK_zz = -sym(L^-T Phi(G_A A') L^-1) (..., M, M), Phi: halve the diagonal, drop what is above it.
+
+    G_A A' = m_v (A g)' + (I - S) A T A' comes from sums over the data that the site update has at hand.
+
+    Args:
+        chol: L (..., M, M), float64.
+        posterior: q(v).
+        vector: A g (..., M), float64.
+        gram: A diag(tau) A' (..., M, M), float64.
+    """
+    inner = (posterior.mean.unsqueeze(-1) @ vector.unsqueeze(-2) + gram - posterior.covariance @ gram).tril()
+    inner.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    left = torch.linalg.solve_triangular(chol.mT, inner, upper=True)
+    right = torch.linalg.solve_triangular(chol, left, upper=False, left=False)
+    return -0.5 * (right + right.mT)

@@ -1,0 +1,6 @@
+"""Variational strategies for gpytorch's ApproximateGP, and the bounds that eliminate their q(u)."""
+
+from gpext.variational.collapsed_bound import CollapsedBound
+from gpext.variational.site_variational_strategy import SiteVariationalStrategy
+
+__all__ = ["CollapsedBound", "SiteVariationalStrategy"]

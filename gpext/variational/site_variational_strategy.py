@@ -1,0 +1,158 @@
+r"""A gpytorch variational strategy whose q(u) is updated in closed form from Gaussian sites [GWO20 App. A.3].
+
+With a minibatch of B of the N data, s = N / B, and the sites (nu, tau) at its current marginals,
+
+    eta    <- (1 - rho) eta    + rho s A (nu - tau mu)
+    Lambda <- (1 - rho) Lambda + rho (I + s A diag(tau) A')
+
+in the whitened coordinates of :mod:`gpext.posteriors.inducing`. This is the natural-gradient step of size rho on the
+augmented bound: gpytorch's NGD(lr=rho) on :class:`gpext.mlls.AugmentedELBO` moves q(u) to the same place, and rho = 1 on
+all the data is exact coordinate ascent.
+"""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.models import ApproximateGP
+from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
+from torch import Tensor
+
+from gpext.inference import augmented_sites, require_augmentation
+from gpext.likelihoods import AugmentedLikelihood
+from gpext.posteriors import InducingPosterior, condition_inducing, project, whiten
+from gpext.sites import GaussianSites
+
+
+class SiteVariationalStrategy(VariationalStrategy):
+    """gpytorch's whitened `VariationalStrategy` with a closed-form :meth:`update` of q(u).
+
+    Use it in any `ApproximateGP`; predictions, `kl_divergence`, `state_dict` and every gpytorch objective work as with
+    its parent. q(u) is a `NaturalVariationalDistribution`, so gpytorch's NGD can also train it.
+
+    Args:
+        model: the ApproximateGP this belongs to (pass `self`).
+        inducing_points: Z, (..., M, d).
+        variational_distribution: q(u); a `NaturalVariationalDistribution` of the shape of Z by default.
+        learn_inducing_locations: whether Z is a parameter.
+        jitter_val: added to the diagonal of K_zz and to the prior variances; gpytorch's default (1e-4 in float32, 1e-6
+            in float64) if None.
+
+    Raises:
+        TypeError: the variational distribution has no natural parameters.
+    """
+
+    def __init__(
+        self,
+        model: ApproximateGP,
+        inducing_points: Tensor,
+        variational_distribution: NaturalVariationalDistribution | None = None,
+        learn_inducing_locations: bool = True,
+        jitter_val: float | None = None,
+    ) -> None:
+        if inducing_points.dim() == 1:
+            inducing_points = inducing_points.unsqueeze(-1)
+        if variational_distribution is None:
+            variational_distribution = NaturalVariationalDistribution(
+                inducing_points.size(-2), batch_shape=inducing_points.shape[:-2], mean_init_std=0.0
+            ).to(inducing_points)
+        if not isinstance(variational_distribution, NaturalVariationalDistribution):
+            raise TypeError(
+                "SiteVariationalStrategy updates natural parameters: expected a NaturalVariationalDistribution (or None "
+                f"for the default), got {type(variational_distribution).__name__}."
+            )
+        super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
+
+    @torch.no_grad()
+    def update(
+        self,
+        x: Tensor,
+        y: Tensor,
+        likelihood: AugmentedLikelihood,
+        rate: float = 1.0,
+        num_data: int | None = None,
+    ) -> GaussianSites:
+        """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
+
+        Args:
+            x: inputs (..., B, d).
+            y: targets (..., B).
+            likelihood: any likelihood with an augmentation.
+            rate: rho in (0, 1].
+            num_data: N, if (x, y) is a minibatch; their number by default.
+
+        Returns:
+            The sites of these data, at the marginals before the step.
+
+        Raises:
+            TypeError: the likelihood has no augmentation, or half precision.
+            ValueError: bad data or rate. q(u) is unchanged after any error.
+            torch.linalg.LinAlgError: K_zz or the updated precision is not positive definite.
+        """
+        require_augmentation(likelihood)
+        if not 0 < rate <= 1:
+            raise ValueError(f"rate must be in (0, 1]; got {rate}.")
+        self._check_batch(x, y, num_data)
+        cross, prior_variance, prior_mean = self.cross_blocks(x)
+        _, whitened = whiten(self.inducing_covariance(), cross)
+        mean, variance = self.posterior().marginals(whitened, prior_mean, prior_variance)
+        sites = augmented_sites(likelihood.augmentation(y), mean, variance)
+        scale = (num_data or x.size(-2)) / x.size(-2)
+        vector, gram = project(whitened, prior_mean, sites)
+        self.move(scale * vector, scale * gram, rate)
+        return sites
+
+    def inducing_covariance(self) -> Tensor:
+        """Return K_zz + jitter I (..., M, M), in the autograd graph."""
+        covariance = self.model.forward(self.inducing_points).lazy_covariance_matrix
+        return covariance.add_jitter(self.jitter_val).to_dense()
+
+    def cross_blocks(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return K_zx (..., M, N), the prior variances k_ii + jitter (..., N) and the prior mean mu_i (..., N).
+
+        They are what the model's `forward` says, in the autograd graph.
+        """
+        inducing_points = self.inducing_points
+        if inducing_points.shape[:-2] != x.shape[:-2]:
+            x, inducing_points = self._expand_inputs(x, inducing_points)
+        size = inducing_points.size(-2)
+        prior = self.model.forward(torch.cat([inducing_points, x], dim=-2))
+        covariance = prior.lazy_covariance_matrix
+        cross = covariance[..., :size, size:].to_dense()
+        variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + self.jitter_val
+        return cross, variance, prior.mean[..., size:]
+
+    def posterior(self) -> InducingPosterior:
+        """Return q(v) of the whitened inducing values, initialising it to the prior if it is new.
+
+        Raises:
+            torch.linalg.LinAlgError: its precision is not positive definite.
+        """
+        distribution = self._variational_distribution
+        if not self.variational_params_initialized.item():
+            distribution.initialize_variational_distribution(self.prior_distribution)
+            self.variational_params_initialized.fill_(1)
+        return condition_inducing(distribution.natural_vec, -2 * distribution.natural_mat)
+
+    @torch.no_grad()
+    def move(self, vector: Tensor, gram: Tensor, rate: float) -> None:
+        """Set eta <- (1 - rate) eta + rate vector and Lambda <- (1 - rate) Lambda + rate (I + gram)."""
+        distribution = self._variational_distribution
+        target = -0.5 * gram.to(distribution.natural_mat.dtype)
+        target.diagonal(dim1=-2, dim2=-1).sub_(0.5)
+        distribution.natural_vec.lerp_(vector.to(distribution.natural_vec.dtype), rate)
+        distribution.natural_mat.lerp_(target, rate)
+        self._clear_cache()
+
+    @staticmethod
+    def _check_batch(x: Tensor, y: Tensor, num_data: int | None) -> None:
+        if x.dim() < 2 or y.dim() < 1 or x.size(-2) != y.size(-1):
+            raise ValueError(
+                f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(y.shape)}."
+            )
+        if y.size(-1) == 0:
+            raise ValueError("the batch is empty: an update needs at least one datum.")
+        if num_data is not None and num_data < y.size(-1):
+            raise ValueError(f"num_data ({num_data}) is smaller than the batch ({y.size(-1)}).")
+        if not bool(x.isfinite().all()):
+            index = tuple((~x.isfinite()).nonzero()[0].tolist())
+            raise ValueError(f"inputs must be finite; got {x[index].item()} at index {index}.")
