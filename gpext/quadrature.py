@@ -3,15 +3,19 @@
     expectation:      E[g] = int g(f) N(f | m, v) df
     log_expectation:  log E[e^l] = log int exp(l(f)) N(f | m, v) df,   wholly in log space
 
-The adaptive rule is Gauss-Kronrod 7-15 on panels, in the standardised coordinate z = (f - m) / sqrt(v). Every datum has its own panels but all data have
-equally many, so `function` sees f of shape (Q, *shape) and broadcasts against its targets. Panels start graded geometrically towards the knots (a likelihood
-that is 1e-9 as wide as the Gaussian is still seen, at its target) and towards the mean; each round a datum bisects its worst panels, and its range grows while
-an end panel carries mass. The error of a panel is QUADPACK's [Piessens et al. 1983, QUADPACK, section 2.2.3.1]; the tolerance is relative to int |g| N.
+The adaptive rule is Gauss-Kronrod 7-15 on panels, in the standardised coordinate z = (f - m) / sqrt(v). Every datum has
+its own panels but all data have equally many, so `function` sees f of shape (Q, *shape) and broadcasts against its
+targets. Panels start graded geometrically towards the knots (a likelihood 1e-9 times as wide as the Gaussian is still
+seen, at its target) and towards the mean; each round a datum bisects its worst panels, and its range grows while an end
+panel carries mass. The error of a panel is QUADPACK's [Piessens et al. 1983, QUADPACK, section 2.2.3.1]; the tolerance
+is relative to int |g| N.
 
-Derivatives: nodes are placed without autograd and then frozen in f; the frozen sum is evaluated once more with autograd, where N(f | m, v) alone carries the
-derivative in m and v. A kink in g is therefore harmless. In float64 the derivative in m (in v) carries rounding noise of about 1e-16 |g| / sd (1e-16 |g| / v).
+Derivatives: nodes are placed without autograd and then frozen in f; the frozen sum is evaluated once more with
+autograd, where N(f | m, v) alone carries the derivative in m and v. A kink in g is therefore harmless. In float64 the
+derivative in m (in v) carries rounding noise of about 1e-16 |g| / sd (1e-16 |g| / v).
 
-Memory: some 120 nodes a datum without knots, 500 with one knot, in float64, times N, a few times over. Slice the data to bound it.
+Memory: some 180 nodes a datum without knots, 500 to 1000 with one knot, times N, in float64, a few times over. Slice
+the data to bound it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Gauss-Kronrod 7-15: abscissae on [0, 1] (odd positions, from 0, are Gauss-7's), Kronrod weights, Gauss weights [QUADPACK, qk15].
+# Gauss-Kronrod 7-15 on [0, 1] [QUADPACK, qk15]: abscissae (every second one, from index 1, is Gauss-7's), then weights.
 _ABSCISSAE = (
     0.991455371120812639206854697526329,
     0.949107912342758524526189684047851,
@@ -54,13 +58,14 @@ _GAUSS = (
     0.381830050505118944950369775488975,
     0.417959183673469387755102040816327,
 )
-_CORE_EDGES = (0.0, 2.5, 5.0, 8.0, 12.0)  # panel edges about the mean in sd: beyond 12 a Gaussian has 2e-33
+_CORE_EDGES = (0.0, 1.2, 2.5, 4.0, 6.0, 8.5, 12.0)  # panel edges about the mean in sd: beyond 12 a Gaussian has 2e-33
 _REACH = _CORE_EDGES[-1]
 _FINEST = 1e-9  # smallest initial panel at a knot, in sd
 _GRADING = 8.0  # ratio of neighbouring panels next to a knot
 _MAX_LADDER = (
     24  # panels on one side of a knot; a knot that is very far away gets a steeper ladder instead of a longer one
 )
+_EPSILON = torch.finfo(torch.float64).eps
 _MAX_SPLITS = 16  # panels bisected per datum and round
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -86,9 +91,11 @@ class QuadratureResult:
     Attributes:
         value: (*shape) the integral, or its logarithm.
         error: (*shape) estimated absolute error of `value`; inf or nan where the integrand is not finite.
-        resolved: (*shape) bool, whether the tolerance was reached.
+        resolved: (*shape) bool, whether the error is within the tolerance, or within the rounding of f and of the
+            exponent that no rule can avoid (a function 1e-9 wide is known to 1e-7 at f = 1); `error` includes it.
         nodes: (Q, *shape) float64 nodes f of the frozen rule.
-        log_weights: (Q, *shape) float64 logarithms of its weights, the Gaussian density included: value = sum_q exp(log_weights_q) g(nodes_q).
+        log_weights: (Q, *shape) float64 logarithms of its weights, the Gaussian density included:
+            value = sum_q exp(log_weights_q) g(nodes_q).
         num_evaluations: evaluations of the function per datum.
         num_rounds: rounds of refinement.
         status: the worst outcome over the data.
@@ -120,7 +127,7 @@ def expectation(
         function: maps f (Q, *shape), float64, to values broadcastable to (Q, *shape); elementwise in f.
         mean: means of the Gaussians.
         variance: their variances, zero allowed.
-        knots: where the function has a kink or a feature much narrower than the Gaussian, e.g. the target of a likelihood.
+        knots: where the function has a kink or a feature much narrower than the Gaussian, e.g. a likelihood's target.
         relative_tolerance: accepted error over E|function(f)|; default 1e-10 in float64, 1e-6 in float32.
         absolute_tolerance: accepted error whatever E|function(f)| is.
         max_rounds: rounds of refinement before a `QuadratureWarning`.
@@ -131,8 +138,15 @@ def expectation(
     Raises:
         ValueError: mean, variance or knots are not finite, or variance is negative.
     """
-    tolerances = {"relative_tolerance": relative_tolerance, "absolute_tolerance": absolute_tolerance}
-    result = integrate(function, mean, variance, knots=knots, max_rounds=max_rounds, **tolerances)
+    result = integrate(
+        function,
+        mean,
+        variance,
+        knots=knots,
+        relative_tolerance=relative_tolerance,
+        absolute_tolerance=absolute_tolerance,
+        max_rounds=max_rounds,
+    )
     return _warned(result)
 
 
@@ -145,9 +159,10 @@ def log_expectation(
     relative_tolerance: float | None = None,
     max_rounds: int = 40,
 ) -> Tensor:
-    """Log E[exp(log_function(f))] for f ~ N(mean, variance), elementwise, without underflow however far the mass is from the mean.
+    """Log E[exp(log_function(f))] for f ~ N(mean, variance), elementwise; no underflow however far the mass lies.
 
-    Arguments, result and errors are those of `expectation`; the tolerance is relative to E[exp(log_function(f))], so absolute for its logarithm.
+    Arguments, result and errors are those of `expectation`. The tolerance is relative to E[exp(log_function(f))], so
+    absolute for its logarithm.
     """
     result = integrate(
         log_function,
@@ -172,7 +187,7 @@ def integrate(
     absolute_tolerance: float = 0.0,
     max_rounds: int = 40,
 ) -> QuadratureResult:
-    """`expectation` (or `log_expectation` if log_space) as a result with its error estimate, rule and status; never warns.
+    """`expectation` (`log_expectation` if log_space) as a result with its error estimate, rule and status; never warns.
 
     The rule serves for further expectations under the same weight, e.g. the moments of a tilted distribution:
     `(result.log_weights + log_function(result.nodes)).softmax(0)` are probabilities of the nodes.
@@ -187,14 +202,16 @@ def integrate(
     with torch.no_grad():
         sd = variance.sqrt()
         centres = _standardised_knots(knots, mean, sd)
-        panels = _Panels.start(function, mean, sd, log_space, _initial_edges(centres, mean, log_space))
+        panels = _Panels(function, mean, sd, log_space, _initial_edges(centres, mean, log_space))
         num_rounds = 0
         while num_rounds < max_rounds and panels.refine(relative_tolerance, absolute_tolerance):
             num_rounds += 1
-        total, error, allowed = panels.totals(relative_tolerance, absolute_tolerance)
+        shift, rows = panels.common()
+        total, error, noise, allowed = panels.totals(rows, relative_tolerance, absolute_tolerance)
         resolved = error <= allowed
-        z, widths = panels.freeze(relative_tolerance, allowed)
-        value = panels.shift + total.log() if log_space else total
+        error = error + noise
+        z, widths = panels.freeze(rows, relative_tolerance, allowed)
+        value = shift + total.log() if log_space else total
         if log_space:
             error = torch.where(total > 0, error / total, error)
         nodes = mean + sd * z
@@ -221,7 +238,10 @@ def _hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def gauss_hermite(
     num_nodes: int, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Nodes and weights (num_nodes,) with sum_q w_q g(x_q) = E[g(x)], x ~ N(0, 1), for polynomials of degree < 2 num_nodes; weights sum to 1."""
+    """Nodes and weights, each (num_nodes,), with sum_q w_q g(x_q) = E[g(x)] for x ~ N(0, 1).
+
+    Exact for polynomials of degree < 2 num_nodes, computed in float64; the weights sum to 1.
+    """
     if num_nodes < 1:
         raise ValueError(f"num_nodes must be at least 1; got {num_nodes}.")
     # Only the arrays are cached: a tensor made inside inference_mode could not be used for training later.
@@ -241,8 +261,9 @@ def _warned(result: QuadratureResult) -> Tensor:
         missed = ~result.resolved
         worst = result.error[missed].nan_to_num(nan=math.inf).max().item()
         warnings.warn(
-            f"{int(missed.sum())} of {missed.numel()} integrals did not reach the tolerance after {result.num_rounds} rounds; "
-            f"worst estimated error {worst:.1e}, first at index {tuple(missed.nonzero()[0].tolist())}. Remedy: {result.status.value}.",
+            f"{int(missed.sum())} of {missed.numel()} integrals did not reach the tolerance after "
+            f"{result.num_rounds} rounds; worst estimated error {worst:.1e}, first at index "
+            f"{tuple(missed.nonzero()[0].tolist())}. Remedy: {result.status.value}.",
             QuadratureWarning,
             stacklevel=3,
         )
@@ -259,7 +280,7 @@ def _standardised_knots(knots: Tensor | None, mean: Tensor, sd: Tensor) -> Tenso
 
 
 def _initial_edges(centres: Tensor, mean: Tensor, log_space: bool) -> Tensor:  # (E, *shape), increasing along dim 0
-    """Edges about the mean, and ladders towards each knot, all in z; duplicates make empty panels, which are harmless."""
+    """Edges about the mean and ladders towards each knot, in z; duplicates make empty panels, which are harmless."""
     column = (-1,) + (1,) * mean.dim()
     core = mean.new_tensor(_CORE_EDGES)
     core = torch.cat([-core[1:].flip(0), core]).view(column).expand(-1, *mean.shape)
@@ -286,35 +307,26 @@ def _initial_edges(centres: Tensor, mean: Tensor, log_space: bool) -> Tensor:  #
 
 
 class _Panels:
-    """The panels of all data, with their integrals relative to exp(shift) (shift = 0 outside log space)."""
+    """The panels of all data, in z, with what the rule says of each, as multiples of the panel's own exp(peak)."""
 
-    def __init__(self, function: Function, mean: Tensor, sd: Tensor, log_space: bool) -> None:
+    def __init__(self, function: Function, mean: Tensor, sd: Tensor, log_space: bool, edges: Tensor) -> None:
         self.function, self.mean, self.sd, self.log_space = function, mean, sd, log_space
+        self.rounding = (mean / sd).abs().nan_to_num(0.0, 0.0)  # (*shape) eps times this is the rounding of f, in z
         column = (-1,) + (1,) * (mean.dim() + 1)
         rule = [mean.new_tensor(values) for values in (_ABSCISSAE, _KRONROD, _GAUSS)]
         self.abscissae = torch.cat([-rule[0], rule[0][:-1].flip(0)]).view(column)  # increasing
         self.kronrod = torch.cat([rule[1], rule[1][:-1].flip(0)]).view(column)
         self.gauss = torch.cat([rule[2], rule[2][:-1].flip(0)]).view(column)
         self.num_evaluations = 0
-        self.shift = torch.full_like(mean, -math.inf) if log_space else torch.zeros_like(mean)
-        empty = mean.new_zeros((0, *mean.shape))
-        self.left = self.right = self.integral = self.magnitude = self.error = empty  # (P, *shape)
+        self.left, self.right = edges[:-1], edges[1:]  # (P, *shape)
+        self.rows = self._evaluate(self.left, self.right)  # (6, P, *shape)
 
-    @classmethod
-    def start(cls, function: Function, mean: Tensor, sd: Tensor, log_space: bool, edges: Tensor) -> _Panels:
-        panels = cls(function, mean, sd, log_space)
-        left, right = edges[:-1], edges[1:]
-        panels._append(left, right, panels._evaluate(left, right))
-        return panels
-
-    def _append(self, left: Tensor, right: Tensor, estimates: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _append(self, left: Tensor, right: Tensor, rows: Tensor) -> None:
         self.left, self.right = torch.cat([self.left, left]), torch.cat([self.right, right])
-        self.integral = torch.cat([self.integral, estimates[0]])
-        self.magnitude = torch.cat([self.magnitude, estimates[1]])
-        self.error = torch.cat([self.error, estimates[2]])
+        self.rows = torch.cat([self.rows, rows], dim=1)
 
-    def _evaluate(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # each (P, *shape)
-        """Integral, integral of the absolute value, and error estimate of new panels; raises `shift` to the new peak."""
+    def _evaluate(self, left: Tensor, right: Tensor) -> Tensor:  # (6, P, *shape)
+        """Integral, its absolute value's, error and rounding noise over exp(peak); log of hidden mass; peak."""
         half = (right - left) / 2
         z = (left + right) / 2 + half * self.abscissae  # (15, P, *shape)
         f = (self.mean + self.sd * z).flatten(0, 1)
@@ -322,33 +334,33 @@ class _Panels:
         self.num_evaluations += f.shape[0]
         exponent = -0.5 * z.square() - _LOG_SQRT_2PI
         if self.log_space:
-            exponent = torch.where(half > 0, exponent + values, -math.inf)
-            reference = self._raise_shift(exponent.flatten(0, 1).amax(0))
-            terms = (exponent - reference).exp()
+            exponent = exponent + values
+            peak = exponent.amax(0)
+            terms = (exponent - torch.where(peak.isfinite(), peak, 0.0)).exp()
         else:
             density = exponent.exp()
             terms = torch.where(density > 0, density * values, 0.0)  # 0 * inf far in the tail is 0
+            peak = torch.zeros_like(half)
         integral = (self.kronrod * terms).sum(0)
+        magnitude = (self.kronrod * terms.abs()).sum(0)
         difference = (integral - (self.gauss * terms[1::2]).sum(0)).abs()
         spread = (self.kronrod * (terms - integral / 2).abs()).sum(0)
-        scaled = torch.where(spread > 0, (200 * difference / spread).pow(1.5).clamp(max=1), 0.0)
-        error = half * (spread * scaled)
+        scaled = spread * torch.where(spread > 0, (200 * difference / spread).pow(1.5).clamp(max=1), 0.0)
+        # Rounding: of f, by eps |f|, and of the exponent, by eps times its parts. No bisection removes it.
+        noise = terms.diff(dim=0).abs().sum(0) * (z.abs().amax(0) + self.rounding) / half
         if self.log_space:
-            error = error + self._unseen_climb(exponent - reference, half)
-        magnitude = half * (self.kronrod * terms.abs()).sum(0)
-        integral = half * integral
-        return tuple(torch.where(half > 0, x, 0.0) for x in (integral, magnitude, error))  # type: ignore[return-value]
+            size = torch.where(terms > 0, values.abs() + 0.5 * z.square(), 0.0)
+            noise = noise + (self.kronrod * terms * size).sum(0)
+        noise = _EPSILON * noise
+        error = torch.where(difference <= 4 * noise, difference, scaled)
+        hidden = self._hidden(exponent) + half.log() if self.log_space else torch.full_like(half, -math.inf)
+        rows = torch.cat([half * torch.stack([integral, magnitude, error, noise]), torch.stack([hidden, peak])])
+        empty = rows.new_tensor([0.0, 0.0, 0.0, 0.0, -math.inf, -math.inf]).view((6,) + (1,) * half.dim())
+        return torch.where(half > 0, rows, empty)
 
-    def _raise_shift(self, peak: Tensor) -> Tensor:  # (*shape)
-        """Rescale the stored panels to a new common factor exp(shift); returns the shift, 0 where nothing has mass yet."""
-        shift = torch.where(peak.isfinite(), torch.maximum(self.shift, peak), self.shift)
-        factor = torch.where(self.shift.isfinite(), (self.shift - shift).exp(), 0.0)
-        self.integral, self.magnitude, self.error = (x * factor for x in (self.integral, self.magnitude, self.error))
-        self.shift = shift
-        return torch.where(shift.isfinite(), shift, 0.0)
-
-    def _unseen_climb(self, exponent: Tensor, half: Tensor) -> Tensor:  # (P, *shape)
-        """Mass that may hide between a panel's outermost node and its edge.
+    @staticmethod
+    def _hidden(exponent: Tensor) -> Tensor:  # (P, *shape)
+        """Log of the mass, over the half-width, that may hide between a panel's outermost nodes and its edges.
 
         A panel far wider than a bump at its edge would report a tiny value and a tiny error. If the exponent, continued
         linearly from the two outermost nodes, climbs by more than 2 to the edge, the panel is hundreds of e-foldings
@@ -356,46 +368,58 @@ class _Panels:
         """
         gap = 1 - _ABSCISSAE[0]
         slope = gap / (_ABSCISSAE[0] - _ABSCISSAE[1])
-        unseen = torch.zeros_like(half)
+        hidden = torch.full_like(exponent[0], -math.inf)
         for outer, inner in ((exponent[0], exponent[1]), (exponent[-1], exponent[-2])):
             climb = slope * (outer - inner)
-            unseen = unseen + torch.where(climb > 2, gap * half * (outer + climb).clamp(max=0).exp(), 0.0)
-        return unseen
+            hidden = torch.where(climb > 2, torch.maximum(hidden, outer + climb), hidden)
+        return hidden + math.log(gap)
 
-    def _end_masses(self) -> tuple[Tensor, Tensor]:  # (*shape) each
+    def common(self) -> tuple[Tensor, Tensor]:
+        """The common exponent (*shape), 0 outside log space, and the first four rows over its exponential."""
+        hidden, peak = self.rows[4], self.rows[5]
+        if not self.log_space:
+            return torch.zeros_like(self.mean), self.rows[:4]
+        top = peak.amax(0)
+        finite_top = torch.where(top.isfinite(), top, 0.0)
+        integral, magnitude, error, noise = self.rows[:4] * (peak - finite_top).exp()
+        # A continuation may overshoot by far; cut at the highest node it still marks the panel as the worst.
+        half = (self.right - self.left) / 2
+        error = error + torch.minimum((hidden - finite_top).exp(), half)
+        return top, torch.stack([integral, magnitude, error, noise])
+
+    def _end_masses(self, rows: Tensor) -> tuple[Tensor, Tensor]:  # (*shape) each
         """Mass of the leftmost and of the rightmost panel: what lies beyond the range is of that order."""
-        mass = torch.where(self.right > self.left, self.magnitude + self.error, 0.0)
+        mass = torch.where(self.right > self.left, rows[1] + rows[2], 0.0)
         below = torch.where(self.left <= self.left.amin(0), mass, 0.0).sum(0)
         above = torch.where(self.right >= self.right.amax(0), mass, 0.0).sum(0)
         return below, above
 
-    def totals(self, relative_tolerance: float, absolute_tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Integral, its error and the allowed error, (*shape) each."""
-        below, above = self._end_masses()
-        allowed = (relative_tolerance * self.magnitude.sum(0)).clamp(min=absolute_tolerance)
-        return self.integral.sum(0), self.error.sum(0) + below + above, allowed
+    def totals(self, rows: Tensor, relative: float, absolute: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Integral, its error, its rounding noise, and the allowed error, (*shape) each."""
+        integral, magnitude, error, noise = rows.sum(1)
+        below, above = self._end_masses(rows)
+        allowed = torch.maximum((relative * magnitude).clamp(min=absolute), 2 * noise)
+        return integral, error + below + above, noise, allowed
 
-    def refine(self, relative_tolerance: float, absolute_tolerance: float) -> bool:
+    def refine(self, relative: float, absolute: float) -> bool:
         """Bisect the worst panels and extend the range where it cuts mass; False if there is nothing left to do."""
-        _, error, allowed = self.totals(relative_tolerance, absolute_tolerance)
-        active = (error > allowed) & error.isfinite()
+        _, rows = self.common()
+        _, total_error, _, allowed = self.totals(rows, relative, absolute)
+        active = (total_error > allowed) & total_error.isfinite()
         if not bool(active.any()):
             return False
-        below, above = self._end_masses()
+        error = rows[2]
+        below, above = self._end_masses(rows)
         lower, upper = self.left.amin(0), self.right.amax(0)
-        num_panels = self.left.shape[0]
-        num_splits = min(int(((self.error > allowed / num_panels) & active).sum(0).max()), _MAX_SPLITS)
+        num_splits = min(int(((error > allowed / error.shape[0]) & active).sum(0).max()), _MAX_SPLITS)
         if num_splits > 0:
-            worst = self.error.topk(num_splits, dim=0).indices  # (B, *shape)
+            worst = error.topk(num_splits, dim=0).indices  # (B, *shape)
             left, right = self.left.gather(0, worst), self.right.gather(0, worst)
             middle = (left + right) / 2
             halves = self._evaluate(torch.cat([left, middle]), torch.cat([middle, right]))
             self.right = self.right.scatter(0, worst, middle)
-            first, second = zip(*(x.split(num_splits) for x in halves), strict=True)
-            self.integral = self.integral.scatter(0, worst, first[0])
-            self.magnitude = self.magnitude.scatter(0, worst, first[1])
-            self.error = self.error.scatter(0, worst, first[2])
-            self._append(middle, right, second)
+            self.rows = self.rows.scatter(1, worst.expand(6, *worst.shape), halves[:, :num_splits])
+            self._append(middle, right, halves[:, num_splits:])
         grow_below, grow_above = (active & (mass > 0.1 * allowed) for mass in (below, above))
         if bool((grow_below | grow_above).any()):
             span = upper - lower
@@ -404,19 +428,20 @@ class _Panels:
             self._append(left, right, self._evaluate(left, right))
         return True
 
-    def freeze(self, relative_tolerance: float, allowed: Tensor) -> tuple[Tensor, Tensor]:  # (Q, *shape) each
+    def freeze(self, rows: Tensor, relative: float, allowed: Tensor) -> tuple[Tensor, Tensor]:  # (Q, *shape) each
         """Nodes z and weights of the panels that matter, equally many for all data."""
         num_panels = self.left.shape[0]
-        weight = self.magnitude + self.error
+        weight = rows[1] + rows[2]
         keep = weight > 1e-3 * allowed / num_panels
         if not self.log_space:
             # A function may vanish where its derivative does not: keep what matters to the Gaussian as well.
             nearest = torch.maximum(self.left, -self.right).clamp(min=0)
             bound = (self.right - self.left) * (-0.5 * nearest.square()).exp()
-            keep = keep | (bound > 1e-3 * relative_tolerance / num_panels)
+            keep = keep | (bound > 1e-3 * relative / num_panels)
         keep = keep & (self.right > self.left)
         weight = torch.where(keep, weight.nan_to_num(nan=math.inf), -1.0)
-        order = weight.topk(max(int(keep.sum(0).max()), 1) if keep.numel() else 1, dim=0).indices
+        num_kept = max(int(keep.sum(0).max()), 1) if keep.numel() > 0 else 1
+        order = weight.topk(num_kept, dim=0).indices
         chosen = keep.gather(0, order)
         # Padding repeats the best panel with zero weight: an empty panel could sit on a kink, where autograd gives nan.
         order = torch.where(chosen, order, order[:1])
