@@ -144,13 +144,13 @@ class GPyTorchLearner:
     def likelihood_parameters(self) -> dict[str, float]:
         """Noise and degrees of freedom, where the likelihood has them."""
         names = ("noise", "deg_free")
-        return {name: float(getattr(self.likelihood, name)) for name in names if hasattr(self.likelihood, name)}
+        return {name: getattr(self.likelihood, name).item() for name in names if hasattr(self.likelihood, name)}
 
     def hyperparameters(self) -> dict[str, Any]:
         """Kernel and likelihood parameters."""
         kernel = self.model.covar_module
         return {
-            "outputscale": float(kernel.outputscale),
+            "outputscale": kernel.outputscale.item(),
             "lengthscale": kernel.base_kernel.lengthscale.detach().flatten().tolist(),
             **self.likelihood_parameters(),
         }

@@ -1,8 +1,8 @@
 """Milliseconds of one training step of each method, beside the floor that its linear algebra sets.
 
-The floor is what no sparse variational step can avoid in float arithmetic: the distances by one product, the exponential
-of an M x B matrix, one M x M Cholesky factor, two triangular solves and two products of size M x M x B. Methods and
-floor take turns (A B C A B C ...), so the ratios hold even when the machine's speed drifts.
+The floor is what no sparse variational step can avoid: the distances by one product, the exponential of an M x B
+matrix, one M x M Cholesky factor, two triangular solves and two products of size M x M x B. Methods and floor take
+turns (A B C A B C ...), so the ratios hold even when the machine's speed drifts.
 
     OMP_NUM_THREADS=1 python -m benchmarks.step_time --output benchmarks/results/step_time.json
 """
