@@ -323,8 +323,8 @@ def report(results: Mapping[str, Any]) -> str:
         if row.ratio is not None and row.least_ratio:  # neither without gpext nor where gpext did not arrive itself
             ratio = f"{row.ratio:.1f}" if math.isfinite(row.ratio) else f"> {row.least_ratio:.1f}"
         lines.append(
-            f"| {' | '.join(map(str, row.cell))} | {row.best:.4f} | {row.label} | {seconds} | {ratio} | {row.final:.4f} "
-            f"| {row.error:.4f} | {row.failures} of {row.num_runs} |"
+            f"| {' | '.join(map(str, row.cell))} | {row.best:.4f} | {row.label} | {seconds} | {ratio} "
+            f"| {row.final:.4f} | {row.error:.4f} | {row.failures} of {row.num_runs} |"
         )
     return "\n".join(lines)
 

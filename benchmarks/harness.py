@@ -276,14 +276,13 @@ class Recorder:
 
     def trace(self) -> Trace:
         """The run so far."""
-        seconds, steps, error, log_density = ([row[k] for row in self._rows] for k in range(4))
         return Trace(
             status=self._status,
             message=self._message,
-            seconds=seconds,
-            steps=steps,
-            error=error,
-            log_density=log_density,
+            seconds=[row[0] for row in self._rows],
+            steps=[row[1] for row in self._rows],
+            error=[row[2] for row in self._rows],
+            log_density=[row[3] for row in self._rows],
             hyperparameters=self._hyperparameters,
             num_steps=self.num_steps,
             train_seconds=self.elapsed,

@@ -315,4 +315,4 @@ def test_step_timer(capsys, tmp_path):
     milliseconds = json.loads(output.read_text())["cells"][0]["milliseconds"]
     assert set(milliseconds) >= {"floor", "adam", "ngd"}
     assert all(np.isfinite(value) and value > 0 for value in milliseconds.values())
-    assert "student_t" in capsys.readouterr().out
+    assert "laplace" in capsys.readouterr().out
