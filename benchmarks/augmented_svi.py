@@ -347,7 +347,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num-inducing", type=int, default=200)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float64")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads; set OMP_NUM_THREADS alike")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/augmented_svi.json"))
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/augmented_svi.json, or ..._quick.json")
     parser.add_argument("--redo", nargs="+", choices=sorted(METHODS), default=[], help="forget these methods' runs")
     parser.add_argument("--report-only", action="store_true", help="print the table of --output and stop")
     return parser.parse_args(arguments)
@@ -356,6 +356,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, then print the table."""
     args = parse(arguments)
+    if args.output is None:
+        args.output = Path("benchmarks/results") / f"augmented_svi{'_quick' if args.quick else ''}.json"
     if args.report_only:
         print(report(json.loads(args.output.read_text(encoding="utf-8"))))
         return 0

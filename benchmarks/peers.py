@@ -184,7 +184,8 @@ PEERS: dict[str, Method] = {
     "ngd": Method(
         run=_run,
         options={"lr": 0.01, "natural_lr": 0.1},
-        grid=tuple({"lr": lr, "natural_lr": rate} for lr in (0.01, 0.03) for rate in (0.03, 0.1, 0.3, 1.0)),
+        # 0.01 because small minibatches need a small natural step: at 100 points 0.1 stalls or breaks down
+        grid=tuple({"lr": lr, "natural_lr": rate} for lr in (0.01, 0.03) for rate in (0.01, 0.03, 0.1, 0.3, 1.0)),
         learner=GPyTorchLearner,
     ),
 }

@@ -6,7 +6,7 @@ For a latent marginal ``q(f) = N(m, s^2)`` and a conditional density ``p(y | f)`
 
 The integral is cut into panels whose edges follow both factors: steps of ``1.5 s`` about ``m``, a geometric ladder
 about the place where ``p(y | f)`` may have a kink or a narrow peak, and a line between the two for what is far from
-both. Each panel has 12 Gauss-Legendre nodes; the sum is taken in log space, so far outliers do not underflow.
+both. Each panel has 10 Gauss-Legendre nodes; the sum is taken in log space, so far outliers do not underflow.
 Gauss-Hermite rules cannot serve here: 20 nodes miss a noise scale well below ``s``.
 """
 
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NODES, WEIGHTS = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(12))
+NODES, WEIGHTS = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(10))
 REACH = 9.0  # standard deviations; exp(-REACH^2 / 2) is 3e-18
 LADDER = torch.cat([torch.zeros(1, dtype=torch.float64), 2.0 ** torch.arange(-1, 12, dtype=torch.float64)])
 
