@@ -1,0 +1,193 @@
+"""The data sets of the benchmarks, split and standardised the same way for every method.
+
+A set is read from ``$GPEXT_DATA/FILE.csv.gz`` (one header row, targets last, an optional first column ``split``) when
+that folder is given, otherwise its public original is downloaded through scikit-learn, which keeps its own cache.
+Sets without an original that scikit-learn can fetch need the folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TEST_FRACTION = 0.1
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Standardised training and test data in float64.
+
+    Attributes:
+        name: Key in :data:`SOURCES`.
+        task: ``"regression"`` (targets standardised with the training mean and scale) or ``"binary"`` (targets 0, 1).
+        train_x: (N, d)
+        train_y: (N,)
+        test_x: (N*, d)
+        test_y: (N*,)
+        target_mean: Subtracted from the regression targets; 0 for a binary task.
+        target_scale: The regression targets were divided by it; 1 for a binary task. A log density in original
+            units is the standardised one minus ``log(target_scale)``.
+    """
+
+    name: str
+    task: str
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    target_mean: float
+    target_scale: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """A raw data set: features (N, d), targets (N,), and its usual split (N,) with 1 for test rows, if it has one."""
+
+    features: np.ndarray
+    targets: np.ndarray
+    is_test: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from and which of its columns is the target."""
+
+    task: str
+    file: str | None
+    target: str = "y"
+    positive: float | None = None  # the class that counts as 1 when the file has more than two
+    fetch: Callable[[], Table] | None = None
+
+
+def _openml(data_id: int, positive: str | None = None) -> Callable[[], Table]:
+    def fetch() -> Table:
+        from sklearn.datasets import fetch_openml
+
+        features, targets = fetch_openml(data_id=data_id, as_frame=False, return_X_y=True)
+        targets = targets == positive if positive is not None else targets
+        return Table(np.asarray(features, float), np.asarray(targets, float))
+
+    return fetch
+
+
+def _covtype() -> Table:
+    """Every 50th row after the 15120 class-balanced ones, lodgepole pine (class 2 of 1..7) against the rest."""
+    from sklearn.datasets import fetch_covtype
+
+    features, targets = fetch_covtype(return_X_y=True)
+    return Table(np.asarray(features[15120::50], float), np.asarray(targets[15120::50] == 2, float))
+
+
+def _synthetic(binary: bool) -> Callable[[], Table]:
+    """A smooth surface in 4 dimensions with heavy-tailed noise or logit labels: for tests, and where no data are."""
+
+    def draw() -> Table:
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((1200, 4))
+        f = 2 * np.sin(1.5 * x[:, 0]) + x[:, 1] * x[:, 2]
+        if binary:
+            return Table(x, (rng.random(len(x)) < 1 / (1 + np.exp(-2 * f))).astype(float))
+        return Table(x, f + 0.3 * rng.standard_t(3, len(x)))
+
+    return draw
+
+
+SOURCES: dict[str, Source] = {
+    "protein": Source("regression", "protein_casp", fetch=_openml(44963)),
+    "airline": Source("regression", "airline_delay_nyc13", target="y_delay"),
+    "boston": Source("regression", "boston_housing", fetch=_openml(531)),
+    # The first 20000 rows of the original are not a sample of it: 15120 of them are balanced over 7 classes (14 % of
+    # class 1), the rest come from one region (79 %). The systematic sample keeps the natural 49 %, so it is the one
+    # used, although it is smaller; the two overlap and are not combined.
+    "covtype": Source("binary", "covtype_every50th", positive=1, fetch=_covtype),
+    "susy": Source("binary", "susy_21k"),
+    "magic": Source("binary", "magic04", fetch=_openml(1120, positive="g")),
+    "heart": Source("binary", "heart_cleveland"),
+    "heart_statlog": Source("binary", "heart_statlog", fetch=_openml(53, positive="present")),
+    "synthetic_regression": Source("regression", None, fetch=_synthetic(binary=False)),
+    "synthetic_binary": Source("binary", None, fetch=_synthetic(binary=True)),
+}
+
+
+def _read(path: Path, target: str, positive: float | None) -> Table:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        names = file.readline().strip().split(",")
+        values = np.loadtxt(file, delimiter=",", dtype=float, ndmin=2)
+    features = [i for i, c in enumerate(names) if c not in ("split", "y") and not c.startswith("y_")]
+    targets = values[:, names.index(target)]
+    if positive is not None:
+        targets = (targets == positive).astype(float)
+    is_test = values[:, names.index("split")] == 1 if "split" in names else None
+    return Table(values[:, features], targets, is_test)
+
+
+def _raw(name: str, source: Source) -> Table:
+    folder = os.environ.get("GPEXT_DATA")
+    if source.file is None:
+        assert source.fetch is not None
+        return source.fetch()
+    if folder:
+        path = Path(folder) / f"{source.file}.csv.gz"
+        if not path.is_file():
+            raise FileNotFoundError(f"GPEXT_DATA has no {path.name}, which the data set {name!r} needs.")
+        return _read(path, source.target, source.positive)
+    remedy = f"Set GPEXT_DATA to a folder that has {source.file}.csv.gz."
+    if source.fetch is None:
+        raise FileNotFoundError(f"The data set {name!r} has no original that scikit-learn can download. {remedy}")
+    try:
+        return source.fetch()
+    except Exception as error:
+        raise FileNotFoundError(f"The original of the data set {name!r} could not be downloaded. {remedy}") from error
+
+
+def load(name: str, *, seed: int = 0, max_train: int | None = None) -> Dataset:
+    """Read, split and standardise one data set.
+
+    Args:
+        name: A key of :data:`SOURCES`.
+        seed: Chooses which tenth of the rows is the test part, unless the set brings a split of its own.
+        max_train: Keep at most so many training rows, for quick runs; the standardisation uses the kept rows.
+
+    Returns:
+        The data in float64. Features that are constant on the training part are dropped.
+
+    Raises:
+        ValueError: The name is unknown.
+        FileNotFoundError: The data are neither in ``$GPEXT_DATA`` nor could they be downloaded.
+    """
+    if name not in SOURCES:
+        raise ValueError(f"unknown data set {name!r}; expected one of {sorted(SOURCES)}.")
+    source = SOURCES[name]
+    raw = _raw(name, source)
+    order = np.random.default_rng(seed).permutation(len(raw.targets))
+    if raw.is_test is None:
+        num_test = round(TEST_FRACTION * len(order))
+        train, test = order[num_test:], order[:num_test]
+    else:
+        train, test = order[~raw.is_test[order]], np.flatnonzero(raw.is_test)
+    train = train[:max_train]
+
+    centre, scale = raw.features[train].mean(0), raw.features[train].std(0)
+    kept = scale > 0
+    x = (raw.features[:, kept] - centre[kept]) / scale[kept]
+    mean, spread = 0.0, 1.0
+    if source.task == "regression":
+        mean, spread = float(raw.targets[train].mean()), float(raw.targets[train].std())
+    y = (raw.targets - mean) / spread
+    return Dataset(
+        name=name,
+        task=source.task,
+        train_x=torch.from_numpy(x[train]),
+        train_y=torch.from_numpy(y[train]),
+        test_x=torch.from_numpy(x[test]),
+        test_y=torch.from_numpy(y[test]),
+        target_mean=mean,
+        target_scale=spread,
+    )

@@ -1,0 +1,6 @@
+"""The registry of methods that the benchmarks compare; gpext's own entry is called ``gpext``."""
+
+from benchmarks.harness import Method
+from benchmarks.peers import PEERS
+
+METHODS: dict[str, Method] = {**PEERS}

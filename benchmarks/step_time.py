@@ -1,0 +1,188 @@
+"""Milliseconds of one training step of each method, beside the floor that its linear algebra sets.
+
+The floor is what no sparse variational step can avoid: the distances by one product, the exponential of an M x B
+matrix, one M x M Cholesky factor, two triangular solves and two products of size M x M x B. Methods and floor take
+turns (A B C A B C ...), so the ratios hold even when the machine's speed drifts.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.step_time --output benchmarks/results/step_time.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from tqdm import tqdm
+
+from benchmarks.augmented_svi import machine, package_versions, write_atomically
+from benchmarks.harness import LIKELIHOODS, Initial, Learner, Problem
+from benchmarks.methods import METHODS
+
+
+def synthetic_problem(likelihood: str, *, num_data: int, dimension: int, num_inducing: int, seed: int = 0) -> Problem:
+    """Data whose only purpose is their size: a sine surface with noise of the right kind."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_data, dimension, generator=generator, dtype=torch.float64)
+    f = torch.sin(1.5 * x[:, 0]) + 0.5 * x[:, 1]
+    uniform = torch.rand(num_data, generator=generator, dtype=torch.float64)
+    y = (uniform < torch.sigmoid(2 * f)).double() if likelihood == "logit" else f + 0.3 * torch.logit(uniform, eps=1e-6)
+    return Problem(
+        dataset="synthetic",
+        likelihood=likelihood,
+        train_x=x,
+        train_y=y,
+        test_x=x[:10],
+        test_y=y[:10],
+        inducing_points=x[torch.randperm(num_data, generator=generator)[:num_inducing]],
+        initial=Initial(lengthscale=math.sqrt(dimension)),
+    )
+
+
+def floor_step(problem: Problem, *, batch_size: int, dtype: torch.dtype) -> Callable[[], object]:
+    """The linear algebra alone: one call does the floor's operations and nothing else."""
+    z = problem.inducing_points.to(dtype)
+    x = problem.train_x[:batch_size].to(dtype)
+    num = len(z)
+    squares_z, squares_x = z.square().sum(-1), x.square().sum(-1)
+    k_zz = torch.exp(-0.5 * torch.cdist(z, z).square()) + torch.eye(num, dtype=dtype)
+
+    def step() -> object:
+        distance = torch.addmm(squares_z[:, None] + squares_x, z, x.T, alpha=-2.0)  # (M, B)
+        k_zx = distance.mul_(-0.5).exp_()
+        factor = torch.linalg.cholesky(k_zz)
+        a = torch.linalg.solve_triangular(factor, k_zx, upper=False)
+        b = torch.linalg.solve_triangular(factor.T, a, upper=True)
+        return k_zz @ b, a @ k_zx.T
+
+    return step
+
+
+def measure(
+    *,
+    likelihood: str,
+    batch_size: int,
+    dtype: torch.dtype,
+    num_data: int,
+    dimension: int,
+    num_inducing: int,
+    num_rounds: int,
+    methods: Sequence[str],
+) -> dict[str, float]:
+    """Median milliseconds of each contestant, ``floor`` among them.
+
+    A learner that breaks down numerically (stock NGD with a Student-t likelihood does) starts afresh: the time of a
+    step is asked for here, not whether the steps lead anywhere.
+    """
+    problem = synthetic_problem(likelihood, num_data=num_data, dimension=dimension, num_inducing=num_inducing)
+    x, y = problem.train_x.to(dtype), problem.train_y.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    floor = floor_step(problem, batch_size=batch_size, dtype=dtype)
+
+    def make_learner(name: str) -> Learner:
+        make = METHODS[name].learner
+        assert make is not None
+        return make(problem, seed=0, dtype=dtype, **METHODS[name].options)
+
+    learners = {name: make_learner(name) for name in methods}
+
+    times: dict[str, list[float]] = {name: [] for name in ["floor", *learners]}
+    for turn in range(num_rounds + 3):
+        index = torch.randint(num_data, (batch_size,), generator=generator)
+        batch = x[index], y[index]
+        for name in times:
+            start = time.perf_counter()
+            try:
+                if name == "floor":
+                    floor()
+                else:
+                    learners[name].step(*batch)
+            except (NotPSDError, NanError, torch.linalg.LinAlgError):
+                learners[name] = make_learner(name)
+                continue
+            if turn >= 3:  # the first rounds warm caches and allocators
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def report(results: Mapping[str, Any]) -> str:
+    """A markdown table: milliseconds, and in brackets the ratio to the floor."""
+    names = list(dict.fromkeys(name for cell in results["cells"] for name in cell["milliseconds"]))
+    lines = [
+        f"Milliseconds a step (ratio to the floor) on {results['machine']['cpu']}, {results['threads']} threads; "
+        f"N = {results['num_data']}, d = {results['dimension']}, M = {results['num_inducing']}.",
+        "",
+        "| likelihood | type | batch | " + " | ".join(names) + " |",
+        "| --- | --- | ---: |" + " ---: |" * len(names),
+    ]
+    for cell in results["cells"]:
+        times = cell["milliseconds"]
+        values = [f"{times[n]:.2f} ({times[n] / times['floor']:.1f})" if n in times else "" for n in names]
+        lines.append(f"| {cell['likelihood']} | {cell['dtype']} | {cell['batch_size']} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every combination, print the table, write the file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    timed = [name for name, method in METHODS.items() if method.learner is not None]
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, a few seconds")
+    parser.add_argument("--methods", nargs="+", choices=timed, default=timed)
+    parser.add_argument("--likelihoods", nargs="+", choices=LIKELIHOODS, default=["laplace"])
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], default=["float64", "float32"])
+    parser.add_argument("--batch-size", nargs="+", type=int, default=[100, 1000])
+    parser.add_argument("--num-data", type=int, default=50_000)
+    parser.add_argument("--dimension", type=int, default=10)
+    parser.add_argument("--num-inducing", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=None)
+    args = parser.parse_args(arguments)
+    if args.quick:
+        args.num_data, args.num_inducing, args.rounds = 2000, 20, 3
+    torch.set_num_threads(args.threads)
+
+    combinations = [(k, t, b) for k in args.likelihoods for t in args.dtypes for b in args.batch_size]
+    cells = []
+    for likelihood, dtype, batch_size in tqdm(combinations, disable=None):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)  # jitter added to a Cholesky factor
+            milliseconds = measure(
+                likelihood=likelihood,
+                batch_size=batch_size,
+                dtype=getattr(torch, dtype),
+                num_data=args.num_data,
+                dimension=args.dimension,
+                num_inducing=args.num_inducing,
+                num_rounds=args.rounds,
+                methods=args.methods,
+            )
+        cells.append({"likelihood": likelihood, "dtype": dtype, "batch_size": batch_size, "milliseconds": milliseconds})
+    results = {
+        "machine": machine(),
+        "versions": package_versions(),
+        "threads": args.threads,
+        "num_data": args.num_data,
+        "dimension": args.dimension,
+        "num_inducing": args.num_inducing,
+        "cells": cells,
+    }
+    if args.output is not None:
+        write_atomically(args.output, results)
+    print(report(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
