@@ -249,6 +249,20 @@ def gauss_hermite(
     return torch.tensor(nodes, dtype=dtype, device=device), torch.tensor(weights, dtype=dtype, device=device)
 
 
+def gauss_legendre(
+    num_nodes: int, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights, each (num_nodes,), with sum_q w_q g(x_q) = int_0^1 g(x) dx.
+
+    Exact for polynomials of degree < 2 num_nodes, computed in float64.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    return (
+        torch.tensor(0.5 * (nodes + 1), dtype=dtype, device=device),
+        torch.tensor(0.5 * weights, dtype=dtype, device=device),
+    )
+
+
 def _require(tensor: Tensor, valid: Tensor, expected: str) -> None:
     if bool(valid.all()):
         return

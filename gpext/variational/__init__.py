@@ -1,6 +1,6 @@
 """Variational strategies for gpytorch's ApproximateGP, and the bounds that eliminate their q(u)."""
 
 from gpext.variational.collapsed_bound import CollapsedBound
-from gpext.variational.site_variational_strategy import SiteVariationalStrategy
+from gpext.variational.site_variational_strategy import SiteVariationalStrategy, check_batch
 
-__all__ = ["CollapsedBound", "SiteVariationalStrategy"]
+__all__ = ["CollapsedBound", "SiteVariationalStrategy", "check_batch"]

@@ -34,6 +34,7 @@ from gpext.posteriors import (
     whiten,
 )
 from gpext.sites import GaussianSites
+from gpext.variational.bound_gradients import push_back
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
 
 
@@ -55,7 +56,7 @@ class _Block:
 
 
 class CollapsedBound:
-    """L(theta; w) over fixed data, its gradient accumulated into the parameters' `.grad`.
+    """L(theta; w) over fixed data, with its derivatives in the hyperparameters and the likelihood's parameters.
 
     Args:
         strategy: the variational strategy of the model; :meth:`commit` writes its q(u).
@@ -88,7 +89,7 @@ class CollapsedBound:
         """Return L (...), float64, at the current parameters.
 
         Args:
-            gradient: add the derivatives of L, summed over batches, to the parameters' `.grad`.
+            gradient: add the derivatives of the loss -L / N, summed over batches, to the parameters' `.grad`.
             refresh: update w first; otherwise L is taken at the w of the last evaluation.
 
         Raises:
@@ -112,7 +113,7 @@ class CollapsedBound:
             if refresh:
                 self._refresh(block, posterior)
         if gradient and inducing_covariance.requires_grad:
-            derivative = inducing_gradient(chol, posterior, vector, gram)
+            derivative = inducing_gradient(chol, posterior, vector, gram) / -self.num_data
             inducing_covariance.backward(derivative.to(inducing_covariance.dtype))
         return value
 
@@ -170,19 +171,13 @@ class CollapsedBound:
                 + terms.radial.log_phi(block.tilt)
             )
             if gradient:
+                weight = -1 / self.num_data
                 cross, prior_variance, prior_mean = self.strategy.cross_blocks(block.x)
-                _backward(
-                    (cross, cross_gradient(back, block.whitened, mean_gradient, sites.precision)),
-                    (prior_variance, -0.5 * sites.precision),
-                    (prior_mean, mean_gradient),
-                    (expected, torch.ones_like(expected)),
+                push_back(
+                    (cross, weight * cross_gradient(back, block.whitened, mean_gradient, sites.precision)),
+                    (prior_variance, -0.5 * weight * sites.precision),
+                    (prior_mean, weight * mean_gradient),
+                    (expected, torch.full_like(expected, weight)),
                 )
         return expected.detach().double().sum(-1), vector
 
-
-def _backward(*pairs: tuple[Tensor, Tensor]) -> None:
-    """Push each gradient back through its tensor, if that depends on a parameter."""
-    live = [(tensor, gradient) for tensor, gradient in pairs if tensor.requires_grad]
-    if live:
-        tensors, gradients = zip(*live, strict=True)
-        torch.autograd.backward(tensors, gradients)

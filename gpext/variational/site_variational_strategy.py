@@ -12,15 +12,18 @@ all the data is exact coordinate ascent.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.inference import augmented_sites, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import InducingPosterior, condition_inducing, project, whiten
-from gpext.sites import GaussianSites
+from gpext.variational.bound_gradients import PriorBlocks, backpropagate, local_terms
 
 
 class SiteVariationalStrategy(VariationalStrategy):
@@ -62,7 +65,6 @@ class SiteVariationalStrategy(VariationalStrategy):
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
 
-    @torch.no_grad()
     def update(
         self,
         x: Tensor,
@@ -70,7 +72,9 @@ class SiteVariationalStrategy(VariationalStrategy):
         likelihood: AugmentedLikelihood,
         rate: float = 1.0,
         num_data: int | None = None,
-    ) -> GaussianSites:
+        *,
+        gradient: Literal["augmented", "exact"] | None = None,
+    ) -> Tensor:
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
@@ -79,27 +83,43 @@ class SiteVariationalStrategy(VariationalStrategy):
             likelihood: any likelihood with an augmentation.
             rate: rho in (0, 1].
             num_data: N, if (x, y) is a minibatch; their number by default.
+            gradient: also add the derivatives of the loss -ELBO / N, at q(u) before the step, to the `.grad` of the
+                hyperparameters and the likelihood's parameters, from the same kernel evaluation. The ELBO has the
+                augmented bound or the exact expectation of log p(y | f); None leaves `.grad` alone.
 
         Returns:
-            The sites of these data, at the marginals before the step.
+            The augmented bound per datum before the step, (...); with `gradient="exact"` the exact ELBO.
 
         Raises:
             TypeError: the likelihood has no augmentation, or half precision.
             ValueError: bad data or rate. q(u) is unchanged after any error.
-            torch.linalg.LinAlgError: K_zz or the updated precision is not positive definite.
+            torch.linalg.LinAlgError: K_zz or the precision of q(u) is not positive definite.
         """
         require_augmentation(likelihood)
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be in (0, 1]; got {rate}.")
-        self._check_batch(x, y, num_data)
-        cross, prior_variance, prior_mean = self.cross_blocks(x)
-        _, whitened = whiten(self.inducing_covariance(), cross)
-        mean, variance = self.posterior().marginals(whitened, prior_mean, prior_variance)
-        sites = augmented_sites(likelihood.augmentation(y), mean, variance)
-        scale = (num_data or x.size(-2)) / x.size(-2)
-        vector, gram = project(whitened, prior_mean, sites)
+        check_batch(x, y, num_data)
+        num_data = num_data or y.size(-1)
+        scale = num_data / y.size(-1)
+        with torch.set_grad_enabled(gradient is not None):
+            prior = self.prior_blocks(x)
+        with torch.no_grad():
+            chol, whitened = whiten(prior.inducing_covariance, prior.cross_covariance)
+            posterior = self.posterior()
+            mean, variance = posterior.marginals(whitened, prior.mean, prior.variance)
+            sites = augmented_sites(likelihood.augmentation(y), mean, variance)
+            vector, gram = project(whitened, prior.mean, sites)
+        value = local_terms(likelihood, y, mean, variance, exact=gradient == "exact", gradient=gradient is not None)
+        if gradient is not None:
+            backpropagate(prior, chol, whitened, posterior, value, weight=-scale / num_data)
         self.move(scale * vector, scale * gram, rate)
-        return sites
+        return (scale * value.total - posterior.divergence_from_prior) / num_data
+
+    def prior_blocks(self, x: Tensor) -> PriorBlocks:
+        """Return the prior at Z and x as the model's `forward` says, in the autograd graph; see :class:`PriorBlocks`."""
+        covariance, mean, size = self._joint_prior(x)
+        inducing = covariance[..., :size, :size].add_jitter(self.jitter_val).to_dense()
+        return PriorBlocks(inducing, *self._cross_blocks(covariance, mean, size))
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
@@ -107,19 +127,20 @@ class SiteVariationalStrategy(VariationalStrategy):
         return covariance.add_jitter(self.jitter_val).to_dense()
 
     def cross_blocks(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return K_zx (..., M, N), the prior variances k_ii + jitter (..., N) and the prior mean mu_i (..., N).
+        """Return K_zx (..., M, N), k_ii + jitter (..., N) and mu_i (..., N), in the autograd graph."""
+        return self._cross_blocks(*self._joint_prior(x))
 
-        They are what the model's `forward` says, in the autograd graph.
-        """
+    def _joint_prior(self, x: Tensor) -> tuple[LinearOperator, Tensor, int]:
         inducing_points = self.inducing_points
         if inducing_points.shape[:-2] != x.shape[:-2]:
             x, inducing_points = self._expand_inputs(x, inducing_points)
-        size = inducing_points.size(-2)
         prior = self.model.forward(torch.cat([inducing_points, x], dim=-2))
-        covariance = prior.lazy_covariance_matrix
+        return prior.lazy_covariance_matrix, prior.mean, inducing_points.size(-2)
+
+    def _cross_blocks(self, covariance: LinearOperator, mean: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         cross = covariance[..., :size, size:].to_dense()
         variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + self.jitter_val
-        return cross, variance, prior.mean[..., size:]
+        return cross, variance, mean[..., size:]
 
     def posterior(self) -> InducingPosterior:
         """Return q(v) of the whitened inducing values, initialising it to the prior if it is new.
@@ -143,16 +164,17 @@ class SiteVariationalStrategy(VariationalStrategy):
         distribution.natural_mat.lerp_(target, rate)
         self._clear_cache()
 
-    @staticmethod
-    def _check_batch(x: Tensor, y: Tensor, num_data: int | None) -> None:
-        if x.dim() < 2 or y.dim() < 1 or x.size(-2) != y.size(-1):
-            raise ValueError(
-                f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(y.shape)}."
-            )
-        if y.size(-1) == 0:
-            raise ValueError("the batch is empty: an update needs at least one datum.")
-        if num_data is not None and num_data < y.size(-1):
-            raise ValueError(f"num_data ({num_data}) is smaller than the batch ({y.size(-1)}).")
-        if not bool(x.isfinite().all()):
-            index = tuple((~x.isfinite()).nonzero()[0].tolist())
-            raise ValueError(f"inputs must be finite; got {x[index].item()} at index {index}.")
+
+def check_batch(x: Tensor, y: Tensor, num_data: int | None = None) -> None:
+    """Raise ValueError unless x (..., B, d) and y (..., B) are a nonempty batch of finite inputs and as many targets."""
+    if x.dim() < 2 or y.dim() < 1 or x.size(-2) != y.size(-1):
+        raise ValueError(
+            f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    if y.size(-1) == 0:
+        raise ValueError("the batch is empty: at least one datum is needed.")
+    if num_data is not None and num_data < y.size(-1):
+        raise ValueError(f"num_data ({num_data}) is smaller than the batch ({y.size(-1)}).")
+    if not bool(x.isfinite().all()):
+        index = tuple((~x.isfinite()).nonzero()[0].tolist())
+        raise ValueError(f"inputs must be finite; got {x[index].item()} at index {index}.")
