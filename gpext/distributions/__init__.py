@@ -1,0 +1,17 @@
+"""Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
+
+from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.matern32 import Matern32
+from gpext.distributions.radial_noise import RadialNoise, log_normalizer
+from gpext.distributions.with_cdf import NegativeBinomial, Poisson, StudentT
+
+__all__ = [
+    "AdditiveNoisePredictive",
+    "CompoundDistribution",
+    "Matern32",
+    "NegativeBinomial",
+    "Poisson",
+    "RadialNoise",
+    "StudentT",
+    "log_normalizer",
+]

@@ -1,0 +1,265 @@
+"""The predictive distribution p(y) = int p(y | f) N(f | m, v) df of a likelihood, as a distribution object.
+
+Density, cumulative distribution function and moments are one-dimensional integrals, done by `gpext.quadrature`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+from gpytorch.distributions import Distribution
+from torch import Tensor
+from torch.distributions import biject_to, constraints
+
+from gpext.quadrature import QuadratureWarning, expectation, log_expectation
+
+_CDF_TOLERANCE = 1e-12  # relative; the quantile inherits it
+_MAX_DOUBLINGS = 1000
+_MAX_NEWTON_STEPS = 200
+
+Conditional = Callable[[Tensor], torch.distributions.Distribution]
+
+
+class CompoundDistribution(Distribution):
+    """p(y) = int p(y | f) N(f | mean, variance) df for scalar y, elementwise over the batch.
+
+    Pickling and copying need a `conditional` (and `knots`, `log_prob`) that can be pickled: not a lambda.
+
+    Args:
+        conditional: maps f to p(y | f), with batch shape that of f and event shape ().
+        mean: (*batch) means of the latent f.
+        variance: (*batch) its variances, zero allowed.
+        knots: maps a value (*shape) to places f (J, *shape) where p(value | f) has a kink or a narrow peak. Default:
+            the value itself if the support is the real line, none otherwise.
+        log_prob: maps (value, mean, variance), equally shaped, to log p(value), where there is a better route.
+        validate_args: as in torch.distributions.
+    """
+
+    arg_constraints = {"latent_mean": constraints.real, "latent_variance": constraints.nonnegative}
+
+    def __init__(
+        self,
+        conditional: Conditional,
+        mean: Tensor,
+        variance: Tensor,
+        *,
+        knots: Callable[[Tensor], Tensor] | None = None,
+        log_prob: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.conditional = conditional
+        self.latent_mean, self.latent_variance = torch.broadcast_tensors(mean, variance)
+        self._knots, self._log_prob = knots, log_prob
+        at_mean = conditional(self.latent_mean)
+        if at_mean.batch_shape != self.latent_mean.shape or at_mean.event_shape != torch.Size():
+            raise ValueError(
+                f"conditional must map f of shape {tuple(self.latent_mean.shape)} to a distribution with that batch "
+                f"shape and event shape (); got batch shape {tuple(at_mean.batch_shape)} and event shape "
+                f"{tuple(at_mean.event_shape)}."
+            )
+        super().__init__(self.latent_mean.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: torch.Size, _instance: CompoundDistribution | None = None) -> CompoundDistribution:
+        """The same distribution, repeated over `batch_shape`."""
+        new = self._get_checked_instance(CompoundDistribution, _instance)
+        new.conditional, new._knots, new._log_prob = self.conditional, self._knots, self._log_prob
+        new.latent_mean, new.latent_variance = (
+            self.latent_mean.expand(batch_shape),
+            self.latent_variance.expand(batch_shape),
+        )
+        super(CompoundDistribution, new).__init__(torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """The support of the conditional."""
+        support = self.conditional(self.latent_mean).support
+        if support is None:
+            raise NotImplementedError("the conditional does not declare its support.")
+        return support
+
+    @property
+    def mean(self) -> Tensor:
+        """E[E(y | f)], (*batch); nan or inf where the conditional's own is."""
+        return self._moment(lambda f: self.conditional(f).mean, self.conditional(self.latent_mean).mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """E[Var(y | f)] + Var[E(y | f)], (*batch); nan or inf where the conditional's own is."""
+        centre = self.mean.detach()  # Var = E (e - centre)^2 has zero derivative in centre
+        at_mean = self.conditional(self.latent_mean)
+
+        def second_moment(f: Tensor) -> Tensor:
+            given = self.conditional(f)
+            return given.variance + (given.mean - centre).square()
+
+        return self._moment(second_moment, at_mean.variance + at_mean.mean - at_mean.mean)
+
+    def _moment(self, function: Callable[[Tensor], Tensor], at_mean: Tensor) -> Tensor:
+        defined = at_mean.isfinite()
+        value = expectation(lambda f: torch.where(defined, function(f), 0.0), self.latent_mean, self.latent_variance)
+        return torch.where(defined, value, at_mean).to(value.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log p(value); value (*sample, *batch), result alike, differentiable."""
+        value, mean, variance, original = self._aligned(value)
+        return self._at_infinity(self._log_density(value, mean, variance), original, -math.inf, -math.inf)
+
+    def _log_density(self, value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        if self._log_prob is not None:
+            return self._log_prob(value, mean, variance)
+        knots = self._knots_at(value)
+        return log_expectation(lambda f: self.conditional(f).log_prob(value), mean, variance, knots=knots)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value) = E[P(Y <= value | f)]; value (*sample, *batch), result alike.
+
+        Differentiable in the latent mean and variance, and in the conditional's parameters if its cdf is.
+
+        Raises:
+            NotImplementedError: the conditional has no cdf.
+        """
+        value, mean, variance, original = self._aligned(value)
+        result = self._cdf(value, mean, variance)
+        return self._at_infinity(result, original, 0.0, 1.0)
+
+    def _cdf(self, value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        try:
+            return expectation(
+                lambda f: self.conditional(f).cdf(value),
+                mean,
+                variance,
+                knots=self._knots_at(value),
+                relative_tolerance=_CDF_TOLERANCE if mean.dtype == torch.float64 else None,
+            )
+        except NotImplementedError as error:
+            name = type(self.conditional(mean)).__name__
+            raise NotImplementedError(f"{name} has no cdf; gpext.distributions has some that do.") from error
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """The quantile: cdf(y) = value; for integers the smallest k with cdf(k) >= value, up to 1e-11. No gradient.
+
+        Raises:
+            ValueError: a probability is not strictly between 0 and 1.
+        """
+        if not bool(((value > 0) & (value < 1)).all()):
+            worst = value[~((value > 0) & (value < 1))].flatten()[0].item()
+            raise ValueError(f"probabilities must be strictly between 0 and 1; got {worst}.")
+        with torch.no_grad():
+            q, mean = torch.broadcast_tensors(value, self.latent_mean)
+            variance = self.latent_variance.expand(q.shape)
+            dtype = torch.promote_types(mean.dtype, variance.dtype)
+            q, mean, variance = q.double(), mean.double(), variance.double()
+            solve = self._integer_quantile if self.support.is_discrete else self._real_quantile
+            return solve(q, mean, variance).to(dtype)
+
+    def quantile(self, q: Tensor) -> Tensor:
+        """The same as `icdf`."""
+        return self.icdf(q)
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        """Draws of shape sample_shape + batch_shape from torch's global generator."""
+        with torch.no_grad():
+            shape = self._extended_shape(torch.Size(sample_shape))
+            mean, sd = self.latent_mean.expand(shape), self.latent_variance.sqrt().expand(shape)
+            return self.conditional(torch.normal(mean, sd)).sample()
+
+    def _knots_at(self, value: Tensor) -> Tensor | None:  # (J, *shape)
+        if self._knots is not None:
+            return self._knots(value)
+        return value.unsqueeze(0) if self.support is constraints.real else None
+
+    def _aligned(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The value with infinities and nan replaced by 1 (in every support), mean, variance, the value as it was."""
+        if self._validate_args:
+            self._validate_sample(value)
+        original, mean = torch.broadcast_tensors(value, self.latent_mean)
+        variance = self.latent_variance.expand(mean.shape)
+        return torch.where(original.isfinite(), original, 1), mean, variance, original
+
+    @staticmethod
+    def _at_infinity(result: Tensor, value: Tensor, below: float, above: float) -> Tensor:
+        result = torch.where(value == -math.inf, below, torch.where(value == math.inf, above, result))
+        return torch.where(value.isnan(), math.nan, result)
+
+    def _integer_quantile(self, q: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        support = self.support
+        first = torch.as_tensor(getattr(support, "lower_bound", 0), dtype=q.dtype, device=q.device)
+        last = getattr(support, "upper_bound", 1 if support is constraints.boolean else math.inf)
+        last = torch.as_tensor(last, dtype=q.dtype, device=q.device)
+        accepted = q * (1 - 1e-11)  # what the quadrature leaves open
+        low, high = (first - 1).expand_as(q), torch.minimum(first, last).expand_as(q)  # cdf(low) < q <= cdf(high)
+        width = torch.ones_like(q)
+        while True:
+            short = (self._cdf(high, mean, variance) < accepted) & (high < last)
+            if not bool(short.any()):
+                break
+            low = torch.where(short, high, low)
+            high = torch.where(short, torch.minimum(high + width, last), high)
+            width = torch.where(short, 2 * width, width)
+        while bool((high - low > 1).any()):
+            middle = torch.where(high - low > 1, ((low + high) / 2).floor(), high)
+            enough = self._cdf(middle, mean, variance) >= accepted
+            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        return high
+
+    def _real_quantile(self, q: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Newton on the cdf inside a bracket, on the real line u that `biject_to` maps to the support."""
+        to_support = biject_to(self.support)
+        given = self.conditional(mean)
+        centre = torch.where(given.mean.isfinite(), given.mean, mean if self.support is constraints.real else 1.0)
+        u = to_support.inv(centre.double())
+        width = torch.where(given.stddev.isfinite(), given.stddev, 1.0).double() + variance.sqrt()
+        low, high = u - width, u + width
+        for _ in range(_MAX_DOUBLINGS):
+            above = self._cdf(to_support(low), mean, variance) > q
+            below = self._cdf(to_support(high), mean, variance) < q
+            if not bool((above | below).any()):
+                break
+            width = 2 * width
+            low, high = (
+                torch.where(above, low - width, torch.where(below, high, low)),
+                torch.where(below, high + width, torch.where(above, low, high)),
+            )
+        accepted = (_CDF_TOLERANCE * torch.minimum(q, 1 - q)).clamp(min=4 * torch.finfo(q.dtype).eps)
+        u = (low + high) / 2
+        for _ in range(_MAX_NEWTON_STEPS):
+            y = to_support(u)
+            excess = self._cdf(y, mean, variance) - q
+            low, high = torch.where(excess <= 0, u, low), torch.where(excess >= 0, u, high)
+            log_density = self._log_density(y, mean, variance) + to_support.log_abs_det_jacobian(u, y)
+            newton = u - excess / log_density.exp()
+            inside = (newton > low) & (newton < high)
+            following = torch.where(inside, newton, (low + high) / 2)
+            settled = (excess.abs() <= accepted) | ((following - u).abs() <= torch.finfo(u.dtype).eps * u.abs())
+            u = torch.where((excess == 0) | (settled & ~inside), u, following)
+            if bool(settled.all()):
+                return to_support(u)
+        warnings.warn(
+            f"{int((~settled).sum())} of {settled.numel()} quantiles did not reach full precision in "
+            f"{_MAX_NEWTON_STEPS} steps; worst error in probability {excess.abs().max().item():.1e}.",
+            QuadratureWarning,
+            stacklevel=3,
+        )
+        return to_support(u)
+
+
+class AdditiveNoisePredictive(CompoundDistribution):
+    """`CompoundDistribution` of y = f + noise, noise independent of f: the first two moments are exact.
+
+    `conditional(f)` must be the noise distribution shifted to f, with mean f where it has one.
+    """
+
+    @property
+    def mean(self) -> Tensor:
+        """That of the conditional at the latent mean; nan where the noise has none."""
+        return self.conditional(self.latent_mean).mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Latent variance plus noise variance; inf or nan where the noise has none."""
+        return self.latent_variance + self.conditional(self.latent_mean).variance

@@ -1,0 +1,60 @@
+"""Distributions of torch (of Pyro where installed) with the cumulative distribution function that torch leaves out.
+
+`StudentT.cdf`, `StudentT.icdf` and `NegativeBinomial.cdf` are computed by scipy on the CPU in float64 and moved back:
+they carry no gradient. `Poisson.cdf` is torch's own incomplete gamma function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gpytorch.distributions import base_distributions
+from scipy import special
+from torch import Tensor
+
+
+class StudentT(base_distributions.StudentT):
+    """Student-t with `cdf` and `icdf` (no gradient)."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value), relatively accurate in the lower tail."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return _by_scipy(special.stdtr, self.df, (value - self.loc) / self.scale)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """The quantile at probability `value` in [0, 1]."""
+        return self.loc + self.scale * _by_scipy(special.stdtrit, self.df, value)
+
+
+class NegativeBinomial(base_distributions.NegativeBinomial):
+    """Negative binomial with `cdf` (no gradient)."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value) = I_{1 - probs}(total_count, value + 1)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        # sigmoid(-logits) keeps its digits where 1 - probs would cancel.
+        cdf = _by_scipy(special.betainc, self.total_count, value.floor() + 1, torch.sigmoid(-self.logits))
+        return torch.where(self.total_count == 0, torch.ones_like(cdf), cdf)
+
+
+class Poisson(base_distributions.Poisson):
+    """Poisson with `cdf`."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value) = Q(value + 1, rate)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        count, rate = torch.broadcast_tensors(value.floor() + 1, self.rate)
+        dtype = torch.promote_types(count.dtype, rate.dtype)
+        return torch.special.gammaincc(count.to(dtype), rate.to(dtype))
+
+
+def _by_scipy(function: Callable, *arguments: Tensor) -> Tensor:
+    dtype = torch.float32
+    for argument in arguments:
+        dtype = torch.promote_types(dtype, argument.dtype)
+    result = function(*(argument.detach().double().cpu().numpy() for argument in arguments))
+    return torch.as_tensor(result, dtype=dtype, device=arguments[-1].device)

@@ -1,0 +1,228 @@
+import copy
+import functools
+import math
+import pickle
+
+import pytest
+import scipy.stats
+import torch
+from torch.distributions import Bernoulli, Gamma, Laplace, Normal
+
+from gpext.distributions import (
+    AdditiveNoisePredictive,
+    CompoundDistribution,
+    Matern32,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
+
+F64 = torch.float64
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=F64)
+
+
+MEAN, VARIANCE = tensor(0.4, -1.0, 2.0), tensor(1.0, 0.01, 0.25)
+
+
+def poisson(f):
+    return Poisson(f.exp())
+
+
+def negative_binomial(f):
+    return NegativeBinomial(3.0, logits=f)
+
+
+def gamma(f):
+    return Gamma(2.0, f.exp())
+
+
+def student_t(f, deg_free=4.0, scale=0.1):
+    return StudentT(deg_free, f, scale)
+
+
+def brute_force(function, mean, sd):  # E function(f), function (F,) -> (F,), for integrands of width above 1e-4 sd
+    f = (
+        torch.linspace(-12, 12, 400001, dtype=F64) * sd + mean
+    )  # trapezoid: exponentially accurate for smooth integrands
+    weights = torch.exp(-0.5 * ((f - mean) / sd) ** 2)
+    return ((weights * function(f)).sum() / weights.sum()).item()
+
+
+CASES = {
+    "poisson": (CompoundDistribution, poisson, tensor(0.0, 1.0, 9.0)),
+    "negative_binomial": (CompoundDistribution, negative_binomial, tensor(0.0, 1.0, 30.0)),
+    "gamma": (CompoundDistribution, gamma, tensor(0.1, 2.0, 0.02)),
+    "student_t": (AdditiveNoisePredictive, student_t, tensor(0.0, 4.0, 2.0)),
+    "matern32": (AdditiveNoisePredictive, lambda f: Matern32(f, 0.2), tensor(0.0, 4.0, 2.0)),
+    "laplace": (AdditiveNoisePredictive, lambda f: Laplace(f, 0.2), tensor(0.0, 4.0, 2.0)),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    kind, conditional, value = CASES[request.param]
+    return kind(conditional, MEAN, VARIANCE), conditional, value
+
+
+def test_against_brute_force(case):
+    predictive, conditional, value = case
+    log_prob, cdf = predictive.log_prob(value), predictive.cdf(value)
+    for i in range(3):
+        m, s, y = MEAN[i].item(), VARIANCE[i].sqrt().item(), value[i]
+        density = brute_force(lambda f, y=y: conditional(f).log_prob(y).exp(), m, s)
+        assert log_prob[i].exp().item() == pytest.approx(density, rel=1e-7)
+        assert cdf[i].item() == pytest.approx(brute_force(lambda f, y=y: conditional(f).cdf(y), m, s), rel=1e-7)
+        mean = brute_force(lambda f: conditional(f).mean, m, s)
+        second = brute_force(lambda f: conditional(f).variance + conditional(f).mean ** 2, m, s)
+        assert predictive.mean[i].item() == pytest.approx(mean, rel=1e-9)
+        assert predictive.variance[i].item() == pytest.approx(second - mean**2, rel=1e-8)
+        assert predictive.stddev[i].item() == pytest.approx(math.sqrt(second - mean**2), rel=1e-8)
+
+
+def test_quantiles(case):
+    predictive, _, value = case
+    for q in (1e-6, 0.02, 0.5, 0.9, 1 - 1e-6):
+        y = predictive.icdf(torch.full((3,), q, dtype=F64))
+        if predictive.support.is_discrete:
+            assert bool((predictive.cdf(y) >= q * (1 - 1e-10)).all())
+            below = torch.where(y > 0, predictive.cdf((y - 1).clamp(min=0)), 0.0)
+            assert bool((below < q).all())
+        else:
+            assert predictive.cdf(y).tolist() == pytest.approx([q] * 3, rel=1e-9)
+    q = predictive.cdf(value)
+    assert torch.equal(predictive.quantile(q), predictive.icdf(q))
+    assert predictive.icdf(q).tolist() == pytest.approx(value.tolist(), rel=1e-8, abs=1e-9)
+
+
+def test_samples_follow_the_cdf(case):
+    predictive, _, _ = case
+    torch.manual_seed(0)
+    n = 4000
+    draws = predictive.sample((n,))
+    assert draws.shape == (n, 3)
+    u = predictive.cdf(draws)
+    if predictive.support.is_discrete:  # randomised: uniform between cdf(k - 1) and cdf(k)
+        below = torch.where(draws > 0, predictive.cdf((draws - 1).clamp(min=0)), 0.0)
+        u = below + torch.rand(u.shape, dtype=F64) * (u - below)
+    for i in range(3):
+        # sqrt(n) D has tail 2 exp(-2 x^2): 2.7 is passed with probability 1e-6.
+        assert scipy.stats.kstest(u[:, i].numpy(), "uniform").statistic * math.sqrt(n) < 2.7
+
+
+def test_gaussian_noise_is_a_gaussian():
+    predictive = AdditiveNoisePredictive(lambda f: Normal(f, 0.5), MEAN, VARIANCE)
+    exact = Normal(MEAN, (VARIANCE + 0.25).sqrt())
+    y = tensor(-3.0, 0.0, 5.0)
+    assert torch.allclose(predictive.log_prob(y), exact.log_prob(y), rtol=1e-12)
+    assert torch.allclose(predictive.cdf(y), exact.cdf(y), rtol=1e-11)
+    q = tensor(1e-6, 0.3, 0.999)
+    assert torch.allclose(predictive.icdf(q), exact.icdf(q), rtol=1e-10)
+    assert torch.allclose(predictive.variance, exact.variance, rtol=1e-14)
+
+
+@pytest.mark.parametrize("deg_free", [0.5, 1.0, 2.0])
+def test_heavy_tails_are_told(deg_free):
+    conditional = functools.partial(student_t, deg_free=deg_free, scale=1e-3)
+    for kind in (AdditiveNoisePredictive, CompoundDistribution):
+        predictive = kind(conditional, MEAN, VARIANCE)
+        reference = StudentT(deg_free, MEAN)
+        assert torch.allclose(predictive.mean, reference.mean, equal_nan=True)
+        assert torch.allclose(predictive.variance, reference.variance, equal_nan=True)
+    for q in (1e-6, 1e-3, 0.5, 1 - 1e-6):
+        y = predictive.icdf(torch.full((3,), q, dtype=F64))
+        assert predictive.cdf(y).tolist() == pytest.approx([q] * 3, rel=1e-9)
+
+
+def test_gradients_reach_latent_and_likelihood():
+    mean, variance = MEAN.clone().requires_grad_(), VARIANCE.clone().requires_grad_()
+    scale = tensor(0.3).requires_grad_()
+    y = tensor(0.0, -0.9, 3.0)
+
+    def predictive(mean, variance, scale):
+        return AdditiveNoisePredictive(lambda f: Normal(f, scale), mean, variance)
+
+    exact = Normal(mean, (variance + scale**2).sqrt())
+    for name in ("log_prob", "cdf"):
+        mine = torch.autograd.grad(getattr(predictive(mean, variance, scale), name)(y).sum(), (mean, variance, scale))
+        truth = torch.autograd.grad(getattr(exact, name)(y).sum(), (mean, variance, scale), retain_graph=True)
+        for a, b in zip(mine, truth, strict=True):
+            assert torch.allclose(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_shapes_expand_and_copies():
+    predictive = AdditiveNoisePredictive(student_t, MEAN, VARIANCE)
+    y = torch.randn(5, 2, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    wide = predictive.expand((2, 3))
+    assert type(wide) is AdditiveNoisePredictive
+    assert wide.batch_shape == (2, 3)
+    assert wide.sample((4,)).shape == (4, 2, 3)
+    for twin in (wide, copy.deepcopy(wide), pickle.loads(pickle.dumps(wide))):
+        assert twin.log_prob(y).shape == twin.cdf(y).shape == (5, 2, 3)
+        assert torch.allclose(twin.log_prob(y)[3, 1], predictive.log_prob(y[3, 1]), rtol=1e-9)
+        assert twin.icdf(tensor(0.5)).shape == (2, 3)
+    assert wide.to_event(1).log_prob(y).shape == (5, 2)
+
+
+def test_float32():
+    predictive = AdditiveNoisePredictive(student_t, MEAN.float(), VARIANCE.float())
+    exact = AdditiveNoisePredictive(student_t, MEAN, VARIANCE)
+    y = torch.tensor([0.0, 4.0, 2.0])
+    for name in ("log_prob", "cdf"):
+        value = getattr(predictive, name)(y)
+        assert value.dtype == torch.float32
+        assert torch.allclose(value.double(), getattr(exact, name)(y.double()), rtol=1e-5)
+    assert predictive.icdf(torch.tensor(0.9)).dtype == predictive.sample().dtype == torch.float32
+    assert torch.allclose(predictive.icdf(torch.tensor(0.9)).double(), exact.icdf(tensor(0.9)), rtol=1e-5)
+    assert predictive.mean.dtype == predictive.variance.dtype == torch.float32
+
+
+def test_zero_variance_is_the_conditional():
+    predictive = CompoundDistribution(poisson, MEAN, torch.zeros_like(MEAN))
+    k = tensor(0.0, 1.0, 9.0)
+    exact = Poisson(MEAN.exp())
+    for name in ("log_prob", "cdf"):
+        assert torch.allclose(getattr(predictive, name)(k), getattr(exact, name)(k), rtol=1e-12)
+    assert torch.allclose(predictive.variance, exact.variance, rtol=1e-12)
+    assert predictive.sample().shape == (3,)
+
+
+def test_override_and_knots_are_used():
+    predictive = CompoundDistribution(
+        student_t, MEAN, VARIANCE, log_prob=lambda value, mean, variance: value + 10 * mean + 100 * variance
+    )
+    assert predictive.expand((2, 3)).log_prob(tensor(1.0))[1].tolist() == (1 + 10 * MEAN + 100 * VARIANCE).tolist()
+    seen = []
+
+    def knots(value):
+        seen.append(value)
+        return value.unsqueeze(0)
+
+    CompoundDistribution(student_t, MEAN, VARIANCE, knots=knots).log_prob(MEAN)
+    assert torch.equal(seen[0], MEAN)
+
+
+def test_infinities_and_nan():
+    predictive = AdditiveNoisePredictive(student_t, MEAN, VARIANCE, validate_args=False)
+    value = tensor(-math.inf, math.inf, math.nan)
+    assert predictive.log_prob(value)[:2].tolist() == [-math.inf, -math.inf]
+    assert predictive.cdf(value)[:2].tolist() == [0.0, 1.0]
+    assert predictive.log_prob(value)[2].isnan()
+    assert predictive.cdf(value)[2].isnan()
+    with pytest.raises(ValueError, match="support"):
+        AdditiveNoisePredictive(student_t, MEAN, VARIANCE).log_prob(value)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"batch shape \(3,\)|batch shape \(2, 3\)"):
+        CompoundDistribution(lambda f: Normal(torch.zeros(2, 3), 1.0), MEAN, VARIANCE)
+    with pytest.raises(ValueError, match="latent_variance"):
+        CompoundDistribution(poisson, MEAN, -VARIANCE)
+    predictive = CompoundDistribution(poisson, MEAN, VARIANCE)
+    for q in (0.0, 1.0, -0.1, math.nan):
+        with pytest.raises(ValueError, match="strictly between 0 and 1"):
+            predictive.icdf(tensor(0.5, q, 0.5))
+    with pytest.raises(NotImplementedError, match="Bernoulli has no cdf"):
+        CompoundDistribution(lambda f: Bernoulli(logits=f), MEAN, VARIANCE).cdf(torch.zeros(3, dtype=F64))
