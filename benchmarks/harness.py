@@ -231,6 +231,11 @@ class Recorder:
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._elapsed + running
 
+    @property
+    def running(self) -> bool:
+        """Whether the clock runs."""
+        return self._started is not None
+
     def start(self) -> None:
         """Let the clock run."""
         self._started = time.perf_counter()

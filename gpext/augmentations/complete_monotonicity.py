@@ -64,7 +64,12 @@ def check_completely_monotone(log_phi: Callable[[Tensor], Tensor]) -> None:
     log_convexity = 2 * scaled[1] - scaled[0].square()
     size = scaled[0].square().clamp_min(1.0)
     _refuse(
-        log_convexity < -_TOLERANCE * size, grid, usable, log_convexity, 2, "phi must be log-convex: phi phi'' >= phi'^2"
+        log_convexity < -_TOLERANCE * size,
+        grid,
+        usable,
+        log_convexity,
+        2,
+        "phi must be log-convex: phi phi'' >= phi'^2",
     )
 
 

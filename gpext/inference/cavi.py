@@ -73,9 +73,7 @@ class CAVI:
     tolerance: float = 1e-8
     jitter: float = 0.0
 
-    def infer(
-        self, prior: MultivariateNormal, likelihood: AugmentedLikelihood, targets: Tensor
-    ) -> InferenceResult:
+    def infer(self, prior: MultivariateNormal, likelihood: AugmentedLikelihood, targets: Tensor) -> InferenceResult:
         """Return the posterior, its sites and the bound on the log evidence.
 
         Args:
@@ -99,22 +97,23 @@ class CAVI:
         if not bool(mean.isfinite().all() and covariance.isfinite().all()):
             raise ValueError("the prior has NaN or infinite entries; check the inputs and the kernel's parameters.")
         with torch.no_grad():
-            run = self._iterate(mean.double(), self._jittered(covariance), augmentation, targets.shape)
-            posterior, status, trace = run
+            posterior, status, trace = self._iterate(mean.double(), self._jittered(covariance), augmentation, targets)
             sites, q_mean, q_variance = posterior.sites, posterior.mean, posterior.variance
+        # The value of the bound, in the graph of the prior (at fixed sites) and of the likelihood (at fixed q).
         conditioned = condition_dense(mean, self._jittered(covariance), sites)
         gap = augmentation.bound(q_mean, q_variance) - sites.expected_log(q_mean, q_variance)
         log_evidence = conditioned.log_normalizer + gap.sum(-1)
-        steps = len(trace)
-        message = f"CAVI, {steps} steps: {status.value}" + (f"; jitter {self.jitter:g}" if self.jitter else "") + "."
+        message = f"CAVI, {len(trace)} steps: {status.value}" + (f"; jitter {self.jitter:g}" if self.jitter else "")
         return InferenceResult(
-            posterior=MultivariateNormal(q_mean.to(mean.dtype), to_linear_operator(posterior.covariance.to(mean.dtype))),
+            posterior=MultivariateNormal(
+                q_mean.to(mean.dtype), to_linear_operator(posterior.covariance.to(mean.dtype))
+            ),
             sites=sites.to(mean.dtype),
             log_evidence=log_evidence.to(mean.dtype),
             status=status,
-            num_steps=steps,
-            trace=torch.stack(trace),
-            message=message,
+            num_steps=len(trace),
+            trace=torch.stack(trace) if trace else log_evidence.detach().new_zeros((0, *log_evidence.shape)),
+            message=message + ".",
         )
 
     def _jittered(self, covariance: Tensor) -> Tensor:
@@ -124,28 +123,29 @@ class CAVI:
         return covariance + self.jitter * torch.eye(covariance.size(-1), dtype=torch.float64, device=covariance.device)
 
     def _iterate(
-        self, mean: Tensor, covariance: Tensor, augmentation: Augmentation, target_shape: torch.Size
+        self, mean: Tensor, covariance: Tensor, augmentation: Augmentation, targets: Tensor
     ) -> tuple[DensePosterior, Status, list[Tensor]]:
-        shape = torch.broadcast_shapes(mean.shape, target_shape)
+        """Return the last good posterior (the prior if the first step fails), how it ended, and the bound a step."""
+        shape = torch.broadcast_shapes(mean.shape, targets.shape)
+        none = torch.zeros(shape, dtype=mean.dtype, device=mean.device)
+        posterior = condition_dense(mean, covariance, GaussianSites(none, none))
         q_mean, q_variance = mean.expand(shape), covariance.diagonal(dim1=-2, dim2=-1).expand(shape)
         trace: list[Tensor] = []
-        status = Status.MAX_STEPS
         for _ in range(self.max_steps):
             sites = augmented_sites(augmentation, q_mean, q_variance)
-            posterior = condition_dense(mean, covariance, sites)
+            candidate = condition_dense(mean, covariance, sites)
+            if not candidate.positive_definite:
+                return posterior, Status.NOT_POSITIVE_DEFINITE, trace
             old_mean, old_variance = q_mean, q_variance
-            q_mean, q_variance = posterior.mean, posterior.variance
+            q_mean, q_variance = candidate.mean, candidate.variance
             gap = augmentation.bound(q_mean, q_variance) - sites.expected_log(q_mean, q_variance)
-            trace.append(posterior.log_normalizer + gap.sum(-1))
-            if not posterior.positive_definite:
-                status = Status.NOT_POSITIVE_DEFINITE
-                break
-            if not bool(trace[-1].isfinite().all()):
-                status = Status.NOT_FINITE
-                break
+            bound = candidate.log_normalizer + gap.sum(-1)
+            if not bool(bound.isfinite().all()):
+                return posterior, Status.NOT_FINITE, trace
+            posterior = candidate
+            trace.append(bound)
             moved = ((q_mean - old_mean).abs() / q_variance.sqrt()).max()
             changed = ((q_variance - old_variance).abs() / q_variance).max()
             if bool(moved < self.tolerance) and bool(changed < self.tolerance):
-                status = Status.CONVERGED
-                break
-        return posterior, status, trace
+                return posterior, Status.CONVERGED, trace
+        return posterior, Status.MAX_STEPS, trace

@@ -36,9 +36,7 @@ def check_counts(targets: Tensor) -> None:
     wrong = (targets < 0) | (targets != targets.round())
     if bool(wrong.any()):
         index = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(
-            f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {_show(index)}."
-        )
+        raise ValueError(f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {_show(index)}.")
 
 
 def _show(index: tuple[int, ...]) -> str:

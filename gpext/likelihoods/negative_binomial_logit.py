@@ -69,12 +69,7 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> CompoundDistribution:
         """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, quantile, sample."""
-        return CompoundDistribution(
-            self.forward,
-            function_dist.mean,
-            function_dist.variance,
-            log_prob=lambda y: self.augmentation(y).log_marginal(function_dist.mean, function_dist.variance),
-        )
+        return CompoundDistribution(self.forward, function_dist.mean, function_dist.variance, log_prob=self.log_density)
 
 
 def _get_total_count(module: NegativeBinomialLogitLikelihood) -> Tensor:

@@ -54,9 +54,7 @@ class AugmentedLikelihood(Likelihood, ABC):
             ValueError: targets do not fit the latent distribution, are not finite, or are outside the support.
         """
         augmentation = self._fitting(observations, function_dist)
-        return _sum_tasks(
-            augmentation.expected_log_prob(function_dist.mean, function_dist.variance), function_dist
-        )
+        return _sum_tasks(augmentation.expected_log_prob(function_dist.mean, function_dist.variance), function_dist)
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
@@ -77,6 +75,10 @@ class AugmentedLikelihood(Likelihood, ABC):
         """
         augmentation = self._fitting(observations, function_dist)
         return _sum_tasks(augmentation.bound(function_dist.mean, function_dist.variance), function_dist)
+
+    def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, variance) df, elementwise: :meth:`log_marginal` from plain tensors."""
+        return self.augmentation(targets).log_marginal(mean, variance)
 
     def _fitting(self, observations: Tensor, function_dist: MultivariateNormal) -> Augmentation:
         shape = function_dist.mean.shape
@@ -102,10 +104,7 @@ class AdditiveNoiseLikelihood(AugmentedLikelihood):
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> AdditiveNoisePredictive:
         """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, icdf, quantile, sample."""
         return AdditiveNoisePredictive(
-            self.forward,
-            function_dist.mean,
-            function_dist.variance,
-            log_prob=lambda y: self.augmentation(y).log_marginal(function_dist.mean, function_dist.variance),
+            self.forward, function_dist.mean, function_dist.variance, log_prob=self.log_density
         )
 
 
@@ -122,8 +121,8 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
         potential: g(y); zero by default.
         alpha, beta, gamma: the quadratic, functions of y; all three or none.
         log_constant: log C(y), function of y. Required with a potential or a quadratic of your own.
-        conditional: f -> p(y | f) as a torch distribution. Needed for :meth:`forward` and predictions if the quadratic or
-            the potential are your own; additive noise has its own.
+        conditional: f -> p(y | f) as a torch distribution. Needed for :meth:`forward` and predictions if the quadratic
+            or the potential are your own; additive noise has its own.
 
     Raises:
         ValueError: phi is not completely monotone or phi(0) is not 1 (the message names the order and the point); the
@@ -163,16 +162,22 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
         check_completely_monotone(self._radial.evaluate)
         self._potential, self._log_constant, self._conditional = potential, log_constant, conditional
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
+        self._fixed_constant: Tensor | None = None
         if self._additive and log_constant is None:
-            self._normalizer()
+            constant = log_normalizer(self._radial.evaluate, torch.ones((), dtype=torch.float64))
+            if not any(True for _ in self.parameters()):  # nothing to learn inside phi: once is enough
+                self._fixed_constant = constant.detach()
 
-    def _normalizer(self) -> Tensor:
-        return log_normalizer(self._radial.evaluate)
+    def _normalizer(self, like: Tensor) -> Tensor:
+        if self._fixed_constant is not None:
+            return self._fixed_constant.to(like)
+        one = torch.ones((), dtype=torch.float64, device=like.device)
+        return log_normalizer(self._radial.evaluate, one).to(like)
 
     def _augmentation(self, targets: Tensor) -> Augmentation:
         zero, one = torch.zeros_like(targets), torch.ones_like(targets)
         potential = self._potential(targets) if self._potential else zero
-        log_constant = self._log_constant(targets) if self._log_constant else self._normalizer().to(targets)
+        log_constant = self._log_constant(targets) if self._log_constant else self._normalizer(targets)
         if self._alpha and self._beta and self._gamma:
             quadratic = (self._alpha(targets), self._beta(targets), self._gamma(targets))
             return Augmentation.from_quadratic(self._radial, log_constant, potential, *quadratic)
@@ -191,15 +196,10 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
                 "p(y | f) as a distribution is not known for your own potential or quadratic: give `conditional`, a "
                 "function of f that returns a torch distribution."
             )
-        return RadialNoise(function_samples, self._radial.evaluate)
+        return RadialNoise(function_samples, self._radial.evaluate, 1.0)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> CompoundDistribution:
         """Return p(y) at the marginals of function_dist as a distribution object."""
         if self._additive:
             return super().marginal(function_dist)
-        return CompoundDistribution(
-            self.forward,
-            function_dist.mean,
-            function_dist.variance,
-            log_prob=lambda y: self.augmentation(y).log_marginal(function_dist.mean, function_dist.variance),
-        )
+        return CompoundDistribution(self.forward, function_dist.mean, function_dist.variance, log_prob=self.log_density)

@@ -1,4 +1,4 @@
-"""The augmented evidence lower bound [GWO20 App. A.4.4], where gpytorch's VariationalELBO takes the exact expectation."""
+"""The augmented evidence lower bound, where VariationalELBO takes the exact expectation [GWO20 App. A.4.4]."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ class Outcome(Enum):
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps"
     STALLED = "the line search found no better point"
+    STOPPED = "stopped by the callback"
 
 
 def minimize_lbfgs(
@@ -25,7 +26,7 @@ def minimize_lbfgs(
     *,
     max_steps: int,
     tolerance: float,
-    callback: Callable[[float], None] | None = None,
+    callback: Callable[[float], bool | None] | None = None,
     memory: int = 20,
 ) -> Outcome:
     """Minimise a differentiable objective in place; the parameters end at the best point seen.
@@ -36,7 +37,7 @@ def minimize_lbfgs(
         parameters: what is optimised.
         max_steps: most iterations.
         tolerance: converged when three successive iterations improve the objective by less than this each.
-        callback: called after each iteration with the value there.
+        callback: called after each iteration with the value there; returns True to stop.
         memory: number of curvature pairs kept.
 
     Raises:
@@ -44,6 +45,7 @@ def minimize_lbfgs(
     """
     best_value, best_point = np.inf, _flatten(parameters)
     values: list[float] = []
+    outcome: Outcome | None = None
 
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal best_value, best_point
@@ -65,10 +67,13 @@ def minimize_lbfgs(
         return value, _flatten(gradient)
 
     def after_iteration(intermediate_result: scipy.optimize.OptimizeResult) -> None:
+        nonlocal outcome
         values.append(float(intermediate_result.fun))
-        if callback is not None:
-            callback(values[-1])
+        if callback is not None and callback(values[-1]):
+            outcome = Outcome.STOPPED
+            raise StopIteration
         if len(values) > 3 and max(-np.diff(values[-4:])) < tolerance:
+            outcome = Outcome.CONVERGED
             raise StopIteration
 
     try:
@@ -82,9 +87,11 @@ def minimize_lbfgs(
         )
     finally:  # an interrupt, too, leaves the best point behind
         _unflatten(best_point, parameters)
+    if outcome is not None:
+        return outcome
     if result.nit >= max_steps:
         return Outcome.MAX_STEPS
-    return Outcome.CONVERGED if result.success or result.status == 99 else Outcome.STALLED
+    return Outcome.CONVERGED if result.success else Outcome.STALLED
 
 
 def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:

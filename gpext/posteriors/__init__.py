@@ -6,9 +6,9 @@ from gpext.posteriors.inducing import (
     back_substitute,
     condition_inducing,
     cross_gradient,
+    factorise,
     inducing_gradient,
     project,
-    whiten,
 )
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "condition_dense",
     "condition_inducing",
     "cross_gradient",
+    "factorise",
     "inducing_gradient",
     "project",
-    "whiten",
 ]

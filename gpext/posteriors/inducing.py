@@ -21,10 +21,8 @@ from torch import Tensor
 from gpext.sites import GaussianSites
 
 
-def whiten(inducing_covariance: Tensor, cross_covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L (..., M, M) with L L' = K_zz, and A = L^-1 K_zx (..., M, N) in the dtype of K_zx.
-
-    The factorisation is made in float64.
+def factorise(inducing_covariance: Tensor) -> Tensor:
+    """Return L (..., M, M) with L L' = K_zz, in float64.
 
     Raises:
         torch.linalg.LinAlgError: K_zz is not positive definite: raise the jitter or remove duplicate inducing points.
@@ -35,8 +33,7 @@ def whiten(inducing_covariance: Tensor, cross_covariance: Tensor) -> tuple[Tenso
             f"the covariance of the {inducing_covariance.size(-1)} inducing points is not positive definite (leading "
             f"minor {int(info.max())}); raise jitter_val or move inducing points apart."
         )
-    factor = chol.to(cross_covariance.dtype)
-    return chol, torch.linalg.solve_triangular(factor, cross_covariance, upper=False)
+    return chol
 
 
 def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,13 @@ def local_terms(
 
 
 def backpropagate(
-    prior: PriorBlocks, chol: Tensor, whitened: Tensor, posterior: InducingPosterior, local: LocalTerms, *, weight: float
+    prior: PriorBlocks,
+    chol: Tensor,
+    whitened: Tensor,
+    posterior: InducingPosterior,
+    local: LocalTerms,
+    *,
+    weight: float,
 ) -> None:
     """Add weight times the derivatives of sum_i F_i at fixed q(v) to the `.grad` of every parameter behind it."""
     with torch.no_grad():

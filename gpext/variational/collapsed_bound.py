@@ -1,4 +1,4 @@
-r"""The augmented bound with q(u) eliminated: a deterministic objective for the hyperparameters [Titsias 2009, GWO20 A.3].
+r"""The augmented bound with q(u) eliminated: a deterministic objective for hyperparameters [Titsias 2009, GWO20 A.3].
 
 At fixed w the optimal q(u) is known for any hyperparameters theta, and
 
@@ -8,8 +8,8 @@ at that q is a lower bound on log p(y), for every theta; w_i = -phi'/phi at c_i^
 log int N(g | mu, Q) prod exp(nu g - tau g^2/2) dg - sum tau (k - q) / 2 + sum c with Q = K_xz K_zz^-1 K_zx, written
 here so that nothing large cancels. Because q is optimal, dL/dtheta is the derivative at fixed q.
 
-Each evaluation first refreshes the w_i at its own theta, by coordinate ascent from where the last evaluation left them, so
-that L is close to its maximum over w and its gradient to that of the maximum.
+Each evaluation first refreshes the w_i at its own theta, by coordinate ascent from where the last evaluation left them,
+so that L is close to its maximum over w and its gradient to that of the maximum.
 
 Cost for N data and M inducing points: one triangular solve and one product of size M x M x N, and a solve and a product
 more for each refresh. The kernel is evaluated twice, in blocks of data that stay in cache; memory is one M x N matrix.
@@ -17,7 +17,7 @@ more for each refresh. The kernel is evaluated twice, in blocks of data that sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,9 +29,9 @@ from gpext.posteriors import (
     back_substitute,
     condition_inducing,
     cross_gradient,
+    factorise,
     inducing_gradient,
     project,
-    whiten,
 )
 from gpext.sites import GaussianSites
 from gpext.variational.bound_gradients import push_back
@@ -44,11 +44,12 @@ class _Block:
 
     x: Tensor  # (..., B, d)
     y: Tensor  # (..., B)
-    augmentation: Augmentation | None = None
-    tilt: Tensor | None = None  # c_i^2 (..., B); kept between evaluations
-    whitened: Tensor | None = None  # A (..., M, B)
-    prior_mean: Tensor | None = None  # mu (..., B)
-    prior_variance: Tensor | None = None  # k_ii (..., B)
+    started: bool = False
+    tilt: Tensor = field(init=False)  # c_i^2 (..., B); kept between evaluations
+    augmentation: Augmentation = field(init=False)
+    whitened: Tensor = field(init=False)  # A (..., M, B)
+    prior_mean: Tensor = field(init=False)  # mu (..., B)
+    prior_variance: Tensor = field(init=False)  # k_ii (..., B)
 
     def sites(self) -> GaussianSites:
         shift, precision = self.augmentation.site(self.augmentation.radial.mean(self.tilt))
@@ -125,17 +126,15 @@ class CollapsedBound:
         self.strategy.move(*self._natural, rate=1.0)
 
     def _load_prior(self, inducing_covariance: Tensor) -> Tensor:
-        chol, factor = None, None
+        chol = factorise(inducing_covariance)
+        factor = chol.to(inducing_covariance.dtype)
         for block in self._blocks:
             cross, block.prior_variance, block.prior_mean = self.strategy.cross_blocks(block.x)
-            if chol is None:
-                chol, block.whitened = whiten(inducing_covariance, cross)
-                factor = chol.to(cross.dtype)
-            else:
-                block.whitened = torch.linalg.solve_triangular(factor, cross, upper=False)
+            block.whitened = torch.linalg.solve_triangular(factor, cross, upper=False)
             block.augmentation = self.likelihood.augmentation(block.y)
-            if block.tilt is None:
-                block.tilt = block.augmentation.tilt(block.prior_mean, block.prior_variance)
+            if not block.started:  # where the strategy's q(u) stands: at the prior if it is new
+                self._refresh(block, self.strategy.posterior())
+                block.started = True
         return chol
 
     @torch.no_grad()
@@ -180,4 +179,3 @@ class CollapsedBound:
                     (expected, torch.full_like(expected, weight)),
                 )
         return expected.detach().double().sum(-1), vector
-

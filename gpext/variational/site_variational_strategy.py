@@ -6,8 +6,8 @@ With a minibatch of B of the N data, s = N / B, and the sites (nu, tau) at its c
     Lambda <- (1 - rho) Lambda + rho (I + s A diag(tau) A')
 
 in the whitened coordinates of :mod:`gpext.posteriors.inducing`. This is the natural-gradient step of size rho on the
-augmented bound: gpytorch's NGD(lr=rho) on :class:`gpext.mlls.AugmentedELBO` moves q(u) to the same place, and rho = 1 on
-all the data is exact coordinate ascent.
+augmented bound: gpytorch's NGD(lr=rho) on :class:`gpext.mlls.AugmentedELBO` moves q(u) to the same place, and rho = 1
+on all the data is exact coordinate ascent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gpext.inference import augmented_sites, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.posteriors import InducingPosterior, condition_inducing, project, whiten
+from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.bound_gradients import PriorBlocks, backpropagate, local_terms
 
 
@@ -60,8 +60,8 @@ class SiteVariationalStrategy(VariationalStrategy):
             ).to(inducing_points)
         if not isinstance(variational_distribution, NaturalVariationalDistribution):
             raise TypeError(
-                "SiteVariationalStrategy updates natural parameters: expected a NaturalVariationalDistribution (or None "
-                f"for the default), got {type(variational_distribution).__name__}."
+                "SiteVariationalStrategy updates natural parameters: expected a NaturalVariationalDistribution (or "
+                f"None for the default), got {type(variational_distribution).__name__}."
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
 
@@ -104,7 +104,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         with torch.set_grad_enabled(gradient is not None):
             prior = self.prior_blocks(x)
         with torch.no_grad():
-            chol, whitened = whiten(prior.inducing_covariance, prior.cross_covariance)
+            chol = factorise(prior.inducing_covariance)
+            whitened = torch.linalg.solve_triangular(chol.to(x.dtype), prior.cross_covariance, upper=False)
             posterior = self.posterior()
             mean, variance = posterior.marginals(whitened, prior.mean, prior.variance)
             sites = augmented_sites(likelihood.augmentation(y), mean, variance)
@@ -116,7 +117,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         return (scale * value.total - posterior.divergence_from_prior) / num_data
 
     def prior_blocks(self, x: Tensor) -> PriorBlocks:
-        """Return the prior at Z and x as the model's `forward` says, in the autograd graph; see :class:`PriorBlocks`."""
+        """Return the prior at Z and x as the model's `forward` says, in the autograd graph."""
         covariance, mean, size = self._joint_prior(x)
         inducing = covariance[..., :size, :size].add_jitter(self.jitter_val).to_dense()
         return PriorBlocks(inducing, *self._cross_blocks(covariance, mean, size))
@@ -166,7 +167,7 @@ class SiteVariationalStrategy(VariationalStrategy):
 
 
 def check_batch(x: Tensor, y: Tensor, num_data: int | None = None) -> None:
-    """Raise ValueError unless x (..., B, d) and y (..., B) are a nonempty batch of finite inputs and as many targets."""
+    """Raise ValueError unless x (..., B, d) and y (..., B) are a nonempty batch of finite inputs with their targets."""
     if x.dim() < 2 or y.dim() < 1 or x.size(-2) != y.size(-1):
         raise ValueError(
             f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(y.shape)}."

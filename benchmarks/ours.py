@@ -1,0 +1,138 @@
+"""gpext's entries in the registry: what a user gets from `gpext.fit` with no option set, and with minibatches.
+
+* ``gpext``: ``gpext.fit(mll, x, y)``, L-BFGS on the collapsed augmented bound of growing subsets; the batch size of the
+  benchmark does not matter to it;
+* ``gpext-svi``: ``gpext.fit(mll, x, y, batch_size=B)``, closed-form q(u) steps and Adam for the hyperparameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpytorch
+import torch
+from torch import Tensor
+
+import gpext
+from benchmarks.harness import Method, Problem, Recorder, Trace
+from gpext.likelihoods import BernoulliLogitLikelihood, LaplaceLikelihood, Matern32Likelihood, StudentTLikelihood
+from gpext.mlls import AugmentedELBO
+from gpext.variational import SiteVariationalStrategy
+
+LIKELIHOODS = {
+    "logit": BernoulliLogitLikelihood,
+    "laplace": LaplaceLikelihood,
+    "student_t": StudentTLikelihood,
+    "matern32": Matern32Likelihood,
+}
+
+
+class SiteGP(gpytorch.models.ApproximateGP):
+    """Zero mean, scaled ARD squared exponential, fixed inducing points: the peers' model with gpext's strategy."""
+
+    def __init__(self, problem: Problem, dtype: torch.dtype) -> None:
+        z = problem.inducing_points.to(dtype)
+        super().__init__(SiteVariationalStrategy(self, z, learn_inducing_locations=False))
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=z.shape[-1])).to(dtype)
+        self.covar_module.outputscale = problem.initial.outputscale
+        self.covar_module.base_kernel.lengthscale = problem.initial.lengthscale
+
+    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
+        """The prior at ``x``."""
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class SiteLearner:
+    """A gpext model and its objective behind the harness's ``Learner``."""
+
+    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.model = SiteGP(problem, dtype)
+        self.likelihood = LIKELIHOODS[problem.likelihood]().to(dtype)
+        if problem.likelihood != "logit":
+            self.likelihood.noise = problem.initial.noise
+        if problem.likelihood == "student_t":
+            self.likelihood.deg_free = problem.initial.deg_free
+        self.num_data = len(problem.train_y)
+        self.mll = AugmentedELBO(self.likelihood, self.model, self.num_data)
+        parameters = [*self.model.hyperparameters(), *self.likelihood.parameters()]
+        self._adam = torch.optim.Adam(parameters, lr=0.03)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One minibatch step, as `gpext.fit` takes it."""
+        self._adam.zero_grad()
+        rate = min(0.5, 20 * len(y) / self.num_data)
+        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient="augmented")
+        self._adam.step()
+
+    def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f."""
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            marginal = self.model(x.to(self.dtype))
+            mean, variance = marginal.mean, marginal.variance
+        self.model.train(training)
+        return mean, variance
+
+    def likelihood_parameters(self) -> dict[str, float]:
+        """Noise and degrees of freedom, where the likelihood has them."""
+        names = ("noise", "deg_free")
+        return {name: getattr(self.likelihood, name).item() for name in names if hasattr(self.likelihood, name)}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Kernel and likelihood parameters."""
+        kernel = self.model.covar_module
+        return {
+            "outputscale": kernel.outputscale.item(),
+            "lengthscale": kernel.base_kernel.lengthscale.detach().flatten().tolist(),
+            **self.likelihood_parameters(),
+        }
+
+
+def _run(
+    problem: Problem,
+    *,
+    batch_size: int | None,
+    budget: float,
+    seed: int,
+    dtype: torch.dtype,
+    max_steps: int | None = None,
+) -> Trace:
+    x, y = problem.train_x.to(dtype), problem.train_y.to(dtype)
+    recorder = Recorder(problem, budget=budget, max_steps=max_steps)
+    recorder.start()
+    learner = SiteLearner(problem, seed=seed, dtype=dtype)
+    recorder.stop()
+    recorder.evaluate(learner)
+    recorder.start()
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        gpext.fit(
+            learner.mll,
+            x,
+            y,
+            batch_size=batch_size,
+            max_steps=max_steps,
+            generator=generator,
+            progress=False,
+            callback=lambda step, value: not recorder.advance(learner),
+        )
+    except (torch.linalg.LinAlgError, ValueError) as error:
+        recorder.fail(error)
+    else:
+        if recorder.running:  # it converged within the budget
+            recorder.stop()
+            recorder.evaluate(learner)
+    return recorder.trace()
+
+
+def _run_full(problem: Problem, *, batch_size: int, **options: Any) -> Trace:
+    return _run(problem, batch_size=None, **options)
+
+
+OURS: dict[str, Method] = {
+    "gpext": Method(run=_run_full, options={}, learner=SiteLearner),
+    "gpext-svi": Method(run=_run, options={}, learner=None),
+}
