@@ -129,8 +129,9 @@ class CollapsedBound:
         chol = factorise(inducing_covariance)
         factor = chol.to(inducing_covariance.dtype)
         for block in self._blocks:
-            cross, block.prior_variance, block.prior_mean = self.strategy.cross_blocks(block.x)
-            block.whitened = torch.linalg.solve_triangular(factor, cross, upper=False)
+            cross = self.strategy.cross_blocks(block.x)
+            block.prior_mean, block.prior_variance = cross.mean, cross.variance
+            block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
             block.augmentation = self.likelihood.augmentation(block.y)
             if not block.started:  # where the strategy's q(u) stands: at the prior if it is new
                 self._refresh(block, self.strategy.posterior())
@@ -171,11 +172,11 @@ class CollapsedBound:
             )
             if gradient:
                 weight = -1 / self.num_data
-                cross, prior_variance, prior_mean = self.strategy.cross_blocks(block.x)
+                cross = self.strategy.cross_blocks(block.x)
                 push_back(
-                    (cross, weight * cross_gradient(back, block.whitened, mean_gradient, sites.precision)),
-                    (prior_variance, -0.5 * weight * sites.precision),
-                    (prior_mean, weight * mean_gradient),
+                    (cross.covariance, weight * cross_gradient(back, block.whitened, mean_gradient, sites.precision)),
+                    (cross.variance, -0.5 * weight * sites.precision),
+                    (cross.mean, weight * mean_gradient),
                     (expected, torch.full_like(expected, weight)),
                 )
         return expected.detach().double().sum(-1), vector
