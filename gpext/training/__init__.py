@@ -3,7 +3,7 @@
 What it does follows from the objective, the model and `batch_size`:
 
 AugmentedELBO with a SiteVariationalStrategy
-    "auto"   L-BFGS on the collapsed bound of growing subsets; then of all the data, or, where they are many, minibatches
+    "auto"   L-BFGS on the collapsed bound of growing subsets; then of all the data, or, if many, minibatches
     None     L-BFGS on the collapsed bound of growing subsets up to all the data
     B        minibatches: closed-form steps in q(u), Adam for the hyperparameters
 any other gpytorch objective
