@@ -40,21 +40,24 @@ def fit_collapsed(
     """
     likelihood = run.mll.likelihood
     parameters = hyperparameters(run.mll)
+    metric = None  # each size starts with the curvature that the one before has learned
     for size in sizes:
         bound = CollapsedBound(strategy, likelihood, x[..., :size, :], y[..., :size])
         full = size == y.size(-1)
-        outcome = minimize_lbfgs(
+        result = minimize_lbfgs(
             partial(_negative_mean, bound, size),
             parameters,
             max_steps=max(run.steps_left(MAX_STEPS), 1),
             tolerance=tolerance if full else max(tolerance, _SUBSET_TOLERANCE),
             callback=partial(_after_iteration, bound, run),
+            inverse_hessian=metric,
         )
+        metric = result.inverse_hessian
         bound.evaluate(gradient=False)  # at the best point, which need not be the last
         bound.commit()
-        if outcome is Outcome.STOPPED or not run.steps_left(MAX_STEPS):
+        if result.outcome is Outcome.STOPPED or not run.steps_left(MAX_STEPS):
             break
-    return FitStatus[outcome.name]
+    return FitStatus[result.outcome.name]
 
 
 def _negative_mean(bound: CollapsedBound, size: int) -> Tensor:
@@ -78,14 +81,14 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             raise torch.linalg.LinAlgError(str(error)) from error
         return loss.detach()
 
-    outcome = minimize_lbfgs(
+    result = minimize_lbfgs(
         objective,
         [p for p in mll.parameters() if p.requires_grad],
         max_steps=run.steps_left(MAX_STEPS),
         tolerance=tolerance,
         callback=lambda loss: run.step(-loss),
     )
-    return run.finish(FitStatus[outcome.name])
+    return run.finish(FitStatus[result.outcome.name])
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:
