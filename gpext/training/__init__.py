@@ -23,7 +23,7 @@ from gpext.mlls import AugmentedELBO
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import ObjectiveStepper, Rate, SiteStepper, fit_minibatches
 from gpext.training.result import Callback, FitResult, FitStatus, Run
-from gpext.variational import SiteVariationalStrategy
+from gpext.variational import SiteVariationalStrategy, check_dtype
 
 __all__ = ["FitResult", "FitStatus", "fit"]
 
@@ -81,6 +81,7 @@ def fit(
     strategy, multitask = _site_strategy(mll)
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     if strategy is not None:
+        check_dtype(x, strategy.inducing_points)
         y = y.mT if multitask else y
         mll.likelihood.augmentation(y)  # refuses targets outside the support before anything changes
     mll.train()
