@@ -62,8 +62,9 @@ class SiteLearner:
     def step(self, x: Tensor, y: Tensor) -> None:
         """One minibatch step, as `gpext.fit` takes it."""
         self._adam.zero_grad()
-        rate = min(0.5, 20 * len(y) / self.num_data)
-        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient="augmented")
+        share = len(y) / self.num_data
+        rate = 5 * share / (1 + 4 * share)
+        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient="exact")
         self._adam.step()
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:

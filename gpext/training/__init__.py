@@ -54,9 +54,10 @@ def fit(
         max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
         learning_rate: of Adam, minibatches only.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
-            :class:`gpext.optim.RobbinsMonro`. By default min(1, 5 B / N).
+            :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N: 1 for the full
+            batch, the average over a fifth of an epoch for a small one.
         tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
-            in five epochs of minibatches.
+            in five epochs (or 100 steps) of minibatches.
         hyperparameters: minibatch gradients from the augmented bound, or from the exact ELBO at the same q(u). The
             collapsed bound of L-BFGS is the augmented one.
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
@@ -98,7 +99,8 @@ def fit(
         if strategy is None:
             stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
         else:
-            rate = rate if rate is not None else min(1.0, 5 * batch_size / num_data)
+            share = min(1.0, batch_size / num_data)
+            rate = rate if rate is not None else 5 * share / (1 + 4 * share)
             stepper = SiteStepper(
                 mll, strategy, num_data, rate=rate, learning_rate=learning_rate, gradient=hyperparameters
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from gpext.variational import SiteVariationalStrategy
 Rate = float | Callable[[int], float]
 
 _EPOCHS = 50
-_PATIENCE = 5  # epochs without a gain before training is called converged: the means of epochs are noisy
+_PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
@@ -97,6 +98,7 @@ def fit_minibatches(
         batches.load_state_dict(state["batches"])
         for optimizer, saved in zip(stepper.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / batches.per_epoch))
     first = len(run.trace)
     status, note = FitStatus.MAX_STEPS, ""
     epochs: list[float] = []
@@ -111,7 +113,7 @@ def fit_minibatches(
             if len(current) == batches.per_epoch:
                 epochs.append(sum(current) / len(current))
                 current = []
-                if len(epochs) > _PATIENCE and max(epochs[-_PATIENCE:]) - max(epochs[:-_PATIENCE]) < tolerance:
+                if len(epochs) > patience and max(epochs[-patience:]) - max(epochs[:-patience]) < tolerance:
                     status = FitStatus.CONVERGED
                     break
     except KeyboardInterrupt:
