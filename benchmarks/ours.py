@@ -46,8 +46,8 @@ class SiteGP(gpytorch.models.ApproximateGP):
 class SiteLearner:
     """A gpext model and its objective behind the harness's ``Learner``."""
 
-    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype, gradient: str = "exact") -> None:
+        self.dtype, self.gradient = dtype, gradient
         self.model = SiteGP(problem, dtype)
         self.likelihood = LIKELIHOODS[problem.likelihood]().to(dtype)
         if problem.likelihood != "logit":
@@ -64,7 +64,7 @@ class SiteLearner:
         self._adam.zero_grad()
         share = len(y) / self.num_data
         rate = 5 * share / (1 + 4 * share)
-        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient="exact")
+        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient=self.gradient)
         self._adam.step()
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
