@@ -63,7 +63,7 @@ def report(results: dict[str, Any]) -> str:
             e["log_density"] - a["log_density"] for a, e in zip(runs["augmented"], runs["exact"], strict=True)
         )
         lines.append(
-            f"| {' | '.join(name.split('/'))} | {density['augmented']:.4f} | {density['exact']:.4f} | {difference:+.4f} "
+            f"| {name.replace('/', ' | ')} | {density['augmented']:.4f} | {density['exact']:.4f} | {difference:+.4f} "
             f"| {step['augmented']:.1f} | {step['exact']:.1f} |"
         )
     return "\n".join(lines)
