@@ -389,10 +389,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder of the figures")
     parser.add_argument("--budget", type=float, default=10.0, help="training seconds of a run")
     parser.add_argument("--num-inducing", type=int, default=100)
+    parser.add_argument(
+        "--threads", type=int, default=1, help="torch's threads; matrices this small gain nothing from more"
+    )
     parser.add_argument("--quick", action="store_true", help="a look in a few seconds: nothing converges")
     args = parser.parse_args(arguments)
     if args.quick:
         args.budget, args.num_inducing = 0.3, 20
+    torch.set_num_threads(args.threads)
     matplotlib.use("Agg")
     warnings.simplefilter("ignore", gpytorch.utils.warnings.GPInputWarning)
     args.output.mkdir(parents=True, exist_ok=True)
