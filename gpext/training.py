@@ -286,6 +286,7 @@ class _SiteStepper:
         value = self.strategy.update(x, y, self.likelihood, rate, self.num_data, gradient=self.gradient)
         for optimizer in self.optimizers:
             optimizer.step()
+        assert value is not None  # a gradient was asked for
         return float(value.sum())
 
 

@@ -43,3 +43,10 @@ class RadialFunction(ABC):
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return E[log phi(z^2)] for z ~ N(gap, variance) in closed form, or None where there is none."""
         return None
+
+    def strip(self) -> Tensor | None:
+        """Return the distance from the real line to the nearest singularity of z -> log phi(z^2); None if unknown or 0.
+
+        It sets how fast Gauss-Hermite quadrature converges.
+        """
+        return None

@@ -36,3 +36,7 @@ class SechRadial(RadialFunction):
         at_zero = c == 0
         ratio = torch.tanh(c) / torch.where(at_zero, torch.ones_like(c), c)
         return 0.5 * self.count * torch.where(at_zero, torch.ones_like(c), ratio)
+
+    def strip(self) -> Tensor:
+        """Return pi/2: cosh z vanishes at z = i pi/2."""
+        return torch.full_like(self.count, math.pi / 2)

@@ -17,6 +17,7 @@ from torch.distributions import biject_to, constraints
 from gpext.quadrature import QuadratureWarning, expectation, log_expectation
 
 _CDF_TOLERANCE = 1e-12  # relative; the quantile inherits it
+_CDF_ROUNDING = 1e-15  # absolute: torch's own cdfs cancel in the lower tail
 _MAX_DOUBLINGS = 1000
 _MAX_NEWTON_STEPS = 200
 
@@ -135,6 +136,7 @@ class CompoundDistribution(Distribution):
                 variance,
                 knots=self._knots_at(value),
                 relative_tolerance=_CDF_TOLERANCE if mean.dtype == torch.float64 else None,
+                absolute_tolerance=_CDF_ROUNDING,
             )
         except NotImplementedError as error:
             name = type(self.conditional(mean)).__name__

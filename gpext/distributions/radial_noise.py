@@ -55,20 +55,22 @@ class _Panels:
             edges = torch.cat([values.new_zeros(1), 2.0 ** (steps.double() / _PER_OCTAVE)])
             return cls(edges, *_rule(edges[:-1], edges[1:]))
 
-    def log_masses(
-        self, log_phi: LogPhi, power: float = 0.0
-    ) -> Tensor:  # (P + 1,), the last entry is beyond the panels
-        """Log int s^power phi(s^2) ds over each panel; inf if the rest diverges; differentiable in log_phi's tensors."""
+    def log_masses(self, log_phi: LogPhi, power: float = 0.0) -> Tensor:  # (P + 1,)
+        """Log int s^power phi(s^2) ds over each panel and beyond them, inf if the rest diverges; differentiable."""
         values = _evaluate(log_phi, self.nodes.square()) + power * self.nodes.log()
         masses = torch.logsumexp(self.log_weights + values, -1)
-        rest = masses.new_full((1,), -math.inf)
-        if bool(masses[-1] > masses.max() - 800):  # not a power-law tail otherwise
-            log_ratio = masses[-1] - masses[-2]
-            if bool(_PER_OCTAVE * log_ratio < math.log(_DIVERGENT)):
-                rest = (masses[-1] + log_ratio - (-log_ratio.expm1()).log()).unsqueeze(0)
-            else:
-                rest = masses.new_full((1,), math.inf)
-        return torch.cat([masses, rest])
+        nothing = masses.new_full((1,), -math.inf)
+        # A log_phi that scales its argument reaches the end of the floating-point range, log phi = -inf, in some panel
+        # before the last: that panel and those beyond are the rest.
+        last = int(masses.isfinite().nonzero()[-1]) - 1
+        if bool(masses[last] < masses.max() - 800):  # no power law: nothing is left
+            return torch.cat([masses, nothing])
+        log_ratio = masses[last] - masses[last - 1]
+        if bool(_PER_OCTAVE * log_ratio < math.log(_DIVERGENT)):
+            rest = (masses[last] + log_ratio - (-log_ratio.expm1()).log()).unsqueeze(0)
+        else:
+            rest = -nothing
+        return torch.cat([masses[: last + 1], nothing.expand(masses.shape[0] - last - 1), rest])
 
 
 def log_normalizer(

@@ -1,7 +1,7 @@
 """Distributions of torch (of Pyro where installed) with the cumulative distribution function that torch leaves out.
 
-`StudentT.cdf`, `StudentT.icdf` and `NegativeBinomial.cdf` are computed by scipy on the CPU in float64 and moved back:
-they carry no gradient. `Poisson.cdf` is torch's own incomplete gamma function.
+They are computed by scipy on the CPU in float64 and moved back: they carry no gradient. (Torch has the incomplete gamma
+function of the Poisson, but with errors of 1e-9 at a rate of 300.)
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ class NegativeBinomial(base_distributions.NegativeBinomial):
 
 
 class Poisson(base_distributions.Poisson):
-    """Poisson with `cdf`."""
+    """Poisson with `cdf` (no gradient)."""
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value) = Q(value + 1, rate)."""
         if self._validate_args:
             self._validate_sample(value)
-        count, rate = torch.broadcast_tensors(value.floor() + 1, self.rate)
-        dtype = torch.promote_types(count.dtype, rate.dtype)
-        return torch.special.gammaincc(count.to(dtype), rate.to(dtype))
+        return _by_scipy(special.pdtr, value.floor(), self.rate)
 
 
 def _by_scipy(function: Callable, *arguments: Tensor) -> Tensor:

@@ -10,22 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from gpytorch.distributions import MultivariateNormal
-from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import InducingPosterior, back_substitute, cross_gradient, inducing_gradient
-
-
-@dataclass(frozen=True)
-class PriorBlocks:
-    """The prior at the inducing points and a batch of inputs, in the autograd graph."""
-
-    inducing_covariance: Tensor  # K_zz + jitter I (..., M, M)
-    cross_covariance: Tensor  # K_zx (..., M, N)
-    variance: Tensor  # k_ii + jitter (..., N)
-    mean: Tensor  # mu_i (..., N)
+from gpext.sites import GaussianSites
+from gpext.variational.prior_blocks import CrossBlocks
 
 
 @dataclass(frozen=True)
@@ -33,8 +23,8 @@ class LocalTerms:
     """F_i(m_i, v_i) and its derivatives in the marginals; `values` is in the graph of the likelihood's parameters."""
 
     values: Tensor  # F_i (..., N)
-    mean_gradient: Tensor  # dF_i/dm_i (..., N)
-    precision: Tensor  # -2 dF_i/dv_i (..., N)
+    mean_gradient: Tensor  # g_i = dF_i/dm_i (..., N)
+    precision: Tensor  # tau_i = -2 dF_i/dv_i (..., N)
 
     @property
     def total(self) -> Tensor:
@@ -42,42 +32,58 @@ class LocalTerms:
         return self.values.detach().double().sum(-1)
 
 
-def local_terms(
-    likelihood: AugmentedLikelihood, y: Tensor, mean: Tensor, variance: Tensor, *, exact: bool, gradient: bool
+def augmented_terms(
+    likelihood: AugmentedLikelihood, y: Tensor, mean: Tensor, variance: Tensor, sites: GaussianSites
 ) -> LocalTerms:
-    """Return the augmented bound on E[log p(y_i | f_i)] at N(mean, variance), or (`exact`) the expectation itself."""
-    mean, variance = (t.detach().requires_grad_(gradient) for t in (mean, variance))
-    with torch.set_grad_enabled(gradient):
-        marginals = MultivariateNormal(mean, DiagLinearOperator(variance))
-        values = likelihood.expected_log_prob(y, marginals) if exact else likelihood.augmented_bound(y, marginals)
-        if not gradient:
-            return LocalTerms(values, torch.zeros_like(mean), torch.zeros_like(mean))
+    """Return the augmented bound on E[log p(y_i | f_i)] at N(mean, variance), whose sites are these."""
+    trainable = any(parameter.requires_grad for parameter in likelihood.parameters())
+    with torch.set_grad_enabled(trainable):
+        values = likelihood.augmentation(y).bound(mean, variance)
+    return LocalTerms(values, sites.shift - sites.precision * mean, sites.precision)
+
+
+def exact_terms(likelihood: AugmentedLikelihood, y: Tensor, mean: Tensor, variance: Tensor) -> LocalTerms:
+    """Return E[log p(y_i | f_i)] under N(mean, variance) itself."""
+    with torch.enable_grad():
+        mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
+        values = likelihood.augmentation(y).expected_log_prob(mean, variance)
         by_mean, by_variance = torch.autograd.grad(values.sum(), (mean, variance), retain_graph=True)
     return LocalTerms(values, by_mean, -2 * by_variance)
 
 
 def backpropagate(
-    prior: PriorBlocks,
+    inducing_covariance: Tensor,
+    cross: CrossBlocks,
     chol: Tensor,
     whitened: Tensor,
     posterior: InducingPosterior,
     local: LocalTerms,
-    *,
+    gram: Tensor,
     weight: float,
 ) -> None:
-    """Add weight times the derivatives of sum_i F_i at fixed q(v) to the `.grad` of every parameter behind it."""
+    """Add weight times the derivatives of sum_i F_i at fixed q(v) to the `.grad` of every parameter behind it.
+
+    Args:
+        inducing_covariance: K_zz (..., M, M), in the graph.
+        cross: K_zx, k_ii and mu_i, in the graph.
+        chol: the factor of K_zz.
+        whitened: A (..., M, N).
+        posterior: q(v).
+        local: F_i and its derivatives.
+        gram: A diag(tau) A' (..., M, M), tau the local terms' precision.
+        weight: the factor.
+    """
     with torch.no_grad():
         g, tau = weight * local.mean_gradient, weight * local.precision
         back = back_substitute(chol, posterior, whitened.dtype)
         vector = (whitened @ g.unsqueeze(-1)).squeeze(-1).double()
-        gram = ((whitened * tau.unsqueeze(-2)) @ whitened.mT).double()
-        inducing = inducing_gradient(chol, posterior, vector, gram).to(whitened.dtype)
-        cross = cross_gradient(back, whitened, g, tau)
+        weighted = (weight * gram).double()
+        inducing = inducing_gradient(chol, posterior, vector, weighted).to(whitened.dtype)
     push_back(
-        (prior.inducing_covariance, inducing),
-        (prior.cross_covariance, cross),
-        (prior.variance, -0.5 * tau),
-        (prior.mean, g),
+        (inducing_covariance, inducing),
+        (cross.covariance, cross_gradient(back, whitened, g, tau)),
+        (cross.variance, -0.5 * tau),
+        (cross.mean, g),
         (local.values, torch.full_like(local.values, weight)),
     )
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
-from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.inference import augmented_sites, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
-from gpext.variational.bound_gradients import PriorBlocks, backpropagate, local_terms
+from gpext.variational.bound_gradients import augmented_terms, backpropagate, exact_terms
+from gpext.variational.prior_blocks import CrossBlocks, FactorCache, split_covariance
 
 
 class SiteVariationalStrategy(VariationalStrategy):
@@ -64,6 +65,7 @@ class SiteVariationalStrategy(VariationalStrategy):
                 f"None for the default), got {type(variational_distribution).__name__}."
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
+        self._factors = FactorCache()
 
     def update(
         self,
@@ -74,7 +76,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         num_data: int | None = None,
         *,
         gradient: Literal["augmented", "exact"] | None = None,
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
@@ -88,7 +90,7 @@ class SiteVariationalStrategy(VariationalStrategy):
                 augmented bound or the exact expectation of log p(y | f); None leaves `.grad` alone.
 
         Returns:
-            The augmented bound per datum before the step, (...); with `gradient="exact"` the exact ELBO.
+            With a `gradient`, the ELBO it belongs to, per datum, before the step, (...).
 
         Raises:
             TypeError: the likelihood has no augmentation, or half precision.
@@ -102,46 +104,54 @@ class SiteVariationalStrategy(VariationalStrategy):
         num_data = num_data or y.size(-1)
         scale = num_data / y.size(-1)
         with torch.set_grad_enabled(gradient is not None):
-            prior = self.prior_blocks(x)
+            cross = self.cross_blocks(x)
+            inducing_covariance = self.inducing_covariance() if gradient is not None else None
         with torch.no_grad():
-            chol = factorise(prior.inducing_covariance)
-            whitened = torch.linalg.solve_triangular(chol.to(x.dtype), prior.cross_covariance, upper=False)
+            chol = self._factor() if inducing_covariance is None else factorise(inducing_covariance)
+            whitened = torch.linalg.solve_triangular(chol.to(x.dtype), cross.covariance, upper=False)
             posterior = self.posterior()
-            mean, variance = posterior.marginals(whitened, prior.mean, prior.variance)
+            conditional_variance = cross.variance - whitened.square().sum(-2)
+            mean, variance = posterior.marginals(whitened, cross.mean, conditional_variance)
             sites = augmented_sites(likelihood.augmentation(y), mean, variance)
-            vector, gram = project(whitened, prior.mean, sites)
-        value = local_terms(likelihood, y, mean, variance, exact=gradient == "exact", gradient=gradient is not None)
-        if gradient is not None:
-            backpropagate(prior, chol, whitened, posterior, value, weight=-scale / num_data)
+            vector, gram = project(whitened, cross.mean, sites)
+        value = None
+        if inducing_covariance is not None:
+            local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
+            if gradient == "exact":
+                local = exact_terms(likelihood, y, mean, variance)
+                local_gram = (whitened * local.precision.unsqueeze(-2)) @ whitened.mT
+            weight = -scale / num_data
+            backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, weight)
+            value = (scale * local.total - posterior.divergence_from_prior) / num_data
         self.move(scale * vector, scale * gram, rate)
-        return (scale * value.total - posterior.divergence_from_prior) / num_data
-
-    def prior_blocks(self, x: Tensor) -> PriorBlocks:
-        """Return the prior at Z and x as the model's `forward` says, in the autograd graph."""
-        covariance, mean, size = self._joint_prior(x)
-        inducing = covariance[..., :size, :size].add_jitter(self.jitter_val).to_dense()
-        return PriorBlocks(inducing, *self._cross_blocks(covariance, mean, size))
+        return value
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
         covariance = self.model.forward(self.inducing_points).lazy_covariance_matrix
-        return covariance.add_jitter(self.jitter_val).to_dense()
+        if isinstance(covariance, LazyEvaluatedKernelTensor):
+            covariance = covariance.evaluate_kernel()
+        dense = covariance.to_dense()
+        return dense + torch.diag_embed(dense.new_full(dense.shape[:-1], self.jitter_val))
 
-    def cross_blocks(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return K_zx (..., M, N), k_ii + jitter (..., N) and mu_i (..., N), in the autograd graph."""
-        return self._cross_blocks(*self._joint_prior(x))
-
-    def _joint_prior(self, x: Tensor) -> tuple[LinearOperator, Tensor, int]:
+    def cross_blocks(self, x: Tensor) -> CrossBlocks:
+        """Return K_zx, the prior variances k_ii + jitter and the prior mean mu_i, in the autograd graph."""
         inducing_points = self.inducing_points
         if inducing_points.shape[:-2] != x.shape[:-2]:
             x, inducing_points = self._expand_inputs(x, inducing_points)
         prior = self.model.forward(torch.cat([inducing_points, x], dim=-2))
-        return prior.lazy_covariance_matrix, prior.mean, inducing_points.size(-2)
+        size = inducing_points.size(-2)
+        cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
+        return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
 
-    def _cross_blocks(self, covariance: LinearOperator, mean: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        cross = covariance[..., :size, size:].to_dense()
-        variance = covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2) + self.jitter_val
-        return cross, variance, mean[..., size:]
+    def _factor(self) -> Tensor:
+        """Return L with L L' = K_zz + jitter I, kept while the hyperparameters stay as they are."""
+        key = [*self.model.hyperparameters(), self.inducing_points, torch.tensor(self.jitter_val)]
+        chol = self._factors.get(key)
+        if chol is None:
+            chol = factorise(self.inducing_covariance())
+            self._factors.put(key, chol)
+        return chol
 
     def posterior(self) -> InducingPosterior:
         """Return q(v) of the whitened inducing values, initialising it to the prior if it is new.

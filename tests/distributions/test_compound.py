@@ -56,8 +56,8 @@ CASES = {
     "negative_binomial": (CompoundDistribution, negative_binomial, tensor(0.0, 1.0, 30.0)),
     "gamma": (CompoundDistribution, gamma, tensor(0.1, 2.0, 0.02)),
     "student_t": (AdditiveNoisePredictive, student_t, tensor(0.0, 4.0, 2.0)),
-    "matern32": (AdditiveNoisePredictive, lambda f: Matern32(f, 0.2), tensor(0.0, 4.0, 2.0)),
-    "laplace": (AdditiveNoisePredictive, lambda f: Laplace(f, 0.2), tensor(0.0, 4.0, 2.0)),
+    "matern32": (AdditiveNoisePredictive, lambda f: Matern32(f, 0.2), tensor(0.0, -0.2, 2.0)),
+    "laplace": (AdditiveNoisePredictive, lambda f: Laplace(f, 0.2), tensor(0.0, -0.2, 2.0)),
 }
 
 
