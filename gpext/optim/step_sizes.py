@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RobbinsMonro:
-    """rho_t = scale (delay + t)^-exponent, t = 0, 1, ...
+    """The decreasing steps rho_t = scale (delay + t)^-exponent, t = 0, 1, ...
 
-    Its sum diverges and that of its squares does not [Robbins & Monro 1951]: with it the closed-form minibatch updates of q(u) converge, not just hover [Hoffman et al. 2013].
+    Their sum diverges and that of their squares does not [Robbins & Monro 1951]: with them the closed-form minibatch
+    updates of q(u) converge, not just hover [Hoffman et al. 2013].
 
     Args:
         scale: a > 0; the first step a delay^-exponent must not exceed 1.
