@@ -2,10 +2,10 @@
 
     python benchmarks/demo.py --output demo_output
 
-Three data sets: breast cancer and the handwritten digits 3 and 5 (classification, Bernoulli likelihood with logit link),
-and the progression of diabetes with one training target in twenty corrupted (regression, Student-t noise). Four ways
-to train one and the same sparse Gaussian process (ARD squared exponential, the same fixed inducing points, the same
-start, float64, all data in every step), with the options a newcomer would take:
+Three data sets: breast cancer and the handwritten digits 3 and 5 (classification, Bernoulli likelihood with logit
+link), and the progression of diabetes with one training target in twenty corrupted (regression, Student-t noise).
+Four ways to train one and the same sparse Gaussian process (ARD squared exponential, the same fixed inducing points,
+the same start, float64, all data in every step), with the options a newcomer would take:
 
 * gpext: ``gpext.fit(mll, x, y)``, which maximises the augmented bound;
 * gpext + exact: the same, then ``gpext.fit(mll, x, y, batch_size=len(y), hyperparameters="exact")``, which goes on from
@@ -238,7 +238,9 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
                 ]
             )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [[c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in rows]
+    aligned = [
+        [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in rows
+    ]
     rule = ["-" * w if i < 2 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [aligned[0], rule, *aligned[1:]])
 
@@ -295,13 +297,13 @@ def figure_outliers(path: Path, num_inducing: int) -> str:
     center, lower, upper = gaussian_band(x, y, grid)
     plots.observations(x[:, 0], y, ax=axes[0])
     plots.predictive_band(grid, center, lower, upper, ax=axes[0], color=plots.ORANGE)
-    axes[0].plot(x[corrupted, 0], y[corrupted], "o", mfc="none", color="black", markersize=10, label="corrupted on purpose")
     axes[0].set_title("Gaussian noise (gpytorch ExactGP)")
     plots.observations(x[:, 0], y, outliers=flagged, ax=axes[1])
     plots.predictive_band(grid, *student_t_band(robust, grid), ax=axes[1])
-    axes[1].plot(x[corrupted, 0], y[corrupted], "o", mfc="none", color="black", markersize=10, label="corrupted on purpose")
     axes[1].set_title("Student-t noise (gpext)")
     for ax in axes:
+        ring = {"mfc": "none", "color": "black", "markersize": 10, "label": "corrupted on purpose"}
+        ax.plot(x[corrupted, 0], y[corrupted], "o", **ring)
         ax.set_xlabel("body mass index (standard deviations from its mean)")
         ax.legend(loc="lower right", fontsize=9)
     axes[0].set_ylabel("disease progression (robust standard deviations)")
@@ -376,7 +378,7 @@ def figure_traces(path: Path, outcomes: dict[str, list[Outcome]]) -> None:
         best = max(max(run.trace.log_density) for run in runs)
         ax.set_ylim(max(np.min(values), best - 0.6), best + 0.02)
         ax.set_title(name)
-    axes[0].legend(loc="lower right", fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -398,7 +400,7 @@ def figure_calibration(path: Path, problems: Sequence[Problem], outcomes: dict[s
                 plots.coverage(predictive.cdf(problem.test_y), ax=ax, label=run.method, color=color, linestyle=line)
         ax.set_title(problem.dataset if problem.likelihood == "logit" else "diabetes (no outliers in the test data)")
         ax.set_aspect("equal")
-    axes[0].legend(loc="upper left", fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

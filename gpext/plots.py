@@ -164,7 +164,15 @@ def reliability(
     errors = np.maximum(np.stack([observed - low, high - observed]), 0)  # rounding at shares of 0 and 1
     _diagonal(ax)
     ax.errorbar(
-        predicted, observed, yerr=errors, color=color, marker=marker, markersize=6, linewidth=0.8, capsize=2, label=label
+        predicted,
+        observed,
+        yerr=errors,
+        color=color,
+        marker=marker,
+        markersize=6,
+        linewidth=0.8,
+        capsize=2,
+        label=label,
     )
     ax.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     ax.set_xlabel("predicted probability of class 1")
