@@ -346,13 +346,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="synthetic data, 120 training points, 3 length scales")
+    parser.add_argument("--datasets", nargs="+", choices=["boston", "heart"], default=["boston", "heart"])
     parser.add_argument("--points", type=int, default=13, help="values of theta between 0.01 and 100")
     parser.add_argument("--seeds", type=int, default=3, help="how many splits into training and test data")
     parser.add_argument("--kernel-variance", type=float, default=KERNEL_VARIANCE)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=None, help="JSON; the figure gets the same name, .png")
     args = parser.parse_args(arguments)
-    problems: Sequence[tuple[str, str]] = PROBLEMS
+    problems: Sequence[tuple[str, str]] = [problem for problem in PROBLEMS if problem[0] in args.datasets]
     max_train: int | None = None
     if args.quick:
         problems, max_train, args.points, args.seeds = QUICK_PROBLEMS, 120, 3, 1
