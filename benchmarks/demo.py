@@ -431,7 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, default=1, help="torch's threads; matrices this small gain nothing from more"
     )
-    parser.add_argument("--quick", action="store_true", help="a look in less than half a minute: not everything converges")
+    parser.add_argument("--quick", action="store_true", help="a look in half a minute: not everything converges")
     args = parser.parse_args(arguments)
     if args.quick:
         args.budget, args.num_inducing = 0.3, 20
