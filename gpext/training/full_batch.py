@@ -17,18 +17,12 @@ MAX_STEPS = 200
 _SUBSET_TOLERANCE = 1e-3  # nats per datum and step: below it a larger subset teaches more than another step
 
 
-def subset_sizes(num_data: int, num_inducing: int, largest: int | None = None) -> list[int]:
-    """Return the sizes to train on in turn: from ten data an inducing point, four times as many each time.
-
-    Ends with all the data; with `largest`, with the last size below it.
-    """
-    sizes = []
-    size = max(10 * num_inducing, 1000)
-    limit = num_data if largest is None else min(largest, num_data)
-    while 2 * size < limit:
-        sizes.append(size)
-        size *= 4
-    return sizes + ([min(limit, size)] if largest is not None and limit < num_data else [num_data])
+def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
+    """Return the numbers of data to train on in turn: quarters of quarters, down to ten data an inducing point."""
+    sizes = [num_data]
+    while sizes[0] // 4 >= max(10 * num_inducing, 1000):
+        sizes.insert(0, sizes[0] // 4)
+    return sizes
 
 
 def fit_collapsed(
