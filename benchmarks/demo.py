@@ -5,17 +5,19 @@
 Three data sets: breast cancer and the handwritten digits 3 and 5 (classification, Bernoulli likelihood with logit
 link), and the progression of diabetes with one training target in twenty corrupted (regression, Student-t noise).
 Four ways to train one and the same sparse Gaussian process (ARD squared exponential, the same fixed inducing points,
-the same start, float64, all data in every step), with the options a newcomer would take:
+the same start, float64, all data in every step), with the options a newcomer would take, except for "gpext + exact":
 
 * gpext: ``gpext.fit(mll, x, y)``, which maximises the augmented bound;
 * gpext + exact: the same, then ``gpext.fit(mll, x, y, batch_size=len(y), hyperparameters="exact")``, which goes on from
-  there with hyperparameter gradients of the bound without augmentation;
+  there with hyperparameter gradients of the bound without augmentation (added after the defaults had lost on the
+  digits, so its place there is no fair contest);
 * gpytorch Adam: ``VariationalELBO``, Adam with learning rate 0.01;
 * gpytorch NGD: ``VariationalELBO``, NGD with step 0.1 for q(u) and Adam with learning rate 0.01 for the rest.
 
 The table's seconds are training time until the mean test log density is first within 0.01 nats of the best value that
-any method had at any time; the clock stands still while a model is evaluated. The test sets are small, so every
-difference of final values is printed with its standard error over the test data.
+any method had at any time, with "(left)" where the model ended outside again: arriving on the way through is no
+merit, and gpext is called first only where it stayed. The clock stands still while a model is evaluated. The test
+sets are small, so every difference of final values is printed with its standard error over the test data.
 """
 
 from __future__ import annotations
@@ -226,14 +228,16 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
     for name, runs in outcomes.items():
         seconds = arrival(runs)
         for run in runs:
-            ratio = seconds[run.method] / seconds["gpext"] if math.isfinite(seconds["gpext"]) else math.nan
+            own = seconds["gpext"] if stayed(runs[0], runs) else math.inf
+            ratio = seconds[run.method] / own if math.isfinite(own) else math.nan
+            arrived = f"{seconds[run.method]:.2f}" + ("" if stayed(run, runs) else " (left)")
             rows.append(
                 [
                     name,
                     run.method,
                     f"{run.trace.error[-1]:.3f}" if run.trace.error else "failed",
                     f"{run.trace.log_density[-1]:.3f}" if run.trace.log_density else run.trace.status.value,
-                    f"{seconds[run.method]:.2f}" if math.isfinite(seconds[run.method]) else "not reached",
+                    arrived if math.isfinite(seconds[run.method]) else "not reached",
                     f"{ratio:.2g}" if math.isfinite(ratio) else "",
                 ]
             )
@@ -247,8 +251,17 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
 
 def arrival(runs: Sequence[Outcome]) -> dict[str, float]:
     """Seconds of each method until it is within the tolerance of the best value of any."""
-    best = max(max(run.trace.log_density, default=-math.inf) for run in runs)
-    return {run.method: run.trace.seconds_to(best - TOLERANCE) for run in runs}
+    return {run.method: run.trace.seconds_to(goal(runs)) for run in runs}
+
+
+def goal(runs: Sequence[Outcome]) -> float:
+    """The best log density of any method at any time, less the tolerance."""
+    return max(max(run.trace.log_density, default=-math.inf) for run in runs) - TOLERANCE
+
+
+def stayed(run: Outcome, runs: Sequence[Outcome]) -> bool:
+    """Whether the method ended within the tolerance."""
+    return bool(run.trace.log_density) and run.trace.log_density[-1] >= goal(runs)
 
 
 def verdict(outcomes: dict[str, list[Outcome]]) -> list[str]:
@@ -256,15 +269,18 @@ def verdict(outcomes: dict[str, list[Outcome]]) -> list[str]:
     lines = []
     for name, runs in outcomes.items():
         seconds = arrival(runs)
-        own, peer = seconds["gpext"], min(PEERS, key=lambda method: seconds[method])
+        gpext_stayed, peer = stayed(runs[0], runs), min(PEERS, key=lambda method: seconds[method])
+        own = seconds["gpext"] if gpext_stayed else math.inf
         if own < seconds[peer]:
             ahead = f", {seconds[peer] / own:.1f} times as fast as {peer}" if math.isfinite(seconds[peer]) else ""
             line = f"{name}: gpext arrived first{ahead or ', gpytorch not in its time'}"
         elif math.isfinite(seconds[peer]):
             reached = f"needed {own:.2f} s" if math.isfinite(own) else "did not arrive"
+            if math.isfinite(seconds["gpext"]) and not gpext_stayed:
+                reached = f"came by after {seconds['gpext']:.2f} s but did not stay"
             line = f"{name}: gpext did NOT win; {peer} arrived after {seconds[peer]:.2f} s, gpext {reached}"
         else:
-            line = f"{name}: neither gpext nor gpytorch arrived"
+            line = f"{name}: neither gpext nor gpytorch arrived to stay"
         if own >= seconds[peer] > seconds["gpext + exact"]:
             line += f", gpext + exact after {seconds['gpext + exact']:.2f} s"
         ours = next(run for run in runs if run.method == "gpext").test_log_density
@@ -388,7 +404,7 @@ def figure_calibration(path: Path, problems: Sequence[Problem], outcomes: dict[s
     """Reliability of the classifiers; coverage of the regression's central intervals."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(problems), figsize=(13, 5.4), layout="constrained")
+    figure, axes = plt.subplots(1, len(problems), figsize=(13, 5.0), layout="constrained")
     for ax, problem in zip(axes, problems, strict=True):
         for run in outcomes[problem.dataset]:
             color, marker, line = STYLES[run.method]

@@ -48,6 +48,28 @@ def test_demo_says_where_gpext_did_not_win():
     assert "not reached" in table
 
 
+def test_passing_through_is_no_win():
+    runs = [
+        outcome("gpext", [1.0, 2.0], [-1.0, -2.0]),
+        outcome("gpext + exact", [3.0], [-1.5]),
+        outcome("gpytorch Adam", [4.0], [-1.0]),
+        outcome("gpytorch NGD", [5.0], [-3.0]),
+    ]
+    (line,) = demo.verdict({"toy": runs})
+    assert "did NOT win; gpytorch Adam arrived after 4.00 s, gpext came by after 1.00 s but did not stay" in line
+    assert "1.00 (left)" in demo.table({"toy": runs})
+
+
+def test_staying_first_is_a_win():
+    runs = [
+        outcome("gpext", [1.0, 2.0], [-1.0, -1.0]),
+        outcome("gpext + exact", [2.0], [-1.0]),
+        outcome("gpytorch Adam", [4.0], [-1.0]),
+        outcome("gpytorch NGD", [5.0], [-3.0]),
+    ]
+    assert demo.verdict({"toy": runs}) == ["toy: gpext arrived first, 4.0 times as fast as gpytorch Adam."]
+
+
 def test_only_training_targets_are_corrupted():
     problem, corrupted = demo.diabetes_problem(num_inducing=5, feature=2)
     assert corrupted.sum() == round(0.05 * len(problem.train_y))
