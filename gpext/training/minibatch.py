@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import SiteVariationalStrategy
+from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
 Rate = float | Callable[[int], float]
 
@@ -146,6 +146,9 @@ def polish(
         if run.step(stepper.step(x, y, batches.draw().to(x.device), number)):
             status = FitStatus.STOPPED
             break
+    settled = CollapsedBound(stepper.strategy, stepper.likelihood, x, y)
+    settled.settle()
+    settled.commit()  # q(u) of all the data at the final hyperparameters
     recent = run.trace[-batches.per_epoch :]
     return run.finish(status, objective=sum(recent) / len(recent))
 
