@@ -3,10 +3,11 @@
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
-from gpext.distributions.with_cdf import NegativeBinomial, Poisson, StudentT
+from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT
 
 __all__ = [
     "AdditiveNoisePredictive",
+    "Bernoulli",
     "CompoundDistribution",
     "Matern32",
     "NegativeBinomial",

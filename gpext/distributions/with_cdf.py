@@ -28,6 +28,25 @@ class StudentT(base_distributions.StudentT):
         return self.loc + self.scale * _by_scipy(special.stdtrit, self.df, value)
 
 
+class Bernoulli(base_distributions.Bernoulli):
+    """Bernoulli with `cdf`, `icdf` and `quantile`."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value): 0 below 0, 1 - probs below 1, 1 from there."""
+        failure = torch.sigmoid(-self.logits)
+        return torch.where(
+            value < 0, torch.zeros_like(failure), torch.where(value < 1, failure, torch.ones_like(failure))
+        )
+
+    def icdf(self, value: Tensor | float) -> Tensor:
+        """The smallest class k with P(Y <= k) >= value."""
+        return (torch.as_tensor(value) > torch.sigmoid(-self.logits)).to(self.logits.dtype)
+
+    def quantile(self, q: Tensor | float) -> Tensor:
+        """The same as `icdf`."""
+        return self.icdf(q)
+
+
 class NegativeBinomial(base_distributions.NegativeBinomial):
     """Negative binomial with `cdf` (no gradient)."""
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal, base_distributions
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.augmentations import Augmentation, ExponentialRadial
+from gpext.distributions import Bernoulli
 from gpext.likelihoods.checks import check_binary
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.quadrature import expectation
 
 
-class HingeBernoulli(base_distributions.Bernoulli):
+class HingeBernoulli(Bernoulli):
     """The classes given f under the hinge loss: sampled and averaged as the normalised Bernoulli.
 
     `log_prob` is the pseudo-likelihood -2 max(0, 1 - s f), s = 2y - 1, which does not sum to one over the classes; the
@@ -53,12 +54,12 @@ class BayesianSVMLikelihood(AugmentedLikelihood):
         """Return the classes given f; its log_prob is the pseudo-likelihood."""
         return HingeBernoulli(function_samples)
 
-    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Bernoulli:
         """Return the Bernoulli distribution of y at the marginals of function_dist."""
         mean = function_dist.mean
         knots = torch.stack([torch.full_like(mean, -1.0), torch.ones_like(mean)])  # the two hinges
         probs = expectation(lambda f: HingeBernoulli(f).probs, mean, function_dist.variance, knots=knots)
-        return base_distributions.Bernoulli(probs=probs)
+        return Bernoulli(probs=probs)
 
 
 def _hinge(margin: Tensor) -> Tensor:

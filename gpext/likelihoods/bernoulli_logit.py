@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal, base_distributions
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
-from torch.distributions import Distribution
 
 from gpext.augmentations import Augmentation, SechRadial
+from gpext.distributions import Bernoulli
 from gpext.likelihoods.checks import check_binary
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
@@ -30,18 +30,18 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
             SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
         )
 
-    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Bernoulli:
         """Return p(y | f)."""
-        return base_distributions.Bernoulli(logits=function_samples)
+        return Bernoulli(logits=function_samples)
 
-    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Bernoulli:
         """Return the Bernoulli distribution of y at the marginals of function_dist; both tails keep full precision."""
         zeros = torch.zeros_like(function_dist.mean)
         log_probs = [
             self.augmentation(label).log_marginal(function_dist.mean, function_dist.variance)
             for label in (zeros, zeros + 1)
         ]
-        return base_distributions.Bernoulli(logits=log_probs[1] - log_probs[0])
+        return Bernoulli(logits=log_probs[1] - log_probs[0])
 
 
 def _floating(targets: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
-from gpext.distributions import Matern32, NegativeBinomial, Poisson, StudentT
+from gpext.distributions import Bernoulli, Matern32, NegativeBinomial, Poisson, StudentT
 
 F64 = torch.float64
 
@@ -86,3 +86,11 @@ def test_everything_works_without_pyro():
         "assert not hasattr(d, 'mask')\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
+def test_bernoulli_quantiles_are_the_smallest_class_that_reaches_them():
+    bernoulli = Bernoulli(logits=torch.tensor([-2.0, 0.0, 3.0], dtype=torch.float64))
+    for q in (0.01, 0.3, 0.5, 0.9, 0.999):
+        k = bernoulli.quantile(q)
+        assert bool((bernoulli.cdf(k) >= q).all())
+        assert bool((bernoulli.cdf(k - 1) < q).all())
