@@ -57,7 +57,12 @@ class _Panels:
 
     def log_masses(self, log_phi: LogPhi, power: float = 0.0) -> Tensor:  # (P + 1,)
         """Log int s^power phi(s^2) ds over each panel and beyond them, inf if the rest diverges; differentiable."""
-        values = _evaluate(log_phi, self.nodes.square()) + power * self.nodes.log()
+        r = self.nodes.square()
+        with torch.no_grad():
+            underflow = _evaluate(log_phi, r) == -math.inf
+        # Where phi(r) is zero, its logarithm has the derivative 0/0 in phi's parameters: keep autograd away from there.
+        inside = _evaluate(log_phi, torch.where(underflow, 1.0, r))
+        values = torch.where(underflow, -math.inf, inside) + power * self.nodes.log()
         masses = torch.logsumexp(self.log_weights + values, -1)
         nothing = masses.new_full((1,), -math.inf)
         # A log_phi that scales its argument reaches the end of the floating-point range, log phi = -inf, in some panel
