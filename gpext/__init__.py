@@ -5,9 +5,9 @@ Two chains share their linear algebra:
     y, f -> likelihood -> augmentation -> SITES -> posterior -> prediction
     x, theta -> kernel -> bound and its gradient -> training -> prediction
 
-`likelihoods` say what p(y | f) is, `augmentations` turn it into a Gaussian `sites` factor a datum, `inference` finds the
-sites, `posteriors` condition the prior on them; `variational` and `mlls` are the gpytorch shells around that, and `fit`
-trains.
+`likelihoods` say what p(y | f) is, `augmentations` turn it into a Gaussian `sites` factor a datum, `inference` finds
+the sites, `posteriors` condition the prior on them; `variational` and `mlls` are the gpytorch shells around that, and
+`fit` trains.
 """
 
 from gpext import augmentations, distributions, inference, likelihoods, mlls, posteriors, quadrature, sites, variational
