@@ -172,6 +172,11 @@ def _bernoulli(y, f):
     return float(special.log_expit((2 * y - 1) * f))
 
 
+def _negative_binomial(y, f):
+    binomial = special.gammaln(y + TOTAL_COUNT) - special.gammaln(TOTAL_COUNT) - special.gammaln(y + 1)
+    return float(binomial + y * special.log_expit(f) + TOTAL_COUNT * special.log_expit(-f))
+
+
 MEMBERS = {
     "student_t": Member(
         student_t,
@@ -212,7 +217,7 @@ MEMBERS = {
     "negative_binomial": Member(
         negative_binomial,
         "count",
-        lambda y, f: stats.nbinom.logpmf(y, TOTAL_COUNT, special.expit(-f)),
+        _negative_binomial,
         lambda w, y: polya_gamma(w, y + TOTAL_COUNT),
         log_w_range=(-5.0, 3.6, 0.1),
         vectorised=False,
