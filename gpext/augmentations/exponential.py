@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gpext.augmentations.radial import RadialFunction, distance
+from gpext.augmentations.radial import RadialFunction, distance, folded_mean
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,5 @@ class ExponentialRadial(RadialFunction):
         return 0.5 * r.rsqrt()
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor:
-        r"""Return :math:`-E|z|` for z ~ N(gap, variance): minus the mean of a folded Gaussian.
-
-        With s = sqrt(variance): E|z| = s sqrt(2/pi) exp(-gap^2 / (2 s^2)) + gap erf(gap / (s sqrt 2)).
-        """
-        s = distance(variance)
-        ratio = gap / torch.where(s == 0, torch.ones_like(s), s)
-        at_point = gap.abs().expand_as(ratio)
-        folded = s * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square()) + gap * torch.erf(ratio / math.sqrt(2))
-        return -torch.where(s == 0, at_point, folded)
+        """Return -E|z| for z ~ N(gap, variance)."""
+        return -folded_mean(gap, variance)

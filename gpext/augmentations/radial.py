@@ -9,6 +9,7 @@ E[w | c] = -phi'(c^2) / phi(c^2)   radial.mean(r) at r = c^2
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -23,6 +24,18 @@ def distance(r: Tensor) -> Tensor:
     """
     on_kink = r == 0
     return torch.where(on_kink, r, torch.where(on_kink, torch.ones_like(r), r).sqrt())
+
+
+def folded_mean(gap: Tensor, variance: Tensor) -> Tensor:
+    """Return E|z| for z ~ N(gap, variance), (...).
+
+    With s = sqrt(variance): s sqrt(2/pi) exp(-gap^2 / (2 s^2)) + gap erf(gap / (s sqrt 2)).
+    """
+    s = distance(variance)
+    at_point = s == 0
+    ratio = gap / torch.where(at_point, torch.ones_like(s), s)
+    folded = s * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square()) + gap * torch.erf(ratio / math.sqrt(2))
+    return torch.where(at_point, gap.abs(), folded)
 
 
 class RadialFunction(ABC):
@@ -42,4 +55,11 @@ class RadialFunction(ABC):
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return E[log phi(z^2)] for z ~ N(gap, variance) in closed form, or None where there is none."""
+        return None
+
+    def strip(self) -> Tensor | None:
+        """Return the distance from the real line to the nearest singularity of z -> log phi(z^2); None if unknown or 0.
+
+        It sets how fast Gauss-Hermite quadrature converges.
+        """
         return None

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.augmentations.radial import RadialFunction, distance
+from gpext.augmentations.radial import RadialFunction, distance, folded_mean
+from gpext.quadrature import gauss_hermite, gauss_legendre
+
+_WIDE = 0.8  # standard deviation of z above which the fixed panels are accurate to rounding
+
+
+def _panels(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights on [0, 15]: twelve panels, twelve Gauss-Legendre nodes each."""
+    nodes, weights = gauss_legendre(12, dtype, device)
+    starts = 1.25 * torch.arange(12, dtype=dtype, device=device).unsqueeze(-1)
+    return (starts + 1.25 * nodes).flatten(), (1.25 * weights).repeat(12)
 
 
 @dataclass(frozen=True)
@@ -36,3 +46,34 @@ class SechRadial(RadialFunction):
         at_zero = c == 0
         ratio = torch.tanh(c) / torch.where(at_zero, torch.ones_like(c), c)
         return 0.5 * self.count * torch.where(at_zero, torch.ones_like(c), ratio)
+
+    def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
+        r"""Return -b E[log cosh z] for z ~ N(gap, variance), where some z are spread too wide for Gauss-Hermite.
+
+        :math:`\log\cosh z = |z| + \log(1 + e^{-2|z|}) - \log 2`: the first part has a closed form, the second is gone
+        beyond |z| = 15 and is integrated on fixed panels that resolve it and a Gaussian of this width.
+        """
+        wide = variance > _WIDE**2
+        if not bool(wide.any()):
+            return None
+        panels = self._by_panels(gap, torch.where(wide, variance, torch.ones_like(variance)))
+        if bool(wide.all()):
+            return panels
+        nodes, weights = gauss_hermite(48, gap.dtype, gap.device)
+        z = gap + distance(variance) * nodes.view((-1,) + (1,) * panels.dim())
+        hermite = torch.tensordot(weights, self.log_phi(z.square()), dims=1)
+        return torch.where(wide, panels, hermite)
+
+    def _by_panels(self, gap: Tensor, variance: Tensor) -> Tensor:
+        nodes, weights = _panels(gap.dtype, gap.device)
+        shape = torch.broadcast_shapes(gap.shape, variance.shape)
+        t = nodes.view((-1,) + (1,) * len(shape))
+        scaled = 0.5 / variance
+        density = torch.exp(-scaled * (t - gap).square()) + torch.exp(-scaled * (t + gap).square())
+        rest = torch.tensordot(weights * torch.log1p(torch.exp(-2 * nodes)), density, dims=1)
+        rest = rest * (scaled / math.pi).sqrt()
+        return -self.count * (folded_mean(gap, variance) + rest - math.log(2))
+
+    def strip(self) -> Tensor:
+        """Return pi/2: cosh z vanishes at z = i pi/2."""
+        return torch.full_like(self.count, math.pi / 2)

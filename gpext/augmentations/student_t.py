@@ -27,3 +27,7 @@ class StudentTRadial(RadialFunction):
     def mean(self, r: Tensor) -> Tensor:
         """Return (nu + 1) / (2 (nu + r)): the tilted Gamma((nu+1)/2, rate nu + r) has this mean."""
         return 0.5 * (self.deg_free + 1) / (self.deg_free + r)
+
+    def strip(self) -> Tensor:
+        """Return sqrt(nu): 1 + z^2/nu vanishes at z = i sqrt(nu)."""
+        return self.deg_free.sqrt()

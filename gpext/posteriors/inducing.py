@@ -50,18 +50,17 @@ class InducingPosterior:
     mean: Tensor  # (..., M)
     chol_precision: Tensor  # C (..., M, M), lower
 
-    def marginals(self, whitened: Tensor, prior_mean: Tensor, prior_variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of q(f_i) (..., N), the Nystrom term k_ii - q_ii included.
+    def marginals(self, whitened: Tensor, prior_mean: Tensor, conditional_variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of q(f_i) (..., N).
 
         Args:
             whitened: A (..., M, N).
             prior_mean: mu (..., N).
-            prior_variance: k_ii (..., N).
+            conditional_variance: k_ii - q_ii (..., N), the Nystrom term: what u leaves of the prior variance.
         """
-        mean = prior_mean + (whitened.mT @ self.mean.to(whitened.dtype).unsqueeze(-1)).squeeze(-1)
-        chol = self.chol_precision.to(whitened.dtype)
-        reduced = torch.linalg.solve_triangular(chol, whitened, upper=False)
-        return mean, prior_variance - whitened.square().sum(-2) + reduced.square().sum(-2)
+        mean = prior_mean + (self.mean.to(whitened.dtype).unsqueeze(-2) @ whitened).squeeze(-2)
+        reduced = torch.linalg.solve_triangular(self.chol_precision.to(whitened.dtype), whitened, upper=False)
+        return mean, conditional_variance + reduced.square_().sum(-2)
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -112,7 +111,7 @@ def cross_gradient(back: Tensor, whitened: Tensor, mean_gradient: Tensor, precis
         mean_gradient: g (..., N).
         precision: tau (..., N).
     """
-    return (back[..., :-1] @ whitened) * precision.unsqueeze(-2) + back[..., -1:] * mean_gradient.unsqueeze(-2)
+    return back @ torch.cat([whitened * precision.unsqueeze(-2), mean_gradient.unsqueeze(-2)], -2)
 
 
 def inducing_gradient(chol: Tensor, posterior: InducingPosterior, vector: Tensor, gram: Tensor) -> Tensor:

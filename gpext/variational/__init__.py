@@ -1,6 +1,13 @@
 """Variational strategies for gpytorch's ApproximateGP, and the bounds that eliminate their q(u)."""
 
 from gpext.variational.collapsed_bound import CollapsedBound
+from gpext.variational.inducing_points import greedy_inducing_points, kmeans_inducing_points
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy, check_batch
 
-__all__ = ["CollapsedBound", "SiteVariationalStrategy", "check_batch"]
+__all__ = [
+    "CollapsedBound",
+    "SiteVariationalStrategy",
+    "check_batch",
+    "greedy_inducing_points",
+    "kmeans_inducing_points",
+]

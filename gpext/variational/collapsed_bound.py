@@ -49,7 +49,7 @@ class _Block:
     augmentation: Augmentation = field(init=False)
     whitened: Tensor = field(init=False)  # A (..., M, B)
     prior_mean: Tensor = field(init=False)  # mu (..., B)
-    prior_variance: Tensor = field(init=False)  # k_ii (..., B)
+    conditional_variance: Tensor = field(init=False)  # k_ii - q_ii (..., B)
 
     def sites(self) -> GaussianSites:
         shift, precision = self.augmentation.site(self.augmentation.radial.mean(self.tilt))
@@ -109,10 +109,11 @@ class CollapsedBound:
         value = -posterior.divergence_from_prior
         vector = torch.zeros_like(posterior.mean)
         for block in self._blocks:
-            block_value, block_vector = self._backpropagate(block, posterior, back, gradient)
+            marginals = posterior.marginals(block.whitened, block.prior_mean, block.conditional_variance)
+            block_value, block_vector = self._backpropagate(block, marginals, back, gradient)
             value, vector = value + block_value, vector + block_vector
             if refresh:
-                self._refresh(block, posterior)
+                block.tilt = block.augmentation.tilt(*marginals)
         if gradient and inducing_covariance.requires_grad:
             derivative = inducing_gradient(chol, posterior, vector, gram) / -self.num_data
             inducing_covariance.backward(derivative.to(inducing_covariance.dtype))
@@ -130,8 +131,9 @@ class CollapsedBound:
         factor = chol.to(inducing_covariance.dtype)
         for block in self._blocks:
             cross = self.strategy.cross_blocks(block.x)
-            block.prior_mean, block.prior_variance = cross.mean, cross.variance
             block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
+            block.prior_mean = cross.mean
+            block.conditional_variance = cross.variance - block.whitened.square().sum(-2)
             block.augmentation = self.likelihood.augmentation(block.y)
             if not block.started:  # where the strategy's q(u) stands: at the prior if it is new
                 self._refresh(block, self.strategy.posterior())
@@ -140,7 +142,7 @@ class CollapsedBound:
 
     @torch.no_grad()
     def _refresh(self, block: _Block, posterior: InducingPosterior) -> None:
-        marginals = posterior.marginals(block.whitened, block.prior_mean, block.prior_variance)
+        marginals = posterior.marginals(block.whitened, block.prior_mean, block.conditional_variance)
         block.tilt = block.augmentation.tilt(*marginals)
 
     def _condition(self) -> tuple[InducingPosterior, Tensor]:
@@ -153,13 +155,15 @@ class CollapsedBound:
         return condition_inducing(vector, precision), gram
 
     def _backpropagate(
-        self, block: _Block, posterior: InducingPosterior, back: Tensor, gradient: bool
+        self, block: _Block, marginals: tuple[Tensor, Tensor], back: Tensor, gradient: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the block's share of L and of A g, g = nu - tau m; with `gradient`, push its derivatives back."""
+        mean, variance = marginals
+        weight = -1 / self.num_data
         with torch.no_grad():
-            mean, variance = posterior.marginals(block.whitened, block.prior_mean, block.prior_variance)
             sites = block.sites()
-            mean_gradient = sites.shift - sites.precision * mean
+            precision = sites.precision
+            mean_gradient = sites.shift - precision * mean
             vector = (block.whitened @ mean_gradient.unsqueeze(-1)).squeeze(-1).double()
             w = block.augmentation.radial.mean(block.tilt)
         with torch.set_grad_enabled(gradient):
@@ -171,11 +175,13 @@ class CollapsedBound:
                 + terms.radial.log_phi(block.tilt)
             )
             if gradient:
-                weight = -1 / self.num_data
                 cross = self.strategy.cross_blocks(block.x)
                 push_back(
-                    (cross.covariance, weight * cross_gradient(back, block.whitened, mean_gradient, sites.precision)),
-                    (cross.variance, -0.5 * weight * sites.precision),
+                    (
+                        cross.covariance,
+                        cross_gradient(back, block.whitened, weight * mean_gradient, weight * precision),
+                    ),
+                    (cross.variance, -0.5 * weight * precision),
                     (cross.mean, weight * mean_gradient),
                     (expected, torch.full_like(expected, weight)),
                 )

@@ -112,7 +112,8 @@ class SiteVariationalStrategy(VariationalStrategy):
             chol = self._factor() if inducing_covariance is None else factorise(inducing_covariance)
             whitened = torch.linalg.solve_triangular(chol.to(x.dtype), cross.covariance, upper=False)
             posterior = self.posterior()
-            mean, variance = posterior.marginals(whitened, cross.mean, cross.variance)
+            conditional_variance = cross.variance - whitened.square().sum(-2)
+            mean, variance = posterior.marginals(whitened, cross.mean, conditional_variance)
             sites = augmented_sites(likelihood.augmentation(y), mean, variance)
             vector, gram = project(whitened, cross.mean, sites)
         value = None

@@ -1,0 +1,152 @@
+"""One call that trains: `fit(mll, x, y)`.
+
+What it does follows from the objective, the model and `batch_size`:
+
+AugmentedELBO with a SiteVariationalStrategy
+    "auto"   L-BFGS on the collapsed bound of growing subsets; then of all the data, or, if many, minibatches
+    None     L-BFGS on the collapsed bound of growing subsets up to all the data
+    B        minibatches: closed-form steps in q(u), Adam for the hyperparameters
+any other gpytorch objective
+    "auto", None   L-BFGS on the full batch
+    B              minibatches: Adam, and NGD where q(u) has natural parameters
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.variational import IndependentMultitaskVariationalStrategy
+from torch import Tensor
+
+from gpext.mlls import AugmentedELBO
+from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
+from gpext.training.minibatch import ObjectiveStepper, Rate, SiteStepper, fit_minibatches
+from gpext.training.result import Callback, FitResult, FitStatus, Run
+from gpext.variational import SiteVariationalStrategy
+
+__all__ = ["FitResult", "FitStatus", "fit"]
+
+_FULL_BATCH_LIMIT = 20_000  # data up to which L-BFGS on all of them beats minibatches, measured on the benchmark's sets
+_AUTO_BATCH = 1000
+_SUBSET_LIMIT = 10_000
+
+
+def fit(
+    mll: MarginalLogLikelihood,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int | Literal["auto"] | None = "auto",
+    max_steps: int | None = None,
+    learning_rate: float = 0.03,
+    rate: Rate | None = None,
+    tolerance: float = 1e-5,
+    hyperparameters: Literal["augmented", "exact"] = "exact",
+    generator: torch.Generator | None = None,
+    state: dict[str, Any] | None = None,
+    progress: bool = True,
+    callback: Callback | None = None,
+) -> FitResult:
+    """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
+
+    Args:
+        mll: a gpytorch objective holding the likelihood and the model.
+        x: inputs (N, d) or (..., N, d).
+        y: targets (N,), (..., N), or (N, T) for a multitask model.
+        batch_size: "auto", None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
+        max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
+        learning_rate: of Adam, minibatches only.
+        rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
+            :class:`gpext.optim.RobbinsMonro`. By default min(1, 5 B / N).
+        tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
+            in five epochs of minibatches.
+        hyperparameters: minibatch gradients from the augmented bound, or from the exact ELBO at the same q(u). The
+            collapsed bound of L-BFGS is the augmented one.
+        generator: source of the shuffling, on the CPU; seeded with 0 by default.
+        state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
+        progress: show a progress bar on a terminal.
+        callback: called as callback(step, objective per datum) after every step, with q(u) up to date; returns True to
+            stop.
+
+    Returns:
+        The result; Ctrl-C ends training early and still returns one.
+
+    Raises:
+        TypeError, ValueError: bad data or options; nothing has changed then.
+    """
+    if batch_size is not None and batch_size != "auto" and batch_size < 1:
+        raise ValueError(f'batch_size must be "auto", None or at least 1; got {batch_size}.')
+    if hyperparameters not in ("augmented", "exact"):
+        raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
+    _check_data(x, y)
+    strategy, multitask = _site_strategy(mll)
+    generator = generator if generator is not None else torch.Generator().manual_seed(0)
+    if strategy is not None:
+        y = y.mT if multitask else y
+        mll.likelihood.augmentation(y)  # refuses targets outside the support before anything changes
+    mll.train()
+    run = Run(mll, max_steps, progress, callback)
+    num_data = x.size(-2) if x.dim() > 1 else len(x)
+    try:
+        if strategy is None:
+            if batch_size is None or batch_size == "auto":
+                return fit_objective(run, x, y, tolerance)
+            objective_stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
+            return fit_minibatches(
+                run,
+                objective_stepper,
+                x,
+                y,
+                batch_size=batch_size,
+                tolerance=tolerance,
+                generator=generator,
+                state=state,
+            )
+        if state is None and (batch_size is None or batch_size == "auto"):
+            full = batch_size is None or num_data <= _FULL_BATCH_LIMIT
+            sizes = subset_sizes(num_data, strategy.inducing_points.size(-2), None if full else _SUBSET_LIMIT)
+            order = torch.randperm(num_data, generator=generator).to(x.device)
+            status = fit_collapsed(run, strategy, x[..., order, :], y[..., order], sizes, tolerance)
+            if full or status is FitStatus.STOPPED:
+                return run.finish(status)
+        size = batch_size if isinstance(batch_size, int) else _AUTO_BATCH
+        stepper = SiteStepper(
+            mll,
+            strategy,
+            num_data,
+            rate=rate if rate is not None else min(1.0, 5 * size / num_data),
+            learning_rate=learning_rate,
+            gradient=hyperparameters,
+        )
+        return fit_minibatches(
+            run, stepper, x, y, batch_size=size, tolerance=tolerance, generator=generator, state=state
+        )
+    except KeyboardInterrupt:
+        return run.finish(FitStatus.INTERRUPTED)
+
+
+def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, bool]:
+    """Return the site strategy behind an AugmentedELBO, if there is one, and whether it models several tasks."""
+    if not isinstance(mll, AugmentedELBO):
+        return None, False
+    strategy = mll.model.variational_strategy
+    multitask = isinstance(strategy, IndependentMultitaskVariationalStrategy)
+    if multitask:
+        strategy = strategy.base_variational_strategy
+    return (strategy, multitask) if isinstance(strategy, SiteVariationalStrategy) else (None, False)
+
+
+def _check_data(x: Tensor, y: Tensor) -> None:
+    if x.dim() < 1 or y.dim() < 1 or y.numel() == 0:
+        raise ValueError(
+            f"expected inputs (..., N, d) and targets (..., N); got {tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    num_data = x.size(-2) if x.dim() > 1 else len(x)
+    if num_data not in (y.size(-1), y.size(0)):
+        raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")
+    for name, tensor in (("inputs", x), ("targets", y)):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            index = tuple((~tensor.isfinite()).nonzero()[0].tolist())
+            raise ValueError(f"{name} must be finite; got {tensor[index].item()} at index {index}.")

@@ -1,0 +1,158 @@
+"""Training by minibatches: closed-form steps in q(u) with Adam for the rest, or any gpytorch objective; resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import gpytorch
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.variational import NaturalVariationalDistribution
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from gpext.training.full_batch import hyperparameters
+from gpext.training.result import FitResult, FitStatus, Run
+from gpext.variational import SiteVariationalStrategy
+
+Rate = float | Callable[[int], float]
+
+_EPOCHS = 50
+_PATIENCE = 5  # epochs without a gain before training is called converged: the means of epochs are noisy
+_NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
+
+
+class SiteStepper:
+    """q(u) in closed form; Adam for the rest, on gradients from the same kernel evaluation."""
+
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        strategy: SiteVariationalStrategy,
+        num_data: int,
+        *,
+        rate: Rate,
+        learning_rate: float,
+        gradient: Literal["augmented", "exact"],
+    ) -> None:
+        self.strategy, self.likelihood, self.num_data = strategy, mll.likelihood, num_data
+        self.rate, self.gradient = rate, gradient
+        parameters = hyperparameters(mll)
+        self.optimizers = [torch.optim.Adam(parameters, lr=learning_rate)] if parameters else []
+
+    def step(self, x: Tensor, y: Tensor, index: Tensor, number: int) -> float:
+        """Take a step on the data at `index` and return the objective per datum before it."""
+        rate = self.rate(number) if callable(self.rate) else self.rate
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        value = self.strategy.update(
+            x[..., index, :], y[..., index], self.likelihood, rate, self.num_data, gradient=self.gradient
+        )
+        for optimizer in self.optimizers:
+            optimizer.step()
+        assert value is not None  # a gradient was asked for
+        return float(value.sum())
+
+
+class ObjectiveStepper:
+    """Any gpytorch objective by Adam, and by NGD where q(u) has natural parameters."""
+
+    def __init__(self, mll: MarginalLogLikelihood, num_data: int, *, learning_rate: float) -> None:
+        self.mll, self.num_data = mll, num_data
+        distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
+        natural = [p for module in distributions for p in module.parameters()]
+        chosen = {id(p) for p in natural}
+        rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in chosen]
+        self.optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(rest, lr=learning_rate)] if rest else []
+        if natural:
+            self.optimizers.append(gpytorch.optim.NGD(natural, num_data=num_data, lr=_NATURAL_RATE))
+
+    def step(self, x: Tensor, y: Tensor, index: Tensor, number: int) -> float:
+        """Take a step on the data at `index` and return the objective per datum before it."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        targets = y[index] if y.size(0) == self.num_data else y[..., index]
+        loss = -self.mll(self.mll.model(x[..., index, :]), targets).sum()
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return -loss.item()
+
+
+def fit_minibatches(
+    run: Run,
+    stepper: SiteStepper | ObjectiveStepper,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int,
+    tolerance: float,
+    generator: torch.Generator,
+    state: dict[str, Any] | None,
+) -> FitResult:
+    """Step through epochs until the mean objective of an epoch has stopped rising."""
+    batches = Minibatches(stepper.num_data, min(batch_size, stepper.num_data), generator)
+    if state is not None:
+        batches.load_state_dict(state["batches"])
+        for optimizer, saved in zip(stepper.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+    first = len(run.trace)
+    status, note = FitStatus.MAX_STEPS, ""
+    epochs: list[float] = []
+    current: list[float] = []
+    try:
+        for _ in range(run.steps_left(first + _EPOCHS * batches.per_epoch)):
+            index = batches.draw().to(x.device)
+            current.append(stepper.step(x, y, index, batches.num_drawn - 1))
+            if run.step(current[-1]):
+                status = FitStatus.STOPPED
+                break
+            if len(current) == batches.per_epoch:
+                epochs.append(sum(current) / len(current))
+                current = []
+                if len(epochs) > _PATIENCE and max(epochs[-_PATIENCE:]) - max(epochs[:-_PATIENCE]) < tolerance:
+                    status = FitStatus.CONVERGED
+                    break
+    except KeyboardInterrupt:
+        status = FitStatus.INTERRUPTED
+    except (torch.linalg.LinAlgError, NotPSDError) as error:
+        status, note = FitStatus.BREAKDOWN, str(error)
+    saved = {
+        "batches": batches.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in stepper.optimizers],
+    }
+    recent = run.trace[first:][-batches.per_epoch :]
+    return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), saved)
+
+
+class Minibatches:
+    """Endless minibatches of indices, a fresh permutation an epoch, the incomplete last one dropped; resumable."""
+
+    def __init__(self, num_data: int, batch_size: int, generator: torch.Generator) -> None:
+        self.num_data, self.batch_size, self.generator = num_data, batch_size, generator
+        self.per_epoch = num_data // batch_size
+        self.num_drawn = 0
+        self._start_epoch()
+
+    def draw(self) -> Tensor:
+        """Return the indices (batch_size,) of the next minibatch."""
+        position = self.num_drawn % self.per_epoch
+        if position == 0 and self.num_drawn > 0:
+            self._start_epoch()
+        self.num_drawn += 1
+        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs to go on from here."""
+        return {"generator": self._epoch_state, "num_drawn": self.num_drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved position."""
+        self.generator.set_state(state["generator"])
+        self._start_epoch()
+        self.num_drawn = state["num_drawn"]
+
+    def _start_epoch(self) -> None:
+        self._epoch_state = self.generator.get_state()
+        self._order = torch.randperm(self.num_data, generator=self.generator)

@@ -1,0 +1,85 @@
+"""What `fit` returns, and the clock, trace and progress bar of one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from torch import Tensor
+from tqdm.auto import tqdm
+
+Callback = Callable[[int, float], bool | None]
+
+
+class FitStatus(Enum):
+    """How training ended; the value says what to do about it."""
+
+    CONVERGED = "converged"
+    MAX_STEPS = "stopped at max_steps; call fit again to go on"
+    STOPPED = "stopped by the callback"
+    STALLED = "the line search found no better point; the objective is as good as its rounding allows"
+    INTERRUPTED = "interrupted; the parameters are those of the best (L-BFGS) or last (minibatch) step"
+    BREAKDOWN = "a covariance was not positive definite; the parameters are those of the last good step"
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The outcome of :func:`gpext.fit`.
+
+    Attributes:
+        status: how it ended.
+        objective: the bound or log likelihood per datum at the end (mean over the last epoch for minibatches).
+        num_steps: L-BFGS iterations and minibatch steps.
+        seconds: time spent.
+        trace: the objective per datum after each step, (num_steps,); of a subset while training on one.
+        message: one sentence on how it went.
+        state_dict: pass it as `state` to another `fit` to go on where this one ended (minibatches; picklable).
+    """
+
+    status: FitStatus
+    objective: float
+    num_steps: int
+    seconds: float
+    trace: Tensor
+    message: str
+    state_dict: dict[str, Any] = field(repr=False)
+
+
+class Run:
+    """One call of `fit`: counts and times its steps and reports them."""
+
+    def __init__(
+        self, mll: MarginalLogLikelihood, max_steps: int | None, progress: bool, callback: Callback | None
+    ) -> None:
+        self.mll, self.max_steps, self.callback = mll, max_steps, callback
+        self.trace: list[float] = []
+        self._started = time.perf_counter()
+        self._bar = tqdm(desc="fit", disable=None if progress else True, leave=False)
+
+    def steps_left(self, default: int) -> int:
+        """Return how many steps may still be taken; `default` in all if the user set no limit."""
+        return max((self.max_steps or default) - len(self.trace), 0)
+
+    def step(self, value: float) -> bool:
+        """Record a step and its objective; return whether the callback wants to stop."""
+        self.trace.append(value)
+        self._bar.update()
+        self._bar.set_postfix(objective=f"{value:.4f}", refresh=False)
+        return self.callback is not None and bool(self.callback(len(self.trace), value))
+
+    def finish(
+        self, status: FitStatus, note: str = "", objective: float | None = None, state: dict[str, Any] | None = None
+    ) -> FitResult:
+        """Close the bar, put the model into eval mode and return the result."""
+        self._bar.close()
+        self.mll.eval()
+        seconds = time.perf_counter() - self._started
+        if objective is None:
+            objective = self.trace[-1] if self.trace else float("nan")
+        message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
+        return FitResult(status, objective, len(self.trace), seconds, torch.tensor(self.trace), message, state or {})
