@@ -34,4 +34,7 @@ def test_imports_go_upwards(path):
 
 
 def test_a_downward_import_is_found():
-    assert misplaced("sites", "from gpext.inference import CAVI\nfrom gpext import mlls, sites") == ["inference", "mlls"]
+    assert misplaced("sites", "from gpext.inference import CAVI\nfrom gpext import mlls, sites") == [
+        "inference",
+        "mlls",
+    ]

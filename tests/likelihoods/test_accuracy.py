@@ -285,3 +285,18 @@ def test_student_t_with_many_degrees_of_freedom_is_gaussian():
     assert likelihood.log_marginal(tensor(0.8), gaussian(MEAN[:1], VARIANCE[:1])).item() == pytest.approx(
         exact, rel=1e-6
     )
+
+
+def test_many_data_are_integrated_as_few(member):
+    """Beyond a few thousand data the quadrature works in chunks."""
+    size = 4200
+    y, mean = member.targets(size), torch.linspace(-2, 2, size, dtype=F64)
+    variance = torch.full_like(mean, 4.0)
+    together = MultivariateNormal(mean, DiagLinearOperator(variance))
+    part = slice(4090, 4110)
+    few = MultivariateNormal(mean[part], DiagLinearOperator(variance[part]))
+    for method in ("expected_log_prob", "log_marginal"):
+        actual = getattr(member.likelihood, method)(y, together)
+        assert actual.shape == (size,)
+        expected = getattr(member.likelihood, method)(y[part], few)
+        torch.testing.assert_close(actual[part], expected, rtol=1e-9, atol=1e-9)
