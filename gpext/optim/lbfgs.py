@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor
+
+_LARGEST_METRIC = 300  # parameters up to which an inverse Hessian is handed on as a matrix
 
 
 class Outcome(Enum):
@@ -20,6 +23,14 @@ class Outcome(Enum):
     STOPPED = "stopped by the callback"
 
 
+@dataclass(frozen=True)
+class Minimisation:
+    """The outcome, and the approximate inverse Hessian at the end (p, p), None if unknown or too large."""
+
+    outcome: Outcome
+    inverse_hessian: np.ndarray | None
+
+
 def minimize_lbfgs(
     objective: Callable[[], Tensor],
     parameters: Sequence[Tensor],
@@ -27,23 +38,28 @@ def minimize_lbfgs(
     max_steps: int,
     tolerance: float,
     callback: Callable[[float], bool | None] | None = None,
+    inverse_hessian: np.ndarray | None = None,
     memory: int = 20,
-) -> Outcome:
+) -> Minimisation:
     """Minimise a differentiable objective in place; the parameters end at the best point seen.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
-            zeroed before. `torch.linalg.LinAlgError` marks a point the line search must step back from.
+            dropped before. `torch.linalg.LinAlgError` marks a point the line search must step back from.
         parameters: what is optimised.
         max_steps: most iterations.
         tolerance: converged when three successive iterations improve the objective by less than this each.
         callback: called after each iteration with the value there; returns True to stop.
+        inverse_hessian: (p, p), from a similar problem: its quasi-Newton step is the first one tried.
         memory: number of curvature pairs kept.
 
     Raises:
         torch.linalg.LinAlgError: the objective cannot be evaluated at the starting point.
     """
-    best_value, best_point = np.inf, _flatten(parameters)
+    start = _flatten(parameters)
+    if not start.size:
+        return Minimisation(Outcome.CONVERGED, None)
+    best_value, best_point = np.inf, start
     values: list[float] = []
     outcome: Outcome | None = None
 
@@ -66,6 +82,19 @@ def minimize_lbfgs(
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return value, _flatten(gradient)
 
+    # In the coordinates z, point = start + root z, the inverse Hessian is a multiple of the identity, and SciPy's first
+    # trial, a step of length one, is the quasi-Newton step.
+    root = None
+    if inverse_hessian is not None:
+        root = np.linalg.cholesky(inverse_hessian)
+        slope = np.linalg.norm(root.T @ evaluate(start)[1])
+        root = root * slope if slope > 0 else None
+
+    def in_metric(z: np.ndarray) -> tuple[float, np.ndarray]:
+        assert root is not None
+        value, gradient = evaluate(start + root @ z)
+        return value, root.T @ gradient
+
     def after_iteration(intermediate_result: scipy.optimize.OptimizeResult) -> None:
         nonlocal outcome
         values.append(float(intermediate_result.fun))
@@ -78,8 +107,8 @@ def minimize_lbfgs(
 
     try:
         result = scipy.optimize.minimize(
-            evaluate,
-            best_point,
+            evaluate if root is None else in_metric,
+            start if root is None else np.zeros_like(start),
             jac=True,
             method="L-BFGS-B",
             callback=after_iteration,
@@ -87,14 +116,26 @@ def minimize_lbfgs(
         )
     finally:  # an interrupt, too, leaves the best point behind
         _unflatten(best_point, parameters)
-    if outcome is not None:
-        return outcome
-    if result.nit >= max_steps:
-        return Outcome.MAX_STEPS
-    return Outcome.CONVERGED if result.success else Outcome.STALLED
+    if outcome is None and result.nit >= max_steps:
+        outcome = Outcome.MAX_STEPS
+    elif outcome is None:
+        outcome = Outcome.CONVERGED if result.success else Outcome.STALLED
+    return Minimisation(outcome, _inverse_hessian(result, root))
+
+
+def _inverse_hessian(result: scipy.optimize.OptimizeResult, root: np.ndarray | None) -> np.ndarray | None:
+    """Return SciPy's estimate in the original coordinates, or None if it has none that is positive definite."""
+    if result.x.size > _LARGEST_METRIC or result.hess_inv.n_corrs == 0:
+        return None
+    estimate = result.hess_inv.todense()
+    estimate = estimate if root is None else root @ estimate @ root.T
+    estimate = 0.5 * (estimate + estimate.T)
+    return estimate if np.linalg.eigvalsh(estimate)[0] > 1e-12 * np.trace(estimate) else None
 
 
 def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
+    if not tensors:
+        return np.empty(0)
     return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in tensors])
 
 

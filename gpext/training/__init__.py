@@ -3,12 +3,11 @@
 What it does follows from the objective, the model and `batch_size`:
 
 AugmentedELBO with a SiteVariationalStrategy
-    "auto"   L-BFGS on the collapsed bound of growing subsets; then of all the data, or, if many, minibatches
-    None     L-BFGS on the collapsed bound of growing subsets up to all the data
-    B        minibatches: closed-form steps in q(u), Adam for the hyperparameters
+    None   L-BFGS on the collapsed bound of growing subsets of the data, up to all of them
+    B      minibatches: closed-form steps in q(u), Adam for the hyperparameters
 any other gpytorch objective
-    "auto", None   L-BFGS on the full batch
-    B              minibatches: Adam, and NGD where q(u) has natural parameters
+    None   L-BFGS on the full batch
+    B      minibatches: Adam, and NGD where q(u) has natural parameters
 """
 
 from __future__ import annotations
@@ -28,17 +27,13 @@ from gpext.variational import SiteVariationalStrategy
 
 __all__ = ["FitResult", "FitStatus", "fit"]
 
-_FULL_BATCH_LIMIT = 20_000  # data up to which L-BFGS on all of them beats minibatches, measured on the benchmark's sets
-_AUTO_BATCH = 1000
-_SUBSET_LIMIT = 10_000
-
 
 def fit(
     mll: MarginalLogLikelihood,
     x: Tensor,
     y: Tensor,
     *,
-    batch_size: int | Literal["auto"] | None = "auto",
+    batch_size: int | None = None,
     max_steps: int | None = None,
     learning_rate: float = 0.03,
     rate: Rate | None = None,
@@ -55,7 +50,7 @@ def fit(
         mll: a gpytorch objective holding the likelihood and the model.
         x: inputs (N, d) or (..., N, d).
         y: targets (N,), (..., N), or (N, T) for a multitask model.
-        batch_size: "auto", None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
+        batch_size: None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
         max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
         learning_rate: of Adam, minibatches only.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
@@ -76,8 +71,10 @@ def fit(
     Raises:
         TypeError, ValueError: bad data or options; nothing has changed then.
     """
-    if batch_size is not None and batch_size != "auto" and batch_size < 1:
-        raise ValueError(f'batch_size must be "auto", None or at least 1; got {batch_size}.')
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be None or at least 1; got {batch_size}.")
+    if batch_size is None and state is not None:
+        raise ValueError("state resumes training by minibatches: give the batch_size as well.")
     if hyperparameters not in ("augmented", "exact"):
         raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
     _check_data(x, y)
@@ -90,38 +87,22 @@ def fit(
     run = Run(mll, max_steps, progress, callback)
     num_data = x.size(-2) if x.dim() > 1 else len(x)
     try:
-        if strategy is None:
-            if batch_size is None or batch_size == "auto":
+        if batch_size is None:
+            if strategy is None:
                 return fit_objective(run, x, y, tolerance)
-            objective_stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
-            return fit_minibatches(
-                run,
-                objective_stepper,
-                x,
-                y,
-                batch_size=batch_size,
-                tolerance=tolerance,
-                generator=generator,
-                state=state,
-            )
-        if state is None and (batch_size is None or batch_size == "auto"):
-            full = batch_size is None or num_data <= _FULL_BATCH_LIMIT
-            sizes = subset_sizes(num_data, strategy.inducing_points.size(-2), None if full else _SUBSET_LIMIT)
+            sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
             order = torch.randperm(num_data, generator=generator).to(x.device)
-            status = fit_collapsed(run, strategy, x[..., order, :], y[..., order], sizes, tolerance)
-            if full or status is FitStatus.STOPPED:
-                return run.finish(status)
-        size = batch_size if isinstance(batch_size, int) else _AUTO_BATCH
-        stepper = SiteStepper(
-            mll,
-            strategy,
-            num_data,
-            rate=rate if rate is not None else min(1.0, 5 * size / num_data),
-            learning_rate=learning_rate,
-            gradient=hyperparameters,
-        )
+            return run.finish(fit_collapsed(run, strategy, x[..., order, :], y[..., order], sizes, tolerance))
+        stepper: SiteStepper | ObjectiveStepper
+        if strategy is None:
+            stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
+        else:
+            rate = rate if rate is not None else min(1.0, 5 * batch_size / num_data)
+            stepper = SiteStepper(
+                mll, strategy, num_data, rate=rate, learning_rate=learning_rate, gradient=hyperparameters
+            )
         return fit_minibatches(
-            run, stepper, x, y, batch_size=size, tolerance=tolerance, generator=generator, state=state
+            run, stepper, x, y, batch_size=batch_size, tolerance=tolerance, generator=generator, state=state
         )
     except KeyboardInterrupt:
         return run.finish(FitStatus.INTERRUPTED)

@@ -17,18 +17,12 @@ MAX_STEPS = 200
 _SUBSET_TOLERANCE = 1e-3  # nats per datum and step: below it a larger subset teaches more than another step
 
 
-def subset_sizes(num_data: int, num_inducing: int, largest: int | None = None) -> list[int]:
-    """Return the sizes to train on in turn: from ten data an inducing point, four times as many each time.
-
-    Ends with all the data; with `largest`, with the last size below it.
-    """
-    sizes = []
-    size = max(10 * num_inducing, 1000)
-    limit = num_data if largest is None else min(largest, num_data)
-    while 2 * size < limit:
-        sizes.append(size)
-        size *= 4
-    return sizes + ([min(limit, size)] if largest is not None and limit < num_data else [num_data])
+def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
+    """Return the numbers of data to train on in turn: quarters of quarters, down to ten data an inducing point."""
+    sizes = [num_data]
+    while sizes[0] // 4 >= max(10 * num_inducing, 1000):
+        sizes.insert(0, sizes[0] // 4)
+    return sizes
 
 
 def fit_collapsed(
@@ -40,21 +34,24 @@ def fit_collapsed(
     """
     likelihood = run.mll.likelihood
     parameters = hyperparameters(run.mll)
+    metric = None  # each size starts with the curvature that the one before has learned
     for size in sizes:
         bound = CollapsedBound(strategy, likelihood, x[..., :size, :], y[..., :size])
         full = size == y.size(-1)
-        outcome = minimize_lbfgs(
+        result = minimize_lbfgs(
             partial(_negative_mean, bound, size),
             parameters,
             max_steps=max(run.steps_left(MAX_STEPS), 1),
             tolerance=tolerance if full else max(tolerance, _SUBSET_TOLERANCE),
             callback=partial(_after_iteration, bound, run),
+            inverse_hessian=metric,
         )
+        metric = result.inverse_hessian
         bound.evaluate(gradient=False)  # at the best point, which need not be the last
         bound.commit()
-        if outcome is Outcome.STOPPED or not run.steps_left(MAX_STEPS):
+        if result.outcome is Outcome.STOPPED or not run.steps_left(MAX_STEPS):
             break
-    return FitStatus[outcome.name]
+    return FitStatus[result.outcome.name]
 
 
 def _negative_mean(bound: CollapsedBound, size: int) -> Tensor:
@@ -78,14 +75,14 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             raise torch.linalg.LinAlgError(str(error)) from error
         return loss.detach()
 
-    outcome = minimize_lbfgs(
+    result = minimize_lbfgs(
         objective,
         [p for p in mll.parameters() if p.requires_grad],
         max_steps=run.steps_left(MAX_STEPS),
         tolerance=tolerance,
         callback=lambda loss: run.step(-loss),
     )
-    return run.finish(FitStatus[outcome.name])
+    return run.finish(FitStatus[result.outcome.name])
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:
