@@ -1,5 +1,6 @@
 """gpytorch's own suite over every likelihood; what replaces a class of gpytorch keeps its parameters."""
 
+import math
 import subprocess
 import sys
 import unittest
@@ -11,8 +12,10 @@ from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.priors import GammaPrior
 from gpytorch.test.base_likelihood_test_case import BaseLikelihoodTestCase
+from scipy import special
 
 from gpext import likelihoods
+from gpext.distributions import log_normalizer
 from tests.members import MEMBERS, PowerPhi, pseudo_huber_phi, tensor
 
 
@@ -135,6 +138,18 @@ def test_a_phi_that_is_a_module_is_registered_and_learned():
         (gradient,) = torch.autograd.grad(method(y, q).sum(), likelihood.phi.raw_power)
         assert bool(gradient.isfinite())
         assert float(gradient.abs()) > 1e-3
+
+
+def test_a_power_law_is_normalised_at_every_power_learning_may_visit():
+    """phi = (1 + r)^-p underflows through the subnormal numbers, where its logarithm is coarse."""
+    module = PowerPhi().double()
+    for power in [1.001, *torch.linspace(1.02, 4, 12, dtype=torch.float64).tolist(), 20.0, 300.0]:
+        module.raw_power.data.fill_(math.log(math.expm1(power - 1)))
+        constant = log_normalizer(lambda r: module(r).log(), tensor(1.0))
+        assert constant.item() == pytest.approx(-special.betaln(0.5, power - 0.5), rel=1e-11, abs=1e-11)
+        (slope,) = torch.autograd.grad(constant, module.raw_power)
+        expected = (special.digamma(power) - special.digamma(power - 0.5)) * -math.expm1(1 - power)
+        assert slope.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_quadratic_of_your_own_needs_a_conditional_for_predictions():

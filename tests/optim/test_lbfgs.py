@@ -19,16 +19,40 @@ def minimise(start, function, **kwargs):
         return value.detach()
 
     given = {"max_steps": 500, "tolerance": 0.0, **kwargs}
-    return parameters, minimize_lbfgs(objective, parameters, **given)
+    return parameters, minimize_lbfgs(objective, parameters, **given).outcome
 
 
 def test_finds_the_minimum_that_scipy_finds_over_parameters_of_any_shape():
-    parameters, outcome = minimise([tensor(-1.2, 1.0), torch.zeros(2, 2, dtype=F64)], rosenbrock)
+    parameters, outcome = minimise([tensor(1.3, 0.7), torch.full((2, 2), 0.5, dtype=F64)], rosenbrock)
     assert outcome in (Outcome.CONVERGED, Outcome.STALLED)
-    expected = scipy.optimize.minimize(scipy.optimize.rosen, [-1.2, 1, 0, 0, 0, 0], tol=1e-12).x
+    expected = scipy.optimize.minimize(scipy.optimize.rosen, [1.3, 0.7, 0.5, 0.5, 0.5, 0.5], tol=1e-12).x
     torch.testing.assert_close(
         torch.cat([p.detach().flatten() for p in parameters]), torch.from_numpy(expected), rtol=1e-4, atol=1e-4
     )
+
+
+def test_curvature_of_a_similar_problem_saves_steps():
+    scales = torch.logspace(0, 1, 8, dtype=F64)
+    counts, learned = [], None
+    for shift in (1.0, 1.3):
+        parameter, values = torch.nn.Parameter(torch.zeros(8, dtype=F64)), []
+
+        def objective(parameter=parameter, shift=shift):
+            value = (scales * (parameter - shift).square()).sum() + (parameter - shift).cos().sum()
+            value.backward()
+            return value.detach()
+
+        result = minimize_lbfgs(
+            objective, [parameter], max_steps=500, tolerance=1e-10, callback=values.append, inverse_hessian=learned
+        )
+        learned = result.inverse_hessian
+        counts.append(len(values))
+        torch.testing.assert_close(parameter.detach(), torch.full((8,), shift, dtype=F64), rtol=1e-4, atol=1e-4)
+    assert counts[1] < 0.7 * counts[0]
+
+
+def test_nothing_to_optimise_is_converged():
+    assert minimise([], lambda point: point.sum())[1] is Outcome.CONVERGED
 
 
 def test_stops_at_max_steps_and_by_the_callback():
