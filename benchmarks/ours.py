@@ -46,8 +46,8 @@ class SiteGP(gpytorch.models.ApproximateGP):
 class SiteLearner:
     """A gpext model and its objective behind the harness's ``Learner``."""
 
-    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype, gradient: str = "exact") -> None:
+        self.dtype, self.gradient = dtype, gradient
         self.model = SiteGP(problem, dtype)
         self.likelihood = LIKELIHOODS[problem.likelihood]().to(dtype)
         if problem.likelihood != "logit":
@@ -62,8 +62,9 @@ class SiteLearner:
     def step(self, x: Tensor, y: Tensor) -> None:
         """One minibatch step, as `gpext.fit` takes it."""
         self._adam.zero_grad()
-        rate = min(0.5, 20 * len(y) / self.num_data)
-        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient="augmented")
+        share = len(y) / self.num_data
+        rate = 5 * share / (1 + 4 * share)
+        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient=self.gradient)
         self._adam.step()
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:

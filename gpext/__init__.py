@@ -10,7 +10,18 @@ the sites, `posteriors` condition the prior on them; `variational` and `mlls` ar
 `fit` trains.
 """
 
-from gpext import augmentations, distributions, inference, likelihoods, mlls, posteriors, quadrature, sites, variational
+from gpext import (
+    augmentations,
+    distributions,
+    inference,
+    likelihoods,
+    mlls,
+    optim,
+    posteriors,
+    quadrature,
+    sites,
+    variational,
+)
 from gpext._version import __version__
 from gpext.training import FitResult, FitStatus, fit
 
@@ -24,6 +35,7 @@ __all__ = [
     "inference",
     "likelihoods",
     "mlls",
+    "optim",
     "posteriors",
     "quadrature",
     "sites",

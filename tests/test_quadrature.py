@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch.distributions import Laplace, StudentT
 
-from gpext import quadrature
-from gpext.quadrature import QuadratureStatus, QuadratureWarning, expectation, gauss_hermite, integrate, log_expectation
+from gpext.quadrature import (
+    QuadratureStatus,
+    QuadratureWarning,
+    expectation,
+    gauss_hermite,
+    integrate,
+    log_expectation,
+    panels,
+    rules,
+)
 
 F64 = torch.float64
 LEGENDRE = np.polynomial.legendre.leggauss(24)
@@ -312,9 +320,9 @@ def test_rule_gives_tilted_moments():
 
 def test_tables():
     # Exactness on polynomials is what defines the rules: 7-point Gauss to degree 13, 15-point Kronrod to 22 and odd 23.
-    nodes = np.array(quadrature._ABSCISSAE)
+    nodes = np.array(panels._ABSCISSAE)
     nodes = np.concatenate([-nodes, nodes[:-1][::-1]])
-    mirror = [np.concatenate([np.array(w), np.array(w)[:-1][::-1]]) for w in (quadrature._KRONROD, quadrature._GAUSS)]
+    mirror = [np.concatenate([np.array(w), np.array(w)[:-1][::-1]]) for w in (panels._KRONROD, panels._GAUSS)]
     for weights, points, degree in ((mirror[0], nodes, 23), (mirror[1], nodes[1::2], 13)):
         for power in range(degree + 1):
             exact = 0.0 if power % 2 else 2 / (power + 1)
@@ -336,7 +344,7 @@ def test_gauss_hermite(num_nodes):
 
 
 def test_inside_inference_mode_first():
-    quadrature._hermite.cache_clear()
+    rules._hermite.cache_clear()
     with torch.inference_mode():
         gauss_hermite(3)
     nodes, weights = gauss_hermite(3)

@@ -142,12 +142,13 @@ class CompoundDistribution(Distribution):
             name = type(self.conditional(mean)).__name__
             raise NotImplementedError(f"{name} has no cdf; gpext.distributions has some that do.") from error
 
-    def icdf(self, value: Tensor) -> Tensor:
+    def icdf(self, value: Tensor | float) -> Tensor:
         """The quantile: cdf(y) = value; for integers the smallest k with cdf(k) >= value, up to 1e-11. No gradient.
 
         Raises:
             ValueError: a probability is not strictly between 0 and 1.
         """
+        value = torch.as_tensor(value, dtype=self.latent_mean.dtype, device=self.latent_mean.device)
         if not bool(((value > 0) & (value < 1)).all()):
             worst = value[~((value > 0) & (value < 1))].flatten()[0].item()
             raise ValueError(f"probabilities must be strictly between 0 and 1; got {worst}.")
@@ -159,7 +160,7 @@ class CompoundDistribution(Distribution):
             solve = self._integer_quantile if self.support.is_discrete else self._real_quantile
             return solve(q, mean, variance).to(dtype)
 
-    def quantile(self, q: Tensor) -> Tensor:
+    def quantile(self, q: Tensor | float) -> Tensor:
         """The same as `icdf`."""
         return self.icdf(q)
 

@@ -3,7 +3,8 @@
 What it does follows from the objective, the model and `batch_size`:
 
 AugmentedELBO with a SiteVariationalStrategy
-    None   L-BFGS on the collapsed bound of growing subsets of the data, up to all of them
+    None   L-BFGS on the collapsed augmented bound of growing subsets of the data, up to all of them; then, with
+           hyperparameters="exact", a few hundred decreasing steps on the exact ELBO
     B      minibatches: closed-form steps in q(u), Adam for the hyperparameters
 any other gpytorch objective
     None   L-BFGS on the full batch
@@ -21,9 +22,9 @@ from torch import Tensor
 
 from gpext.mlls import AugmentedELBO
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
-from gpext.training.minibatch import ObjectiveStepper, Rate, SiteStepper, fit_minibatches
+from gpext.training.minibatch import ObjectiveStepper, Rate, SiteStepper, default_rate, fit_minibatches, polish
 from gpext.training.result import Callback, FitResult, FitStatus, Run
-from gpext.variational import SiteVariationalStrategy
+from gpext.variational import SiteVariationalStrategy, check_dtype
 
 __all__ = ["FitResult", "FitStatus", "fit"]
 
@@ -52,13 +53,14 @@ def fit(
         y: targets (N,), (..., N), or (N, T) for a multitask model.
         batch_size: None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
         max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
-        learning_rate: of Adam, minibatches only.
+        learning_rate: of Adam: minibatches, and the last steps of the full batch.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
-            :class:`gpext.optim.RobbinsMonro`. By default min(1, 5 B / N).
+            :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N: 1 for the full
+            batch, the average over a fifth of an epoch for a small one.
         tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
-            in five epochs of minibatches.
-        hyperparameters: minibatch gradients from the augmented bound, or from the exact ELBO at the same q(u). The
-            collapsed bound of L-BFGS is the augmented one.
+            in five epochs (or 100 steps) of minibatches.
+        hyperparameters: which bound teaches the kernel's and the likelihood's parameters, at the same q(u): the exact
+            ELBO or the augmented one (docs/hyperparameters.md compares them).
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
         progress: show a progress bar on a terminal.
@@ -83,6 +85,7 @@ def fit(
         x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     if strategy is not None:
+        check_dtype(x, strategy.inducing_points)
         y = y.mT if multitask else y
         mll.likelihood.augmentation(y)  # refuses targets outside the support before anything changes
     mll.train()
@@ -94,12 +97,17 @@ def fit(
                 return fit_objective(run, x, y, tolerance)
             sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
             order = torch.randperm(num_data, generator=generator).to(x.device)
-            return run.finish(fit_collapsed(run, strategy, x[..., order, :], y[..., order], sizes, tolerance))
+            x, y = x[..., order, :], y[..., order]
+            status = fit_collapsed(run, strategy, x, y, sizes, tolerance)
+            if hyperparameters == "augmented" or status in (FitStatus.STOPPED, FitStatus.MAX_STEPS):
+                return run.finish(status)
+            polisher = SiteStepper(mll, strategy, num_data, rate=1.0, learning_rate=learning_rate, gradient="exact")
+            return polish(run, polisher, x, y, learning_rate=learning_rate, generator=generator)
         stepper: SiteStepper | ObjectiveStepper
         if strategy is None:
             stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
         else:
-            rate = rate if rate is not None else min(1.0, 5 * batch_size / num_data)
+            rate = rate if rate is not None else default_rate(min(1.0, batch_size / num_data))
             stepper = SiteStepper(
                 mll, strategy, num_data, rate=rate, learning_rate=learning_rate, gradient=hyperparameters
             )

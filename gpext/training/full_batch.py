@@ -47,7 +47,7 @@ def fit_collapsed(
             inverse_hessian=metric,
         )
         metric = result.inverse_hessian
-        bound.evaluate(gradient=False)  # at the best point, which need not be the last
+        bound.settle()
         bound.commit()
         if result.outcome is Outcome.STOPPED or not run.steps_left(MAX_STEPS):
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import SiteVariationalStrategy
+from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
 Rate = float | Callable[[int], float]
 
 _EPOCHS = 50
-_PATIENCE = 5  # epochs without a gain before training is called converged: the means of epochs are noisy
+_PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
+_POLISH_STEPS, _POLISH_BATCH = 300, 1000
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
@@ -97,6 +99,7 @@ def fit_minibatches(
         batches.load_state_dict(state["batches"])
         for optimizer, saved in zip(stepper.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / batches.per_epoch))
     first = len(run.trace)
     status, note = FitStatus.MAX_STEPS, ""
     epochs: list[float] = []
@@ -111,7 +114,7 @@ def fit_minibatches(
             if len(current) == batches.per_epoch:
                 epochs.append(sum(current) / len(current))
                 current = []
-                if len(epochs) > _PATIENCE and max(epochs[-_PATIENCE:]) - max(epochs[:-_PATIENCE]) < tolerance:
+                if len(epochs) > patience and max(epochs[-patience:]) - max(epochs[:-patience]) < tolerance:
                     status = FitStatus.CONVERGED
                     break
     except KeyboardInterrupt:
@@ -124,6 +127,35 @@ def fit_minibatches(
     }
     recent = run.trace[first:][-batches.per_epoch :]
     return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), saved)
+
+
+def polish(
+    run: Run, stepper: SiteStepper, x: Tensor, y: Tensor, *, learning_rate: float, generator: torch.Generator
+) -> FitResult:
+    """Take a few hundred decreasing minibatch steps: from the optimum of one bound to that of another nearby."""
+    batches = Minibatches(stepper.num_data, min(stepper.num_data, _POLISH_BATCH), generator)
+    rate = default_rate(batches.batch_size / batches.num_data)
+    steps = run.steps_left(len(run.trace) + _POLISH_STEPS)
+    status = FitStatus.CONVERGED if steps >= _POLISH_STEPS else FitStatus.MAX_STEPS
+    for number in range(min(steps, _POLISH_STEPS)):
+        decrease = (1 + number / 100) ** -0.6
+        stepper.rate = decrease * rate
+        for optimizer in stepper.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = decrease * learning_rate
+        if run.step(stepper.step(x, y, batches.draw().to(x.device), number)):
+            status = FitStatus.STOPPED
+            break
+    settled = CollapsedBound(stepper.strategy, stepper.likelihood, x, y)
+    settled.settle()
+    settled.commit()  # q(u) of all the data at the final hyperparameters
+    recent = run.trace[-batches.per_epoch :]
+    return run.finish(status, objective=sum(recent) / len(recent))
+
+
+def default_rate(share: float) -> float:
+    """Return the step in q(u) for minibatches of this share of the data: 1 for all of them, five shares if few."""
+    return 5 * share / (1 + 4 * share)
 
 
 class Minibatches:

@@ -14,6 +14,8 @@ from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpext.kernels import direct_covariance
+
 
 @dataclass(frozen=True)
 class CrossBlocks:
@@ -28,6 +30,9 @@ def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Ten
     """Return the block of the first `size` rows and the remaining columns, and the rest of the diagonal."""
     if isinstance(covariance, LazyEvaluatedKernelTensor) and covariance.x1 is covariance.x2:
         first, rest = covariance.x1[..., :size, :], covariance.x1[..., size:, :]
+        known = None if covariance.params else direct_covariance(covariance.kernel, first, rest)
+        if known is not None:
+            return known
         options = {"last_dim_is_batch": True} if covariance.last_dim_is_batch else {}
         cross = covariance.kernel.forward(first, rest, **options, **covariance.params)
         diagonal = covariance.kernel.forward(rest, rest, diag=True, **options, **covariance.params)
@@ -35,6 +40,17 @@ def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Ten
             return to_dense(cross), to_dense(diagonal)
     cross = covariance[..., :size, size:].to_dense()
     return cross, covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2)
+
+
+def dense_covariance(covariance: LinearOperator) -> Tensor:
+    """Return the whole matrix."""
+    if isinstance(covariance, LazyEvaluatedKernelTensor):
+        if covariance.x1 is covariance.x2 and not covariance.params:
+            known = direct_covariance(covariance.kernel, covariance.x1, covariance.x2)
+            if known is not None:
+                return known[0]
+        covariance = covariance.evaluate_kernel()
+    return covariance.to_dense()
 
 
 class FactorCache:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
 from torch import Tensor
@@ -24,7 +23,7 @@ from gpext.inference import augmented_sites, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.bound_gradients import augmented_terms, backpropagate, exact_terms
-from gpext.variational.prior_blocks import CrossBlocks, FactorCache, split_covariance
+from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
 
 
 class SiteVariationalStrategy(VariationalStrategy):
@@ -103,6 +102,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         if gradient not in (None, "augmented", "exact"):
             raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
         check_batch(x, y, num_data)
+        check_dtype(x, self.inducing_points)
         num_data = num_data or y.size(-1)
         scale = num_data / y.size(-1)
         with torch.set_grad_enabled(gradient is not None):
@@ -130,10 +130,7 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
-        covariance = self.model.forward(self.inducing_points).lazy_covariance_matrix
-        if isinstance(covariance, LazyEvaluatedKernelTensor):
-            covariance = covariance.evaluate_kernel()
-        dense = covariance.to_dense()
+        dense = dense_covariance(self.model.forward(self.inducing_points).lazy_covariance_matrix)
         return dense + torch.diag_embed(dense.new_full(dense.shape[:-1], self.jitter_val))
 
     def cross_blocks(self, x: Tensor) -> CrossBlocks:
@@ -191,3 +188,12 @@ def check_batch(x: Tensor, y: Tensor, num_data: int | None = None) -> None:
     if not bool(x.isfinite().all()):
         index = tuple((~x.isfinite()).nonzero()[0].tolist())
         raise ValueError(f"inputs must be finite; got {x[index].item()} at index {index}.")
+
+
+def check_dtype(x: Tensor, parameters: Tensor) -> None:
+    """Raise TypeError unless the inputs have the dtype of the model."""
+    if x.dtype != parameters.dtype:
+        raise TypeError(
+            f"the inputs are {x.dtype} and the model is {parameters.dtype}; convert the inputs with "
+            f"x.to({parameters.dtype}) or the model and the likelihood with .to({x.dtype}) (float32 or float64)."
+        )

@@ -1,0 +1,138 @@
+"""The demo and the augmentation gap run at a quick size; the gap's baseline finds the optimum."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+
+from benchmarks import augmentation_gap, demo
+from benchmarks.harness import Trace
+from benchmarks.ours import LIKELIHOODS
+
+
+def outcome(method, seconds, log_density):
+    values = torch.full((4,), log_density[-1])
+    trace = Trace(seconds=seconds, steps=[0] * len(seconds), error=[0.1] * len(seconds), log_density=log_density)
+    return demo.Outcome(method, trace, None, values)
+
+
+@pytest.mark.filterwarnings("default")
+def test_demo_runs(tmp_path, capsys):
+    assert demo.main(["--quick", "--budget", "0.1", "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("gpytorch NGD") >= 3
+    assert {path.name for path in tmp_path.glob("*.png")} == {"outliers.png", "log_density.png", "calibration.png"}
+    assert (tmp_path / "table.md").read_text().count("\n") == 2 + 3 * len(demo.METHOD_NAMES)
+
+
+def test_demo_says_where_gpext_did_not_win():
+    runs = [
+        outcome("gpext", [1.0, 2.0], [-3.0, -2.0]),
+        outcome("gpext + exact", [1.0, 2.0], [-3.0, -2.0]),
+        outcome("gpytorch Adam", [1.0, 4.0], [-3.0, -1.0]),
+        outcome("gpytorch NGD", [1.0, 3.0], [-3.0, -1.0]),
+    ]
+    assert demo.arrival(runs) == {
+        "gpext": math.inf,
+        "gpext + exact": math.inf,
+        "gpytorch Adam": 4.0,
+        "gpytorch NGD": 3.0,
+    }
+    (line,) = demo.verdict({"toy": runs})
+    assert "gpext did NOT win; gpytorch NGD arrived after 3.00 s, gpext did not arrive" in line
+    assert "gpytorch Adam ended 1.000" in line
+    table = demo.table({"toy": runs})
+    assert "not reached" in table
+
+
+def test_passing_through_is_no_win():
+    runs = [
+        outcome("gpext", [1.0, 2.0], [-1.0, -2.0]),
+        outcome("gpext + exact", [3.0], [-1.5]),
+        outcome("gpytorch Adam", [4.0], [-1.0]),
+        outcome("gpytorch NGD", [5.0], [-3.0]),
+    ]
+    (line,) = demo.verdict({"toy": runs})
+    assert "did NOT win; gpytorch Adam arrived after 4.00 s, gpext came by after 1.00 s but did not stay" in line
+    assert "1.00 (left)" in demo.table({"toy": runs})
+
+
+def test_staying_first_is_a_win():
+    runs = [
+        outcome("gpext", [1.0, 2.0], [-1.0, -1.0]),
+        outcome("gpext + exact", [2.0], [-1.0]),
+        outcome("gpytorch Adam", [4.0], [-1.0]),
+        outcome("gpytorch NGD", [5.0], [-3.0]),
+    ]
+    assert demo.verdict({"toy": runs}) == ["toy: gpext arrived first, 4.0 times as fast as gpytorch Adam."]
+
+
+def test_only_training_targets_are_corrupted():
+    problem, corrupted = demo.diabetes_problem(num_inducing=5, feature=2)
+    assert corrupted.sum() == round(0.05 * len(problem.train_y))
+    assert problem.train_y[corrupted].abs().min() > 1.5
+    assert problem.test_y.abs().max() < 4
+
+
+@pytest.mark.filterwarnings("default")
+def test_gap_runs(tmp_path, capsys):
+    output = tmp_path / "gap.json"
+    assert augmentation_gap.main(["--quick", "--output", str(output)]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    assert len(rows) == 6
+    assert all(row["bound_without"] >= row["bound_with"] - 1e-9 for row in rows)
+    assert all(row["residual_without"] < 1e-5 for row in rows)
+    assert output.with_suffix(".png").exists()
+    assert "visible gap" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["student_t", "logit"])  # not log-concave, log-concave
+def test_exact_baseline_is_the_optimum_over_all_gaussians(name):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(4, 1, generator=generator, dtype=torch.float64) * 3
+    y = torch.randn(4, generator=generator, dtype=torch.float64)
+    y = (y > 0).double() if name == "logit" else y
+    covariance = torch.exp(-torch.cdist(x, x).square()) + 1e-3 * torch.eye(4, dtype=torch.float64)
+    likelihood = augmentation_gap.make_likelihood(name)
+    solution = augmentation_gap.exact_variational(likelihood, torch.zeros_like(y), covariance, y, tolerance=1e-8)
+    assert solution.residual < 1e-8
+    assert np.all(np.diff(solution.trace) >= -1e-10)
+
+    # any Gaussian N(m, L L'), climbed from the prior by a general optimiser
+    mean = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    factor = torch.linalg.cholesky(covariance).contiguous().requires_grad_(True)
+    prior = torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance)
+
+    def bound():
+        q = torch.distributions.MultivariateNormal(mean, scale_tril=_lower(factor))
+        divergence = torch.distributions.kl_divergence(q, prior)
+        marginal = MultivariateNormal(mean, torch.diag_embed(_lower(factor).square().sum(-1)))
+        return likelihood.expected_log_prob(y, marginal).sum() - divergence
+
+    optimizer = torch.optim.LBFGS([mean, factor], max_iter=200, tolerance_grad=1e-7, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = -bound()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert solution.bound == pytest.approx(bound().item(), abs=1e-6)
+
+
+def _lower(factor):
+    return factor.tril(-1) + torch.diag_embed(factor.diagonal().abs())
+
+
+def test_kernel_is_the_papers():
+    a = torch.tensor([[0.0], [2.0]], dtype=torch.float64)
+    value = augmentation_gap.squared_exponential(a, a, theta=2.0)[0, 1].item()
+    assert value == pytest.approx(0.1 * math.exp(-1))
+
+
+def test_all_likelihoods_of_the_gap_exist():
+    assert {name for _, name in augmentation_gap.PROBLEMS} <= set(LIKELIHOODS)

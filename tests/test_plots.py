@@ -1,0 +1,143 @@
+"""Figures: what is drawn is what was given."""
+
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from gpext import plots
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def ax():
+    return plt.subplots()[1]
+
+
+def labels(ax):
+    return ax.get_legend_handles_labels()[1]
+
+
+def test_importing_gpext_does_not_import_matplotlib():
+    code = "import sys, gpext.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0
+
+
+def test_every_function_makes_its_own_axes_and_returns_them():
+    u = np.linspace(0.01, 0.99, 20)
+    made = [
+        plots.predictive_band(u, u, u - 1, u + 1),
+        plots.observations(u, u),
+        plots.log_density_trace({"a": (u, u)}),
+        plots.reliability(u > 0.5, u),
+        plots.pit_histogram(u),
+        plots.coverage(u),
+    ]
+    assert len({id(axes.figure) for axes in made}) == len(made)
+
+
+def test_band_is_drawn_in_the_order_of_x(ax):
+    x = torch.tensor([2.0, 0.0, 1.0], requires_grad=True)
+    assert plots.predictive_band(x, 10 * x, 10 * x - 1, 10 * x + 2, ax=ax) is ax
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[0, 0], [1, 10], [2, 20]])
+    vertices = ax.collections[0].get_paths()[0].vertices
+    assert vertices[:, 1].min() == -1
+    assert vertices[:, 1].max() == 22
+
+
+def test_outliers_are_apart_and_counted(ax):
+    x = torch.arange(5.0)
+    plots.observations(x, x**2, outliers=x > 2.5, ax=ax)
+    ordinary, flagged = ax.lines
+    np.testing.assert_array_equal(ordinary.get_xdata(), [0, 1, 2])
+    np.testing.assert_array_equal(flagged.get_ydata(), [9, 16])
+    assert labels(ax) == ["observations", "flagged as outlier (2)"]
+
+
+def test_without_outliers_there_is_no_legend_entry(ax):
+    plots.observations(np.arange(3), np.arange(3), outliers=np.zeros(3, bool), ax=ax)
+    assert labels(ax) == ["observations"]
+
+
+def test_trace_leaves_out_time_zero_and_shades_the_best(ax):
+    plots.log_density_trace({"a": ([0.0, 1.0, 2.0], [-3.0, -2.0, -1.0]), "b": ([1.0], [-1.5])}, tolerance=0.25, ax=ax)
+    assert ax.get_xscale() == "log"
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [1, 2])
+    shade = ax.patches[0].get_bbox()
+    assert (shade.y0, shade.y1) == (-1.25, -1.0)
+    assert labels(ax) == ["a", "b", "within 0.25 of best"]
+
+
+def test_reliability_of_known_bins(ax):
+    probabilities = torch.tensor([0.9, 0.1, 0.8, 0.2])
+    plots.reliability(torch.tensor([1, 0, 0, 0]), probabilities, num_bins=2, ax=ax)
+    points = ax.containers[0].lines[0].get_xydata()
+    np.testing.assert_allclose(points, [[0.15, 0.0], [0.85, 0.5]], atol=1e-6)
+
+
+def test_wilson_interval_agrees_with_scipy():
+    from scipy.stats import binomtest
+
+    low, high = plots._wilson(np.array([0.3]), np.array([20]), z=1.6448536269514722)
+    expected = binomtest(6, 20).proportion_ci(0.9, method="wilson")
+    np.testing.assert_allclose([low[0], high[0]], [expected.low, expected.high])
+
+
+def test_a_calibrated_forecaster_stays_inside_the_bars(ax):
+    rng = np.random.default_rng(0)
+    p = rng.uniform(size=4000)
+    plots.reliability(rng.uniform(size=4000) < p, p, num_bins=40, ax=ax)
+    predicted, observed = ax.containers[0].lines[0].get_xydata().T
+    low, high = plots._wilson(observed, np.full(40, 100))
+    inside = ((low <= predicted) & (predicted <= high)).mean()
+    assert 0.75 < inside < 0.99  # 90 % bars
+
+
+def test_pit_histogram_has_unit_area_and_one_stripe(ax):
+    pit = torch.linspace(0, 1, 101) ** 2
+    plots.pit_histogram(pit, ax=ax, label="first")
+    plots.pit_histogram(pit, ax=ax, label="second")
+    stairs = [patch for patch in ax.patches if hasattr(patch, "get_data")]
+    assert [s.get_data().values.mean() for s in stairs] == pytest.approx([1, 1])
+    assert labels(ax) == ["90 % of bins if calibrated", "first", "second"]
+
+
+def test_coverage_of_known_values(ax):
+    plots.coverage(torch.tensor([0.5, 0.25, 0.95]), ax=ax)  # inside from level 0, 0.5 and 0.9 on
+    levels, shares = ax.lines[1].get_xydata().T
+    np.testing.assert_allclose(levels, [0, 0, 0.5, 0.9, 1])
+    np.testing.assert_allclose(shares, [0, 1 / 3, 2 / 3, 1, 1])
+
+
+def test_the_diagonal_is_drawn_once(ax):
+    for _ in range(2):
+        plots.coverage(np.array([0.2, 0.7]), ax=ax)
+    assert labels(ax) == ["calibrated"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.predictive_band([0, 1], [0, 1], [0], [1, 2]), r"lower \(1,\)"),
+        (lambda: plots.observations([0, 1], [0, 1], outliers=[True]), "shape of x"),
+        (lambda: plots.log_density_trace({}), "at least one method"),
+        (lambda: plots.reliability([0, 1], [0.2, 1.2]), r"\[0, 1\]; got 0.2 to 1.2"),
+        (lambda: plots.pit_histogram([-0.1, 0.5]), r"in \[0, 1\]"),
+        (lambda: plots.coverage([]), "at least one value"),
+        (lambda: plots.coverage([np.nan]), r"in \[0, 1\]"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
