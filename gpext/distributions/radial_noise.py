@@ -29,6 +29,7 @@ _PER_OCTAVE = 4
 _BELOW_HALF_WIDTH = 60  # the first panel starts 60 octaves below the width of phi
 _LAST_EXPONENT = 500  # s^2 = 2^1000 is near the end of float64
 _DIVERGENT = 0.999  # a tail counts as divergent if its masses in neighbouring octaves have at least this ratio
+_SMALLEST_LOG_PHI = -690.0  # log phi above it is exact even if the user's phi is not computed in log space
 _NEWTON_STEPS = 100
 
 
@@ -57,12 +58,18 @@ class _Panels:
 
     def log_masses(self, log_phi: LogPhi, power: float = 0.0) -> Tensor:  # (P + 1,)
         """Log int s^power phi(s^2) ds over each panel and beyond them, inf if the rest diverges; differentiable."""
-        values = _evaluate(log_phi, self.nodes.square()) + power * self.nodes.log()
-        masses = torch.logsumexp(self.log_weights + values, -1)
+        r = self.nodes.square()
+        with torch.no_grad():
+            underflow = _evaluate(log_phi, r) == -math.inf
+        # Where phi(r) is zero, its logarithm has the derivative 0/0 in phi's parameters: keep autograd away from there.
+        inside = _evaluate(log_phi, torch.where(underflow, 1.0, r))
+        values = torch.where(underflow, -math.inf, inside)
+        masses = torch.logsumexp(self.log_weights + values + power * self.nodes.log(), -1)
         nothing = masses.new_full((1,), -math.inf)
-        # A log_phi that scales its argument reaches the end of the floating-point range, log phi = -inf, in some panel
-        # before the last: that panel and those beyond are the rest.
-        last = int(masses.isfinite().nonzero()[-1]) - 1
+        # In some panel before the last, phi becomes subnormal and its logarithm coarse, or a log_phi that scales its
+        # argument reaches the end of the floating-point range: that panel and those beyond are the rest.
+        regular = (values > _SMALLEST_LOG_PHI).all(-1)
+        last = int(regular.nonzero()[-1]) - 1
         if bool(masses[last] < masses.max() - 800):  # no power law: nothing is left
             return torch.cat([masses, nothing])
         log_ratio = masses[last] - masses[last - 1]

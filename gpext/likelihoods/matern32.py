@@ -45,7 +45,7 @@ class Matern32Likelihood(AdditiveNoiseLikelihood):
 
     @noise.setter
     def noise(self, value: Tensor | float) -> None:
-        value = torch.as_tensor(value).to(self.raw_noise)
+        value = torch.as_tensor(value, dtype=self.raw_noise.dtype, device=self.raw_noise.device)
         self.initialize(raw_noise=self.raw_noise_constraint.inverse_transform(value))
 
     def _augmentation(self, targets: Tensor) -> Augmentation:

@@ -52,7 +52,7 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
 
     @total_count.setter
     def total_count(self, value: Tensor | float) -> None:
-        value = torch.as_tensor(value).to(self.raw_total_count)
+        value = torch.as_tensor(value, dtype=self.raw_total_count.dtype, device=self.raw_total_count.device)
         self.initialize(raw_total_count=self.raw_total_count_constraint.inverse_transform(value))
 
     def _augmentation(self, targets: Tensor) -> Augmentation:

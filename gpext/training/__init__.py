@@ -49,7 +49,7 @@ def fit(
 
     Args:
         mll: a gpytorch objective holding the likelihood and the model.
-        x: inputs (N, d) or (..., N, d).
+        x: inputs (N, d), (..., N, d), or (N,) for d = 1.
         y: targets (N,), (..., N), or (N, T) for a multitask model.
         batch_size: None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
         max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
@@ -81,6 +81,8 @@ def fit(
         raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
     _check_data(x, y)
     strategy, multitask = _site_strategy(mll)
+    if x.dim() == 1 and (strategy is not None or batch_size is not None):
+        x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     if strategy is not None:
         check_dtype(x, strategy.inducing_points)

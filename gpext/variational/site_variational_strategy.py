@@ -99,6 +99,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         require_augmentation(likelihood)
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be in (0, 1]; got {rate}.")
+        if gradient not in (None, "augmented", "exact"):
+            raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
         check_batch(x, y, num_data)
         check_dtype(x, self.inducing_points)
         num_data = num_data or y.size(-1)

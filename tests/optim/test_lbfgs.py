@@ -1,0 +1,127 @@
+import pytest
+import scipy.optimize
+import torch
+
+from gpext.optim import Outcome, RobbinsMonro, minimize_lbfgs
+from tests.members import F64, tensor
+
+
+def rosenbrock(point):
+    return (100 * (point[1:] - point[:-1].square()).square() + (1 - point[:-1]).square()).sum()
+
+
+def minimise(start, function, **kwargs):
+    parameters = [torch.nn.Parameter(s) for s in start]
+
+    def objective():
+        value = function(torch.cat([p.flatten() for p in parameters]))
+        value.backward()
+        return value.detach()
+
+    given = {"max_steps": 500, "tolerance": 0.0, **kwargs}
+    return parameters, minimize_lbfgs(objective, parameters, **given).outcome
+
+
+def test_finds_the_minimum_that_scipy_finds_over_parameters_of_any_shape():
+    parameters, outcome = minimise([tensor(1.3, 0.7), torch.full((2, 2), 0.5, dtype=F64)], rosenbrock)
+    assert outcome in (Outcome.CONVERGED, Outcome.STALLED)
+    expected = scipy.optimize.minimize(scipy.optimize.rosen, [1.3, 0.7, 0.5, 0.5, 0.5, 0.5], tol=1e-12).x
+    torch.testing.assert_close(
+        torch.cat([p.detach().flatten() for p in parameters]), torch.from_numpy(expected), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_curvature_of_a_similar_problem_saves_steps():
+    scales = torch.logspace(0, 1, 8, dtype=F64)
+    counts, learned = [], None
+    for shift in (1.0, 1.3):
+        parameter, values = torch.nn.Parameter(torch.zeros(8, dtype=F64)), []
+
+        def objective(parameter=parameter, shift=shift):
+            value = (scales * (parameter - shift).square()).sum() + (parameter - shift).cos().sum()
+            value.backward()
+            return value.detach()
+
+        result = minimize_lbfgs(
+            objective, [parameter], max_steps=500, tolerance=1e-10, callback=values.append, inverse_hessian=learned
+        )
+        learned = result.inverse_hessian
+        counts.append(len(values))
+        torch.testing.assert_close(parameter.detach(), torch.full((8,), shift, dtype=F64), rtol=1e-4, atol=1e-4)
+    assert counts[1] < 0.7 * counts[0]
+
+
+def test_nothing_to_optimise_is_converged():
+    assert minimise([], lambda point: point.sum())[1] is Outcome.CONVERGED
+
+
+def test_stops_at_max_steps_and_by_the_callback():
+    assert minimise([tensor(-1.2, 1.0)], rosenbrock, max_steps=3)[1] is Outcome.MAX_STEPS
+    values = []
+    outcome = minimise([tensor(-1.2, 1.0)], rosenbrock, callback=lambda v: values.append(v) or len(values) == 4)[1]
+    assert outcome is Outcome.STOPPED
+    assert len(values) == 4
+    assert values == sorted(values, reverse=True)
+
+
+def test_a_tolerance_ends_it_early():
+    steps = []
+    outcome = minimise([tensor(-1.2, 1.0)], rosenbrock, tolerance=1e3, callback=lambda v: steps.append(v))[1]
+    assert outcome is Outcome.CONVERGED
+    assert len(steps) == 4
+
+
+def test_steps_back_from_points_where_the_objective_breaks_down():
+    def walled(point):
+        if point[0] > 1.5:
+            raise torch.linalg.LinAlgError("not positive definite")
+        return (point[0] - 1.4).square() + 1e-3 * torch.exp(-5 * point[0])
+
+    parameters, _ = minimise([tensor(-3.0)], walled)
+    assert parameters[0].item() == pytest.approx(1.4, abs=1e-3)
+
+
+def test_breakdown_at_the_start_is_an_error():
+    def broken(point):
+        raise torch.linalg.LinAlgError("not positive definite")
+
+    with pytest.raises(torch.linalg.LinAlgError):
+        minimise([tensor(0.0)], broken)
+
+
+def test_ends_at_the_best_point_seen_even_when_interrupted():
+    parameter, seen = torch.nn.Parameter(tensor(-1.2, 1.0)), []
+
+    def objective():
+        value = rosenbrock(parameter)
+        value.backward()
+        seen.append((value.item(), parameter.detach().clone()))
+        if len(seen) == 20:
+            raise KeyboardInterrupt
+        return value.detach()
+
+    with pytest.raises(KeyboardInterrupt):
+        minimize_lbfgs(objective, [parameter], max_steps=500, tolerance=0.0)
+    assert torch.equal(parameter.detach(), min(seen[:-1], key=lambda pair: pair[0])[1])
+
+
+def test_robbins_monro_steps_sum_to_infinity_and_their_squares_do_not():
+    rate = RobbinsMonro(0.9, 2.0, 0.7)
+    assert rate(0) == pytest.approx(0.9 * 2**-0.7)
+    steps = torch.tensor([rate(t) for t in range(100000)], dtype=F64)
+    assert bool((steps.diff() < 0).all())
+    decades = [10, 100, 1000, 10000, 100000]
+    total = [float(steps[:n].sum()) for n in decades]
+    squares = [float(steps[:n].square().sum()) for n in decades]
+    assert all(b - a > 1.5 * (d - c) for c, d, a, b in zip(total, total[1:], total[1:], total[2:], strict=False))
+    assert all(
+        b - a < 0.7 * (d - c) for c, d, a, b in zip(squares, squares[1:], squares[1:], squares[2:], strict=False)
+    )
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"exponent": 0.5}, {"exponent": 1.1}, {"delay": 0.5}, {"scale": 2.0}, {"scale": 0.0}]
+)
+def test_schedules_that_do_not_converge_are_refused(kwargs):
+    with pytest.raises(ValueError, match="must be"):
+        RobbinsMonro(**kwargs)

@@ -1,0 +1,177 @@
+import math
+
+import pytest
+import torch
+
+from gpext.posteriors import condition_dense
+from gpext.sites import GaussianSites
+from tests.members import F64
+
+
+def random_problem(n=6, *, batch=(), seed=0, negative=True, rank=None):
+    """A random prior, of the given rank if any, and sites that leave V positive definite."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*batch, *shape, generator=generator, dtype=F64)
+
+    factor = randn(n, rank or n)
+    K = factor @ factor.mT
+    precision = randn(n).abs()
+    if negative:
+        largest = torch.linalg.eigvalsh(K)[..., -1:]
+        precision = torch.where(torch.arange(n) % 2 == 0, precision, -0.7 * precision.clamp_max(1) / largest)
+    return randn(n), K, GaussianSites(randn(n), precision)
+
+
+def by_inverse(mu, K, sites):
+    """V = (I + K T)^-1 K: an explicit inverse that K may be singular in."""
+    eye = torch.eye(K.size(-1), dtype=F64)
+    inner = eye + K * sites.precision.unsqueeze(-2)
+    V = torch.linalg.inv(inner) @ K
+    m = mu + (V @ (sites.shift - sites.precision * mu).unsqueeze(-1)).squeeze(-1)
+    return m, V, torch.logdet(inner)
+
+
+PROBLEMS = {
+    "positive": {"negative": False},
+    "mixed": {},
+    "singular": {"rank": 3},
+    "singular_positive": {"rank": 2, "negative": False},
+    "batch": {"batch": (2, 3)},
+    "one": {"n": 1},
+}
+
+
+@pytest.fixture(params=PROBLEMS)
+def problem(request):
+    return random_problem(**PROBLEMS[request.param])
+
+
+def test_moments_agree_with_the_explicit_inverse(problem):
+    posterior = condition_dense(*problem)
+    m, V, log_det = by_inverse(*problem)
+    assert posterior.positive_definite
+    torch.testing.assert_close(posterior.mean, m, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.covariance, V, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.variance, V.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.log_det, log_det, rtol=1e-10, atol=1e-10)
+
+
+def test_problems_do_have_negative_precisions():
+    assert bool((random_problem()[2].precision < 0).any())
+    assert condition_dense(*random_problem()).chol_negative is not None
+
+
+def test_log_normalizer_is_the_multivariate_gaussian_integral(problem):
+    mu, K, sites = problem
+    m, _, log_det = by_inverse(mu, K, sites)
+    n = mu.size(-1)
+    if n > 1 and torch.linalg.matrix_rank(K).min() < n:
+        K = K + 1e-9 * torch.eye(n, dtype=F64)  # the density does not exist; its limit does
+        m, _, log_det = by_inverse(mu, K, sites)
+    density = torch.distributions.MultivariateNormal(mu, K).log_prob
+    # the integrand at its mode times the volume (2 pi)^(n/2) |V|^(1/2)
+    exponent = density(m) + (sites.shift * m - 0.5 * sites.precision * m.square()).sum(-1)
+    expected = exponent + 0.5 * n * math.log(2 * math.pi) + 0.5 * (torch.logdet(K) - log_det)
+    torch.testing.assert_close(condition_dense(mu, K, sites).log_normalizer, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_log_normalizer_of_a_gaussian_likelihood_is_its_log_marginal_likelihood():
+    mu, K, _ = random_problem(5)
+    y, noise = torch.linspace(-1, 1, 5, dtype=F64), torch.linspace(0.1, 2, 5, dtype=F64)
+    constant = (-0.5 * y.square() / noise - 0.5 * (2 * math.pi * noise).log()).sum()
+    posterior = condition_dense(mu, K, GaussianSites(y / noise, 1 / noise))
+    expected = torch.distributions.MultivariateNormal(mu, K + noise.diag()).log_prob(y)
+    torch.testing.assert_close(posterior.log_normalizer + constant, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_duplicate_inputs_share_their_posterior():
+    _, K, sites = random_problem(4, negative=False)
+    twice = torch.tensor([0, 1, 2, 3, 0, 1])
+    mu, K = torch.zeros(6, dtype=F64), K[twice][:, twice]
+    posterior = condition_dense(mu, K, GaussianSites(sites.shift[twice], sites.precision[twice]))
+    torch.testing.assert_close(posterior.mean[4:], posterior.mean[:2], rtol=1e-12, atol=1e-12)
+    merged = torch.where(torch.arange(4) < 2, 2.0, 1.0)
+    alone = condition_dense(mu[:4], K[:4, :4], GaussianSites(merged * sites.shift, merged * sites.precision))
+    torch.testing.assert_close(posterior.covariance[:4, :4], alone.covariance, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(posterior.log_normalizer, alone.log_normalizer, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_prediction_is_that_of_the_joint_prior(negative, batch):
+    mu, K, sites = random_problem(7, batch=batch, negative=negative)
+    zero = torch.zeros(*batch, 3, dtype=F64)
+    joint = GaussianSites(torch.cat([sites.shift[..., :4], zero], -1), torch.cat([sites.precision[..., :4], zero], -1))
+    m, V, _ = by_inverse(mu, K, joint)
+    kept = GaussianSites(sites.shift[..., :4], sites.precision[..., :4])
+    posterior = condition_dense(mu[..., :4], K[..., :4, :4], kept)
+    assert posterior.positive_definite
+    predicted = posterior.predict(mu[..., 4:], K[..., :4, 4:], K[..., 4:, 4:])
+    torch.testing.assert_close(predicted.mean, m[..., 4:], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(predicted.covariance_matrix, V[..., 4:, 4:], rtol=1e-10, atol=1e-10)
+
+
+def test_a_batch_is_a_loop():
+    mu, K, sites = random_problem(5, batch=(2, 3))
+    together = condition_dense(mu, K, sites)
+    for i in range(2):
+        for j in range(3):
+            alone = condition_dense(mu[i, j], K[i, j], GaussianSites(sites.shift[i, j], sites.precision[i, j]))
+            torch.testing.assert_close(together.mean[i, j], alone.mean, rtol=1e-13, atol=1e-13)
+            torch.testing.assert_close(together.covariance[i, j], alone.covariance, rtol=1e-13, atol=1e-13)
+            torch.testing.assert_close(together.log_normalizer[i, j], alone.log_normalizer, rtol=1e-13, atol=1e-13)
+
+
+def test_batches_of_sites_and_priors_broadcast():
+    mu, K, _ = random_problem(5)
+    _, _, sites = random_problem(5, batch=(3,), negative=False)
+    together = condition_dense(mu, K, sites)
+    assert together.mean.shape == (3, 5)
+    assert together.log_normalizer.shape == (3,)
+    alone = condition_dense(mu, K, GaussianSites(sites.shift[1], sites.precision[1]))
+    torch.testing.assert_close(together.mean[1], alone.mean)
+
+
+def test_says_when_a_precision_is_too_negative():
+    mu, K, sites = random_problem(5)
+    largest = torch.linalg.eigvalsh(K)[-1]
+    bad = GaussianSites(sites.shift, torch.full((5,), -1.01, dtype=F64) / largest)
+    good = GaussianSites(sites.shift, torch.full((5,), -0.99, dtype=F64) / largest)
+    assert not condition_dense(mu, K, bad).positive_definite
+    assert condition_dense(mu, K, good).positive_definite
+
+
+def test_one_bad_member_of_a_batch_is_enough():
+    mu, K, sites = random_problem(4, batch=(2,))
+    precision = sites.precision.clone()
+    precision[1] = -100.0
+    assert not condition_dense(mu, K, GaussianSites(sites.shift, precision)).positive_definite
+
+
+def test_says_when_the_prior_is_indefinite():
+    K = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=F64)
+    ones = torch.ones(2, dtype=F64)
+    assert not condition_dense(0 * ones, K, GaussianSites(ones, 5 * ones)).positive_definite
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_derivatives_agree_with_finite_differences(negative):
+    mu, K, sites = random_problem(3, negative=negative)
+    factor = torch.linalg.cholesky(K)
+
+    def outputs(mu, factor, shift, precision):
+        posterior = condition_dense(mu, factor @ factor.mT, GaussianSites(shift, precision))
+        return posterior.mean, posterior.covariance, posterior.log_normalizer, posterior.variance
+
+    inputs = tuple(t.clone().requires_grad_(True) for t in (mu, factor, sites.shift, sites.precision))
+    assert torch.autograd.gradcheck(outputs, inputs, eps=1e-6, atol=1e-6)
+
+
+def test_float32_in_is_computed_in_float64():
+    mu, K, sites = random_problem(5)
+    posterior = condition_dense(mu.float(), K.float(), sites.to(torch.float32))
+    assert posterior.mean.dtype == F64
+    torch.testing.assert_close(posterior.mean, by_inverse(mu, K, sites)[0], rtol=1e-3, atol=1e-3)
+    assert posterior.predict(mu.float(), K.float(), K.float()).mean.dtype == torch.float32

@@ -1,0 +1,41 @@
+"""A room of gpext imports only from the rooms above it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "gpext"
+ROOMS = ["_version", "quadrature", "distributions", "augmentations", "bounds", "likelihoods", "sites", "operators"]
+ROOMS += ["kernels", "solvers", "estimators", "posteriors", "inference", "variational", "models", "mlls", "optim"]
+ROOMS += ["samplers", "hyperposterior", "training", "ppl", "plots"]
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def imported_rooms(source):
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "gpext" else [node.module]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("gpext."))
+
+
+def misplaced(room, source):
+    return [other for other in imported_rooms(source) if ROOMS.index(other) > ROOMS.index(room)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_upwards(path):
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    assert misplaced(room, path.read_text()) == []
+
+
+def test_a_downward_import_is_found():
+    assert misplaced("sites", "from gpext.inference import CAVI\nfrom gpext import mlls, sites") == [
+        "inference",
+        "mlls",
+    ]

@@ -1,0 +1,349 @@
+import copy
+import pickle
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+
+import gpext
+from gpext import FitStatus, fit
+from gpext.likelihoods import BernoulliLogitLikelihood, StudentTLikelihood
+from gpext.mlls import AugmentedELBO
+from gpext.optim import RobbinsMonro
+from tests.members import F64, MEMBERS, learnable
+from tests.models import SparseGP
+
+N, M = 120, 10
+
+
+def data(seed=0, n=N):
+    x = torch.rand(n, 1, generator=torch.Generator().manual_seed(seed), dtype=F64) * 4
+    noise = torch.randn(n, generator=torch.Generator().manual_seed(seed + 1), dtype=F64)
+    y = torch.sin(2 * x.squeeze(-1)) + 0.1 * noise
+    y[::15] += 3.0  # outliers
+    return x, y
+
+
+def problem(likelihood=None, num_data=N, **kwargs):
+    model = SparseGP(torch.linspace(0, 4, M, dtype=F64).unsqueeze(-1), **kwargs)
+    likelihood = likelihood if likelihood is not None else StudentTLikelihood().double()
+    return AugmentedELBO(likelihood, model, num_data=num_data)
+
+
+def objective(mll, x, y):
+    mll.train()
+    with torch.no_grad():
+        value = mll(mll.model(x), y).sum().item()
+    mll.eval()
+    return value
+
+
+def state(mll):
+    return {name: value.clone() for name, value in mll.state_dict().items()}
+
+
+@pytest.mark.parametrize("batch_size", [None, 40])
+def test_learns_a_function_through_outliers(batch_size):
+    x, y = data()
+    mll = problem()
+    before = objective(mll, x, y)
+    z = mll.model.base.inducing_points.detach().clone()
+    result = fit(mll, x, y, batch_size=batch_size, progress=False)
+    assert result.status in (FitStatus.CONVERGED, FitStatus.MAX_STEPS)
+    assert objective(mll, x, y) > before + 0.5
+    assert not torch.equal(mll.model.base.inducing_points, z)
+    grid = torch.linspace(0.3, 3.7, 50, dtype=F64).unsqueeze(-1)
+    with torch.no_grad():
+        mean = mll.model(grid).mean
+    assert float((mean - torch.sin(2 * grid.squeeze(-1))).abs().max()) < 0.15
+    assert not mll.model.training
+    assert len(result.trace) == result.num_steps
+    assert f"{result.num_steps} steps" in result.message
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_full_batch_objective_is_the_augmented_elbo_it_ends_at(name):
+    x, _ = data()
+    mll = problem(MEMBERS[name].make())
+    y = MEMBERS[name].targets(N)
+    result = fit(mll, x, y, batch_size=None, max_steps=8, progress=False)
+    assert result.num_steps <= 8
+    assert result.objective <= objective(mll, x, y) + 1e-8
+    assert result.objective == pytest.approx(objective(mll, x, y), abs=2e-2)
+    assert bool((result.trace.diff() >= -1e-9).all())
+
+
+def test_full_batch_converges_where_the_gradient_of_the_elbo_vanishes():
+    x, y = data()
+    mll = problem()
+    result = fit(mll, x, y, batch_size=None, tolerance=1e-9, max_steps=500, progress=False)
+    assert result.status in (FitStatus.CONVERGED, FitStatus.STALLED)
+    mll.train()
+    mll.zero_grad()
+    mll(mll.model(x), y).backward()
+    parameters = [*mll.model.hyperparameters(), *mll.likelihood.parameters()]
+    assert max(float(p.grad.abs().max()) for p in parameters) < 5e-3
+
+
+def test_full_batch_training_grows_through_subsets():
+    x, y = data(n=4200)
+    mll = problem(num_data=4200)
+    result = fit(mll, x, y, batch_size=None, max_steps=25, progress=False)
+    assert result.objective == pytest.approx(objective(mll, x, y), abs=1e-3)
+
+
+@pytest.mark.parametrize("hyperparameters", ["augmented", "exact"])
+def test_resuming_is_going_on_bit_for_bit(hyperparameters):
+    x, y = data()
+    whole, parts = problem(), problem()
+    options = {
+        "batch_size": 25,
+        "progress": False,
+        "hyperparameters": hyperparameters,
+        "rate": RobbinsMonro(),
+        "tolerance": -1e9,
+    }
+    expected = fit(whole, x, y, max_steps=17, **options)
+    first = fit(parts, x, y, max_steps=6, **options)
+    second = fit(parts, x, y, max_steps=11, state=pickle.loads(pickle.dumps(first.state_dict)), **options)
+    assert first.status is second.status is FitStatus.MAX_STEPS
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[name]), name
+    assert torch.equal(expected.trace, torch.cat([first.trace, second.trace]))
+
+
+def test_a_stock_objective_resumes_bit_for_bit_too():
+    x, y = data()
+    kinds = {"strategy": VariationalStrategy}
+    whole, parts = problem(**kinds), problem(**kinds)
+    options = {"batch_size": 25, "progress": False, "tolerance": -1e9}
+    fit(whole, x, y, max_steps=9, **options)
+    first = fit(parts, x, y, max_steps=4, **options)
+    fit(parts, x, y, max_steps=5, state=first.state_dict, **options)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[name]), name
+
+
+def test_shuffling_follows_the_generator_and_nothing_else():
+    x, y = data()
+    states = []
+    for seed in (0, 0, 1):
+        mll = problem()
+        torch.rand(seed + 3)  # the global generator does not matter
+        generator = torch.Generator().manual_seed(seed)
+        fit(mll, x, y, batch_size=25, max_steps=6, generator=generator, progress=False)
+        states.append(mll.model.natural[0].detach())
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+@pytest.mark.parametrize("strategy", [gpext.variational.SiteVariationalStrategy, VariationalStrategy])
+def test_callback_sees_every_step_and_stops(batch_size, strategy):
+    x, y = data()
+    mll, seen = problem(strategy=strategy), []
+
+    def callback(step, value):
+        seen.append((step, value))
+        return step == 5
+
+    result = fit(mll, x, y, batch_size=batch_size, progress=False, callback=callback)
+    assert result.status is FitStatus.STOPPED
+    assert [step for step, _ in seen] == [1, 2, 3, 4, 5]
+    torch.testing.assert_close(torch.tensor([v for _, v in seen]), result.trace)
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+@pytest.mark.parametrize("strategy", [gpext.variational.SiteVariationalStrategy, VariationalStrategy])
+def test_an_interrupt_still_returns_a_result(batch_size, strategy):
+    x, y = data()
+    mll = problem(strategy=strategy)
+    before = objective(mll, x, y)
+
+    def callback(step, value):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    result = fit(mll, x, y, batch_size=batch_size, progress=False, callback=callback)
+    assert result.status is FitStatus.INTERRUPTED
+    assert result.num_steps == 4
+    assert "interrupted" in result.message
+    assert not mll.model.training
+    assert objective(mll, x, y) > before
+
+
+class ExactModel(gpytorch.models.ExactGP):
+    def __init__(self, x, y):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@pytest.mark.parametrize("one_dimensional", [True, False])
+def test_an_exact_gp_trains_to_a_stationary_point(one_dimensional):
+    x, y = data()
+    x = x.squeeze(-1) if one_dimensional else x
+    model = ExactModel(x, y).double()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    result = fit(mll, x, y, tolerance=1e-9, progress=False)
+    assert result.status in (FitStatus.CONVERGED, FitStatus.STALLED)
+    mll.train()
+    mll.zero_grad()
+    value = mll(model(x), y)
+    value.backward()
+    assert result.objective == pytest.approx(value.item(), abs=1e-6)
+    assert max(float(p.grad.abs().max()) for p in mll.parameters()) < 1e-3
+
+
+@pytest.mark.parametrize("natural", [True, False])
+@pytest.mark.parametrize("batch_size", [None, 40])
+def test_a_stock_variational_model_trains(natural, batch_size):
+    if natural and batch_size is None:
+        pytest.skip("L-BFGS on natural parameters is no natural gradient")
+    x, y = data()
+    model = SparseGP(torch.linspace(0, 4, M, dtype=F64).unsqueeze(-1), strategy=VariationalStrategy)
+    if not natural:
+        model.variational_strategy._variational_distribution = CholeskyVariationalDistribution(M).double()
+    mll = VariationalELBO(gpytorch.likelihoods.GaussianLikelihood().double(), model, num_data=N)
+    before = objective(mll, x, y)
+    result = fit(mll, x, y, batch_size=batch_size, max_steps=60, progress=False)
+    assert objective(mll, x, y) > before + 0.2
+    assert result.num_steps <= 60
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+def test_independent_tasks_train_together(batch_size):
+    x, y = data()
+    targets = torch.stack([y, -0.5 * y], -1)
+    Z = torch.linspace(0, 4, M, dtype=F64).view(1, M, 1).repeat(2, 1, 1)
+    model = SparseGP(Z, num_tasks=2)
+    mll = AugmentedELBO(StudentTLikelihood().double(), model, num_data=N)
+    before = objective(mll, x, targets)
+    fit(mll, x, targets, batch_size=batch_size, max_steps=60, progress=False)
+    assert objective(mll, x, targets) > before + 0.3
+    with torch.no_grad():
+        assert model(x).mean.shape == (N, 2)
+
+
+def test_a_batch_of_gps_trains_as_a_loop():
+    x, y = zip(data(0), data(5), strict=True)
+    Z = torch.linspace(0, 4, M, dtype=F64).view(1, M, 1).repeat(2, 1, 1)
+    model = SparseGP(Z)
+    mll = AugmentedELBO(StudentTLikelihood().double(), model, num_data=N)
+    result = fit(mll, torch.stack(x), torch.stack(y), batch_size=30, max_steps=10, progress=False)
+    assert result.num_steps == 10
+    assert model.natural[0].shape == (2, M)
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+def test_inputs_may_be_one_dimensional(batch_size):
+    x, y = data()
+    flat, column = problem(), problem()
+    fit(flat, x.squeeze(-1), y, batch_size=batch_size, max_steps=5, progress=False)
+    fit(column, x, y, batch_size=batch_size, max_steps=5, progress=False)
+    for name, value in column.state_dict().items():
+        assert torch.equal(value, flat.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("batch_size", [None, 40])
+def test_a_learnable_phi_is_learned(batch_size):
+    x, y = data()
+    likelihood = learnable()
+    start = likelihood.phi.power.item()
+    fit(problem(likelihood), x, y, batch_size=batch_size, max_steps=6, progress=False)
+    assert abs(likelihood.phi.power.item() - start) > 1e-3
+
+
+def test_frozen_parameters_stay():
+    x, y = data()
+    mll = problem()
+    frozen = mll.model.covar_module.raw_outputscale.requires_grad_(False)
+    before = frozen.clone()
+    for batch_size in (None, 40):
+        fit(mll, x, y, batch_size=batch_size, max_steps=4, progress=False)
+    assert torch.equal(frozen, before)
+
+
+def test_q_alone_is_trained_when_everything_else_is_frozen():
+    x, y = data()
+    for batch_size in (None, 40):
+        mll = problem()
+        mll.requires_grad_(False)
+        before = objective(mll, x, y)
+        fit(mll, x, y, batch_size=batch_size, max_steps=20, progress=False)
+        assert objective(mll, x, y) > before + 0.05
+
+
+def test_float32_trains():
+    x, y = data()
+    model = SparseGP(torch.linspace(0, 4, M).unsqueeze(-1))
+    mll = AugmentedELBO(StudentTLikelihood(), model, num_data=N)
+    for batch_size in (None, 40):
+        before = objective(mll, x.float(), y.float())
+        result = fit(mll, x.float(), y.float(), batch_size=batch_size, max_steps=30, progress=False)
+        assert result.status is not FitStatus.BREAKDOWN
+        assert objective(mll, x.float(), y.float()) > before - 0.05
+
+
+NAN_Y = data()[1].index_fill(0, torch.tensor(7), torch.nan)
+ERRORS = {
+    "nan target": ({"y": NAN_Y}, r"targets must be finite; got nan at index \(7,\)"),
+    "nan input": ({"x": data()[0].index_fill(0, torch.tensor(2), torch.inf)}, r"inputs must be finite; got inf"),
+    "lengths": ({"y": torch.zeros(N - 1, dtype=F64)}, "equally many"),
+    "empty": ({"x": torch.zeros(0, 1), "y": torch.zeros(0)}, "expected inputs"),
+    "batch size": ({"batch_size": 0}, "batch_size"),
+    "state": ({"batch_size": None, "state": {}}, "give the batch_size"),
+    "hyperparameters": ({"hyperparameters": "exakt"}, "hyperparameters"),
+}
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+@pytest.mark.parametrize(("given", "message"), ERRORS.values(), ids=ERRORS.keys())
+def test_bad_data_and_options_are_refused_before_anything_changes(given, message, batch_size):
+    x, y = data()
+    mll = problem()
+    before = copy.deepcopy(mll.state_dict())
+    arguments = {"x": x, "y": y, "batch_size": batch_size, "progress": False, **given}
+    with pytest.raises(ValueError, match=message):
+        fit(mll, arguments.pop("x"), arguments.pop("y"), **arguments)
+    assert all(torch.equal(value, before[name]) for name, value in mll.state_dict().items())
+
+
+@pytest.mark.parametrize("batch_size", [None, 30])
+def test_labels_outside_the_support_are_refused_before_anything_changes(batch_size):
+    x, y = data()
+    mll = problem(BernoulliLogitLikelihood())
+    before = copy.deepcopy(mll.state_dict())
+    with pytest.raises(ValueError, match=r"Convert with \(y \+ 1\) / 2"):
+        fit(mll, x, y.sign(), batch_size=batch_size, progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in mll.state_dict().items())
+
+
+def test_a_breakdown_is_a_status_and_keeps_the_last_good_step():
+    x, y = data()
+    mll = problem(jitter_val=0.0)
+    good = {}
+
+    def callback(step, value):
+        if step == 3:
+            good.update(copy.deepcopy({n: p.detach() for n, p in mll.named_parameters() if "natural" in n}))
+            mll.model.base.inducing_points.data.zero_()
+
+    result = fit(mll, x, y, batch_size=30, max_steps=10, progress=False, callback=callback)
+    assert result.status is FitStatus.BREAKDOWN
+    assert "raise jitter_val" in result.message
+    assert result.num_steps == 3
+    assert all(torch.equal(p, good[n]) for n, p in mll.named_parameters() if "natural" in n)
+
+
+def test_quiet_when_asked(capsys):
+    x, y = data()
+    fit(problem(), x, y, batch_size=30, max_steps=3, progress=False)
+    out, err = capsys.readouterr()
+    assert out == err == ""
