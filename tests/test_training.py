@@ -79,7 +79,7 @@ def test_full_batch_objective_is_the_augmented_elbo_it_ends_at(name):
 def test_full_batch_converges_where_the_gradient_of_the_elbo_vanishes():
     x, y = data()
     mll = problem()
-    result = fit(mll, x, y, batch_size=None, tolerance=1e-9, max_steps=500, progress=False)
+    result = fit(mll, x, y, batch_size=None, hyperparameters="augmented", tolerance=1e-9, max_steps=500, progress=False)
     assert result.status in (FitStatus.CONVERGED, FitStatus.STALLED)
     mll.train()
     mll.zero_grad()
