@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gpytorch
 import torch
@@ -17,6 +17,7 @@ import gpext
 from benchmarks.harness import Method, Problem, Recorder, Trace
 from gpext.likelihoods import BernoulliLogitLikelihood, LaplaceLikelihood, Matern32Likelihood, StudentTLikelihood
 from gpext.mlls import AugmentedELBO
+from gpext.training.minibatch import SiteStepper, default_rate, hyperparameter_interval
 from gpext.variational import SiteVariationalStrategy
 
 LIKELIHOODS = {
@@ -46,7 +47,9 @@ class SiteGP(gpytorch.models.ApproximateGP):
 class SiteLearner:
     """A gpext model and its objective behind the harness's ``Learner``."""
 
-    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype, gradient: str = "exact") -> None:
+    def __init__(
+        self, problem: Problem, *, seed: int, dtype: torch.dtype, gradient: Literal["augmented", "exact"] = "exact"
+    ) -> None:
         self.dtype, self.gradient = dtype, gradient
         self.model = SiteGP(problem, dtype)
         self.likelihood = LIKELIHOODS[problem.likelihood]().to(dtype)
@@ -56,16 +59,23 @@ class SiteLearner:
             self.likelihood.deg_free = problem.initial.deg_free
         self.num_data = len(problem.train_y)
         self.mll = AugmentedELBO(self.likelihood, self.model, self.num_data)
-        parameters = [*self.model.hyperparameters(), *self.likelihood.parameters()]
-        self._adam = torch.optim.Adam(parameters, lr=0.03)
+        self._stepper: SiteStepper | None = None
+        self._count = 0
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """One minibatch step, as `gpext.fit` takes it."""
-        self._adam.zero_grad()
-        share = len(y) / self.num_data
-        rate = 5 * share / (1 + 4 * share)
-        self.model.variational_strategy.update(x, y, self.likelihood, rate, self.num_data, gradient=self.gradient)
-        self._adam.step()
+        """One minibatch step, as `gpext.fit(..., batch_size=len(y))` takes it."""
+        if self._stepper is None:
+            self._stepper = SiteStepper(
+                self.mll,
+                self.model.variational_strategy,
+                self.num_data,
+                rate=default_rate(len(y) / self.num_data),
+                learning_rate=0.05,
+                gradient=self.gradient,
+                interval=hyperparameter_interval(len(y)),
+            )
+        self._stepper.step(x, y, slice(None), self._count)
+        self._count += 1
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f."""

@@ -31,7 +31,7 @@ class _SquaredExponential(torch.autograd.Function):
         left = torch.cat([z, height, torch.ones_like(height)], -1)
         depth = -0.5 * x.square().sum(-1, keepdim=True)
         right = torch.cat([x, torch.ones_like(depth), depth], -1)
-        covariance = (left @ right.mT).exp_()
+        covariance = (right @ left.mT).exp_().mT  # column-major, as the triangular solves that follow want it
         ctx.save_for_backward(z, x, lengthscale, outputscale, covariance)
         return covariance
 

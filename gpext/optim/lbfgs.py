@@ -112,7 +112,7 @@ def minimize_lbfgs(
             jac=True,
             method="L-BFGS-B",
             callback=after_iteration,
-            options={"maxiter": max_steps, "maxcor": memory, "ftol": 0.0, "gtol": 1e-9, "maxls": 20},
+            options={"maxiter": max_steps, "maxcor": memory, "ftol": 0.0, "gtol": 1e-9, "maxls": 10},
         )
     finally:  # an interrupt, too, leaves the best point behind
         _unflatten(best_point, parameters)

@@ -111,7 +111,9 @@ def cross_gradient(back: Tensor, whitened: Tensor, mean_gradient: Tensor, precis
         mean_gradient: g (..., N).
         precision: tau (..., N).
     """
-    return back @ torch.cat([whitened * precision.unsqueeze(-2), mean_gradient.unsqueeze(-2)], -2)
+    # Transposed, because a triangular solve leaves A column-major: the scaling and the product then stream through it.
+    weighted = torch.cat([whitened.mT * precision.unsqueeze(-1), mean_gradient.unsqueeze(-1)], -1)
+    return (weighted @ back.mT).mT
 
 
 def inducing_gradient(chol: Tensor, posterior: InducingPosterior, vector: Tensor, gram: Tensor) -> Tensor:

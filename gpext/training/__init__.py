@@ -5,7 +5,7 @@ What it does follows from the objective, the model and `batch_size`:
 AugmentedELBO with a SiteVariationalStrategy
     None   L-BFGS on the collapsed augmented bound of growing subsets of the data, up to all of them; then, with
            hyperparameters="exact", a few hundred decreasing steps on the exact ELBO
-    B      minibatches: closed-form steps in q(u), Adam for the hyperparameters
+    B      minibatches: closed-form steps in q(u), Adam for the hyperparameters once each 5000 data
 any other gpytorch objective
     None   L-BFGS on the full batch
     B      minibatches: Adam, and NGD where q(u) has natural parameters
@@ -22,7 +22,15 @@ from torch import Tensor
 
 from gpext.mlls import AugmentedELBO
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
-from gpext.training.minibatch import ObjectiveStepper, Rate, SiteStepper, default_rate, fit_minibatches, polish
+from gpext.training.minibatch import (
+    ObjectiveStepper,
+    Rate,
+    SiteStepper,
+    default_rate,
+    fit_minibatches,
+    hyperparameter_interval,
+    polish,
+)
 from gpext.training.result import Callback, FitResult, FitStatus, Run
 from gpext.variational import SiteVariationalStrategy, check_dtype
 
@@ -36,9 +44,9 @@ def fit(
     *,
     batch_size: int | None = None,
     max_steps: int | None = None,
-    learning_rate: float = 0.03,
+    learning_rate: float = 0.05,
     rate: Rate | None = None,
-    tolerance: float = 1e-5,
+    tolerance: float = 1e-4,
     hyperparameters: Literal["augmented", "exact"] = "exact",
     generator: torch.Generator | None = None,
     state: dict[str, Any] | None = None,
@@ -109,7 +117,13 @@ def fit(
         else:
             rate = rate if rate is not None else default_rate(min(1.0, batch_size / num_data))
             stepper = SiteStepper(
-                mll, strategy, num_data, rate=rate, learning_rate=learning_rate, gradient=hyperparameters
+                mll,
+                strategy,
+                num_data,
+                rate=rate,
+                learning_rate=learning_rate,
+                gradient=hyperparameters,
+                interval=hyperparameter_interval(batch_size),
             )
         return fit_minibatches(
             run, stepper, x, y, batch_size=batch_size, tolerance=tolerance, generator=generator, state=state
