@@ -1,5 +1,3 @@
-"""A room of gpext imports only from the rooms above it."""
-
 import ast
 from pathlib import Path
 

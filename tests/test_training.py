@@ -79,13 +79,29 @@ def test_full_batch_objective_is_the_augmented_elbo_it_ends_at(name):
 def test_full_batch_converges_where_the_gradient_of_the_elbo_vanishes():
     x, y = data()
     mll = problem()
-    result = fit(mll, x, y, batch_size=None, hyperparameters="augmented", tolerance=1e-9, max_steps=500, progress=False)
+    options = {"tolerance": 1e-9, "max_steps": 500, "hyperparameters": "augmented"}
+    result = fit(mll, x, y, batch_size=None, progress=False, **options)
     assert result.status in (FitStatus.CONVERGED, FitStatus.STALLED)
     mll.train()
     mll.zero_grad()
     mll(mll.model(x), y).backward()
     parameters = [*mll.model.hyperparameters(), *mll.likelihood.parameters()]
     assert max(float(p.grad.abs().max()) for p in parameters) < 5e-3
+
+
+@pytest.mark.xfail(
+    reason="measured: the last 300 steps lower the exact ELBO by 1e-5 to 1e-3 nats a datum on 8 of 8 problems of this "
+    "kind, because they follow its partial derivatives at a q(u) that is optimal for the augmented bound"
+)
+def test_the_last_steps_of_the_full_batch_raise_the_exact_elbo():
+    x, y = data()
+    values = {}
+    for bound in ("augmented", "exact"):
+        mll = problem()
+        fit(mll, x, y, batch_size=None, hyperparameters=bound, progress=False)
+        values[bound] = objective(VariationalELBO(mll.likelihood, mll.model, num_data=N), x, y)
+    assert values["exact"] == pytest.approx(values["augmented"], abs=5e-3)
+    assert values["exact"] > values["augmented"]
 
 
 def test_full_batch_training_grows_through_subsets():
