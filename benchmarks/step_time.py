@@ -28,7 +28,6 @@ from benchmarks.augmented_svi import machine, package_versions, write_atomically
 from benchmarks.harness import LIKELIHOODS, Initial, Learner, Problem
 from benchmarks.methods import METHODS
 
-
 STEPS_A_ROUND = 20
 
 
