@@ -72,7 +72,7 @@ class SiteLearner:
                 rate=default_rate(len(y) / self.num_data),
                 learning_rate=0.05,
                 gradient=self.gradient,
-                interval=hyperparameter_interval(len(y)),
+                interval=hyperparameter_interval(len(y), self.num_data),
             )
         self._stepper.step(x, y, slice(None), self._count)
         self._count += 1

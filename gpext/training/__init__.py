@@ -5,7 +5,7 @@ What it does follows from the objective, the model and `batch_size`:
 AugmentedELBO with a SiteVariationalStrategy
     None   L-BFGS on the collapsed augmented bound of growing subsets of the data, up to all of them; then, with
            hyperparameters="exact", a few hundred decreasing steps on the exact ELBO
-    B      minibatches: closed-form steps in q(u), Adam for the hyperparameters once each 5000 data
+    B      minibatches: closed-form steps in q(u), Adam for the hyperparameters every few steps
 any other gpytorch objective
     None   L-BFGS on the full batch
     B      minibatches: Adam, and NGD where q(u) has natural parameters
@@ -123,7 +123,7 @@ def fit(
                 rate=rate,
                 learning_rate=learning_rate,
                 gradient=hyperparameters,
-                interval=hyperparameter_interval(batch_size),
+                interval=hyperparameter_interval(batch_size, num_data),
             )
         return fit_minibatches(
             run, stepper, x, y, batch_size=batch_size, tolerance=tolerance, generator=generator, state=state

@@ -67,9 +67,12 @@ class SiteStepper:
         return self.objective
 
 
-def hyperparameter_interval(batch_size: int) -> int:
-    """Return how many steps in q(u) go with one in the hyperparameters: one each 5000 data, at most 20 steps apart."""
-    return min(20, max(1, 5000 // batch_size))
+def hyperparameter_interval(batch_size: int, num_data: int) -> int:
+    """Return how many steps in q(u) go with one in the hyperparameters.
+
+    One each 5000 data, but at least ten an epoch, and at most 20 steps apart.
+    """
+    return max(1, min(20, 5000 // batch_size, num_data // (10 * batch_size)))
 
 
 class ObjectiveStepper:
@@ -154,7 +157,7 @@ def polish(
 ) -> FitResult:
     """Take a few hundred decreasing minibatch steps: from the optimum of one bound to that of another nearby."""
     batches = Minibatches(stepper.num_data, min(stepper.num_data, _POLISH_BATCH), generator)
-    rate = default_rate(batches.batch_size / batches.num_data)
+    rate = batches.batch_size / batches.num_data  # q(u) starts at its optimum: average over an epoch
     steps = run.steps_left(len(run.trace) + _POLISH_STEPS)
     status = FitStatus.CONVERGED if steps >= _POLISH_STEPS else FitStatus.MAX_STEPS
     for number in range(min(steps, _POLISH_STEPS)):
@@ -167,10 +170,9 @@ def polish(
             status = FitStatus.STOPPED
             break
     settled = CollapsedBound(stepper.strategy, stepper.likelihood, x, y)
-    settled.settle()
+    bound = settled.settle()
     settled.commit()  # q(u) of all the data at the final hyperparameters
-    recent = run.trace[-batches.per_epoch :]
-    return run.finish(status, objective=sum(recent) / len(recent))
+    return run.finish(status, objective=float(bound.sum()) / stepper.num_data)
 
 
 def default_rate(share: float) -> float:
