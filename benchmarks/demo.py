@@ -4,13 +4,10 @@
 
 Three data sets: breast cancer and the handwritten digits 3 and 5 (classification, Bernoulli likelihood with logit
 link), and the progression of diabetes with one training target in twenty corrupted (regression, Student-t noise).
-Four ways to train one and the same sparse Gaussian process (ARD squared exponential, the same fixed inducing points,
-the same start, float64, all data in every step), with the options a newcomer would take, except for "gpext + exact":
+Three ways to train one and the same sparse Gaussian process (ARD squared exponential, the same fixed inducing points,
+the same start, float64, all data in every step), with the options a newcomer would take:
 
-* gpext: ``gpext.fit(mll, x, y)``, which maximises the augmented bound;
-* gpext + exact: the same, then ``gpext.fit(mll, x, y, batch_size=len(y), hyperparameters="exact")``, which goes on from
-  there with hyperparameter gradients of the bound without augmentation (added after the defaults had lost on the
-  digits, so its place there is no fair contest);
+* gpext: ``gpext.fit(mll, x, y)``;
 * gpytorch Adam: ``VariationalELBO``, Adam with learning rate 0.01;
 * gpytorch NGD: ``VariationalELBO``, NGD with step 0.1 for q(u) and Adam with learning rate 0.01 for the rest.
 
@@ -55,8 +52,8 @@ TEST_SHARE = 1 / 3
 CORRUPTED_SHARE = 0.05
 FLAG_BELOW = 0.1  # a datum whose weight is below this share of the largest possible one is flagged as an outlier
 PEERS = {"gpytorch Adam": "adam", "gpytorch NGD": "ngd"}
-METHOD_NAMES = ("gpext", "gpext + exact", *PEERS)
-STYLES = dict(zip(METHOD_NAMES, zip(plots.COLORS, plots.MARKERS, ("-", "-.", "--", ":"), strict=False), strict=True))
+METHOD_NAMES = ("gpext", *PEERS)
+STYLES = dict(zip(METHOD_NAMES, zip(plots.COLORS, plots.MARKERS, ("-", "--", ":"), strict=False), strict=True))
 
 
 @dataclass(frozen=True)
@@ -161,17 +158,6 @@ def run_gpext(method: str, problem: Problem, budget: float, max_steps: int | Non
         return not recorder.advance(learner)
 
     gpext.fit(learner.mll, x, y, max_steps=max_steps, progress=False, callback=callback)
-    if method == "gpext + exact" and recorder.running:
-        gpext.fit(
-            learner.mll,
-            x,
-            y,
-            batch_size=len(y),
-            hyperparameters="exact",
-            max_steps=max_steps,
-            progress=False,
-            callback=callback,
-        )
     if recorder.running:  # converged within the budget
         recorder.stop()
         recorder.evaluate(learner)
@@ -281,8 +267,6 @@ def verdict(outcomes: dict[str, list[Outcome]]) -> list[str]:
             line = f"{name}: gpext did NOT win; {peer} arrived after {seconds[peer]:.2f} s, gpext {reached}"
         else:
             line = f"{name}: neither gpext nor gpytorch arrived to stay"
-        if own >= seconds[peer] > seconds["gpext + exact"]:
-            line += f", gpext + exact after {seconds['gpext + exact']:.2f} s"
         ours = next(run for run in runs if run.method == "gpext").test_log_density
         highest = max(runs, key=lambda run: float(run.test_log_density.mean()))
         if highest.method != "gpext":

@@ -1,0 +1,68 @@
+import gpytorch
+import pytest
+import torch
+
+from gpext.kernels import direct_covariance, squared_exponential
+
+F64 = torch.float64
+
+
+def kernel(ard, scaled=True):
+    base = gpytorch.kernels.RBFKernel(ard_num_dims=ard).to(F64)
+    base.lengthscale = torch.linspace(0.5, 1.5, ard or 1, dtype=F64)
+    if not scaled:
+        return base
+    scale = gpytorch.kernels.ScaleKernel(base).to(F64)
+    scale.outputscale = 2.3
+    return scale
+
+
+@pytest.mark.parametrize("ard", [None, 3])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_values_and_first_derivatives_are_gpytorchs(ard, scaled, same):
+    torch.manual_seed(0)
+    k = kernel(ard, scaled)
+    x1 = torch.randn(7, 3, dtype=F64, requires_grad=True)
+    x2 = x1 if same else torch.randn(9, 3, dtype=F64, requires_grad=True)
+    inputs = [x1, *k.parameters()] if same else [x1, x2, *k.parameters()]
+    ours, variance = direct_covariance(k, x1, x2)
+    theirs = k(x1, x2).to_dense()
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(variance, k(x2, diag=True), rtol=1e-13, atol=1e-13)
+    weights = torch.randn_like(ours)
+    mine = torch.autograd.grad((ours * weights).sum(), inputs)
+    reference = torch.autograd.grad((theirs * weights).sum(), inputs)
+    for a, b in zip(mine, reference, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_inputs_far_from_the_origin_keep_their_digits():
+    x = torch.linspace(0, 1, 6, dtype=F64).unsqueeze(-1)
+    one = torch.ones(1, 1, dtype=F64)
+    near = squared_exponential(x, x, one, one)
+    far = squared_exponential(x + 1e6, x + 1e6, one, one)
+    torch.testing.assert_close(far, near, rtol=0, atol=1e-9)
+
+
+def test_a_second_derivative_is_refused_not_wrong():
+    x = torch.randn(4, 2, dtype=F64, requires_grad=True)
+    one = torch.ones(1, 1, dtype=F64)
+    (first,) = torch.autograd.grad(squared_exponential(x, x, one, one).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad|once_differentiable"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        gpytorch.kernels.MaternKernel(),
+        gpytorch.kernels.RBFKernel(active_dims=[0]),
+        gpytorch.kernels.RBFKernel(batch_shape=torch.Size([2])),
+        gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel()),
+        gpytorch.kernels.RBFKernel() + gpytorch.kernels.RBFKernel(),
+    ],
+)
+def test_other_kernels_are_left_to_gpytorch(other):
+    x = torch.randn(4, 2)
+    assert direct_covariance(other, x, x) is None
