@@ -22,16 +22,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def _evaluate(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return K (N1, N2), z and x."""
+    centre = x1.mean(-2, keepdim=True)  # distances by way of squares lose digits far from the origin
+    z, x = (x1 - centre) / lengthscale, (x2 - centre) / lengthscale
+    height = outputscale.log() - 0.5 * z.square().sum(-1, keepdim=True)
+    left = torch.cat([z, height, torch.ones_like(height)], -1)
+    depth = -0.5 * x.square().sum(-1, keepdim=True)
+    right = torch.cat([x, torch.ones_like(depth), depth], -1)
+    covariance = (right @ left.mT).exp_().mT  # column-major, as the triangular solves that follow want it
+    return covariance, z, x
+
+
 class _SquaredExponential(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -> Tensor:
-        centre = x1.mean(-2, keepdim=True)  # distances by way of squares lose digits far from the origin
-        z, x = (x1 - centre) / lengthscale, (x2 - centre) / lengthscale
-        height = outputscale.log() - 0.5 * z.square().sum(-1, keepdim=True)
-        left = torch.cat([z, height, torch.ones_like(height)], -1)
-        depth = -0.5 * x.square().sum(-1, keepdim=True)
-        right = torch.cat([x, torch.ones_like(depth), depth], -1)
-        covariance = (right @ left.mT).exp_().mT  # column-major, as the triangular solves that follow want it
+        covariance, z, x = _evaluate(x1, x2, lengthscale, outputscale)
         ctx.save_for_backward(z, x, lengthscale, outputscale, covariance)
         return covariance
 
@@ -67,6 +73,8 @@ def squared_exponential(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale
         lengthscale: l, (1, d) or (1, 1).
         outputscale: s, a single number of any shape.
     """
+    if not torch.is_grad_enabled():
+        return _evaluate(x1, x2, lengthscale, outputscale)[0]
     return _SquaredExponential.apply(x1, x2, lengthscale, outputscale)
 
 

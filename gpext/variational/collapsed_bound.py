@@ -91,7 +91,9 @@ class CollapsedBound:
 
         Args:
             gradient: add the derivatives of the loss -L / N, summed over batches, to the parameters' `.grad`.
-            refresh: update w first; otherwise L is taken at the w of the last evaluation.
+            refresh: update w first; otherwise L is taken at the c^2 that the last evaluation ended with. Its
+                derivatives are exact then, but for parameters inside a phi that is differentiated automatically: those
+                are exact once w has converged.
 
         Raises:
             torch.linalg.LinAlgError: K_zz or the precision of q(u) is not positive definite.
@@ -178,9 +180,9 @@ class CollapsedBound:
             precision = sites.precision
             mean_gradient = sites.shift - precision * mean
             vector = (block.whitened @ mean_gradient.unsqueeze(-1)).squeeze(-1).double()
-            w = block.augmentation.radial.mean(block.tilt)
         with torch.set_grad_enabled(gradient):
             terms = self.likelihood.augmentation(block.y)
+            w = terms.radial.mean(block.tilt)
             expected = (
                 terms.log_constant
                 + terms.potential * mean

@@ -125,7 +125,7 @@ class SiteVariationalStrategy(VariationalStrategy):
             weight = -scale / num_data
             backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, weight)
             value = (scale * local.total - posterior.divergence_from_prior) / num_data
-        self.move(scale * vector, scale * gram, rate)
+        self.move(vector, gram, rate, scale)
         return value
 
     def inducing_covariance(self) -> Tensor:
@@ -165,13 +165,13 @@ class SiteVariationalStrategy(VariationalStrategy):
         return condition_inducing(distribution.natural_vec, -2 * distribution.natural_mat)
 
     @torch.no_grad()
-    def move(self, vector: Tensor, gram: Tensor, rate: float) -> None:
-        """Set eta <- (1 - rate) eta + rate vector and Lambda <- (1 - rate) Lambda + rate (I + gram)."""
+    def move(self, vector: Tensor, gram: Tensor, rate: float, scale: float = 1.0) -> None:
+        """Set eta <- (1 - rate) eta + rate scale vector and Lambda <- (1 - rate) Lambda + rate (I + scale gram)."""
         distribution = self._variational_distribution
-        target = -0.5 * gram.to(distribution.natural_mat.dtype)
-        target.diagonal(dim1=-2, dim2=-1).sub_(0.5)
-        distribution.natural_vec.lerp_(vector.to(distribution.natural_vec.dtype), rate)
-        distribution.natural_mat.lerp_(target, rate)
+        eta, half = distribution.natural_vec, distribution.natural_mat  # half is -Lambda / 2
+        eta.mul_(1 - rate).add_(vector.to(eta.dtype), alpha=rate * scale)
+        half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate * scale)
+        half.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
         self._clear_cache()
 
 
