@@ -54,7 +54,7 @@ def minimize_lbfgs(
         memory: number of curvature pairs kept.
 
     Raises:
-        torch.linalg.LinAlgError: the objective cannot be evaluated at the starting point.
+        torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the starting point.
     """
     start = _flatten(parameters)
     if not start.size:
@@ -75,6 +75,8 @@ def minimize_lbfgs(
                 raise
             value = np.nan
         if not np.isfinite(value):
+            if not np.isfinite(best_value):
+                raise FloatingPointError(f"the objective is {value} at the starting point; check parameters and data.")
             # far above anything seen and flat: the line search interpolates back towards the last good point
             return best_value + 1e3 * (1 + abs(best_value)), np.zeros_like(point)
         if value < best_value:

@@ -142,7 +142,7 @@ def fit_minibatches(
                     break
     except KeyboardInterrupt:
         status = FitStatus.INTERRUPTED
-    except (torch.linalg.LinAlgError, NotPSDError) as error:
+    except (torch.linalg.LinAlgError, NotPSDError, FloatingPointError) as error:
         status, note = FitStatus.BREAKDOWN, str(error)
     saved = {
         "batches": batches.state_dict(),

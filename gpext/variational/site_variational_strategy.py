@@ -95,6 +95,7 @@ class SiteVariationalStrategy(VariationalStrategy):
             TypeError: the likelihood has no augmentation, or half precision.
             ValueError: bad data or rate. q(u) is unchanged after any error.
             torch.linalg.LinAlgError: K_zz or the precision of q(u) is not positive definite.
+            FloatingPointError: the step is not finite.
         """
         require_augmentation(likelihood)
         if not 0 < rate <= 1:
@@ -116,12 +117,18 @@ class SiteVariationalStrategy(VariationalStrategy):
             mean, variance = posterior.marginals(whitened, cross.mean, conditional_variance)
             sites = augmented_sites(likelihood.augmentation(y), mean, variance)
             vector, gram = project(whitened, cross.mean, sites)
+        if not bool(vector.isfinite().all()):
+            raise FloatingPointError(
+                "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
+                "infinite, or a value overflowed; check them, rescale the data or work in float64."
+            )
         value = None
         if inducing_covariance is not None:
-            local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
             if gradient == "exact":
                 local = exact_terms(likelihood, y, mean, variance)
                 local_gram = (whitened * local.precision.unsqueeze(-2)) @ whitened.mT
+            else:
+                local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
             weight = -scale / num_data
             backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, weight)
             value = (scale * local.total - posterior.divergence_from_prior) / num_data

@@ -125,3 +125,8 @@ def test_robbins_monro_steps_sum_to_infinity_and_their_squares_do_not():
 def test_schedules_that_do_not_converge_are_refused(kwargs):
     with pytest.raises(ValueError, match="must be"):
         RobbinsMonro(**kwargs)
+
+
+def test_a_start_that_cannot_be_evaluated_is_an_error():
+    with pytest.raises(FloatingPointError, match="nan at the starting point"):
+        minimise([tensor(1.0)], lambda point: (point * float("nan")).sum())

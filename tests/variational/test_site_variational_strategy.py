@@ -464,3 +464,14 @@ class TestUpstreamPredictiveLogLikelihood(_Upstream, unittest.TestCase):
 class TestUpstreamAugmentedELBO(_Upstream, unittest.TestCase):
     mll_cls = AugmentedELBO
     likelihood_cls = StudentTLikelihood
+
+
+def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(member):
+    x, y = inputs(20, 2), member.targets(20)
+    model = SparseGP(inputs(5, 2, seed=1))
+    model.base.update(x, y, member.likelihood)
+    before = natural(model)
+    torch.nn.init.constant_(model.mean_module.bias, float("nan"))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.base.update(x, y, member.likelihood)
+    assert_same(natural(model), before, 0.0)
