@@ -131,6 +131,27 @@ class Learner(Predictor, Protocol):
         """One training step on a minibatch in the learner's own dtype."""
 
 
+class ScaledKernelParameters:
+    """What a predictor with a gpytorch `likelihood` and a `model` with a ScaleKernel says of its parameters."""
+
+    model: Any
+    likelihood: Any
+
+    def likelihood_parameters(self) -> dict[str, float]:
+        """Noise and degrees of freedom, where the likelihood has them."""
+        names = ("noise", "deg_free")
+        return {name: getattr(self.likelihood, name).item() for name in names if hasattr(self.likelihood, name)}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Kernel and likelihood parameters."""
+        kernel = self.model.covar_module
+        return {
+            "outputscale": kernel.outputscale.item(),
+            "lengthscale": kernel.base_kernel.lengthscale.detach().flatten().tolist(),
+            **self.likelihood_parameters(),
+        }
+
+
 @dataclass(frozen=True)
 class Method:
     """An entry of the registry.

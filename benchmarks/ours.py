@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import gpext
-from benchmarks.harness import Method, Problem, Recorder, Trace
+from benchmarks.harness import Method, Problem, Recorder, ScaledKernelParameters, Trace
 from gpext.likelihoods import BernoulliLogitLikelihood, LaplaceLikelihood, Matern32Likelihood, StudentTLikelihood
 from gpext.mlls import AugmentedELBO
 from gpext.training.minibatch import SiteStepper, default_rate, hyperparameter_interval
@@ -44,7 +44,7 @@ class SiteGP(gpytorch.models.ApproximateGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-class SiteLearner:
+class SiteLearner(ScaledKernelParameters):
     """A gpext model and its objective behind the harness's ``Learner``."""
 
     def __init__(
@@ -86,20 +86,6 @@ class SiteLearner:
             mean, variance = marginal.mean, marginal.variance
         self.model.train(training)
         return mean, variance
-
-    def likelihood_parameters(self) -> dict[str, float]:
-        """Noise and degrees of freedom, where the likelihood has them."""
-        names = ("noise", "deg_free")
-        return {name: getattr(self.likelihood, name).item() for name in names if hasattr(self.likelihood, name)}
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Kernel and likelihood parameters."""
-        kernel = self.model.covar_module
-        return {
-            "outputscale": kernel.outputscale.item(),
-            "lengthscale": kernel.base_kernel.lengthscale.detach().flatten().tolist(),
-            **self.likelihood_parameters(),
-        }
 
 
 def _run(

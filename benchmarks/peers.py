@@ -22,7 +22,7 @@ from gpytorch.variational import CholeskyVariationalDistribution, NaturalVariati
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, constraints
 
-from benchmarks.harness import Method, Problem, Trace, train
+from benchmarks.harness import Method, Problem, ScaledKernelParameters, Trace, train
 
 
 class BernoulliLogit(_OneDimensionalLikelihood):
@@ -101,7 +101,7 @@ def make_likelihood(problem: Problem) -> Likelihood:
     return likelihood
 
 
-class GPyTorchLearner:
+class GPyTorchLearner(ScaledKernelParameters):
     """A stock model, likelihood, objective and optimisers behind the harness's ``Learner``."""
 
     def __init__(
@@ -140,20 +140,6 @@ class GPyTorchLearner:
         with torch.no_grad():
             marginal = self.model(x.to(self.dtype))
             return marginal.mean, marginal.variance
-
-    def likelihood_parameters(self) -> dict[str, float]:
-        """Noise and degrees of freedom, where the likelihood has them."""
-        names = ("noise", "deg_free")
-        return {name: getattr(self.likelihood, name).item() for name in names if hasattr(self.likelihood, name)}
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Kernel and likelihood parameters."""
-        kernel = self.model.covar_module
-        return {
-            "outputscale": kernel.outputscale.item(),
-            "lengthscale": kernel.base_kernel.lengthscale.detach().flatten().tolist(),
-            **self.likelihood_parameters(),
-        }
 
 
 def _run(
