@@ -363,3 +363,19 @@ def test_quiet_when_asked(capsys):
     fit(problem(), x, y, batch_size=30, max_steps=3, progress=False)
     out, err = capsys.readouterr()
     assert out == err == ""
+
+
+def test_a_breakdown_ends_training_at_the_last_good_parameters():
+    # Two separable classes in float32: the outputscale grows until the jitter no longer carries K_zz.
+    generator = torch.Generator().manual_seed(0)
+    x = 6 * torch.rand(500, 1, generator=generator)
+    y = (torch.sin(2 * x[:, 0]) > 0).float()
+    model = SparseGP(x[:40])
+    likelihood = BernoulliLogitLikelihood()
+    result = fit(AugmentedELBO(likelihood, model, num_data=500), x, y, learning_rate=1.0, progress=False)
+    assert result.status is FitStatus.BREAKDOWN
+    assert "not positive definite" in result.message
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    with torch.no_grad():
+        error = ((likelihood(model(x)).mean > 0.5).float() != y).float().mean()
+    assert float(error) < 0.05

@@ -19,6 +19,8 @@ from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
 Rate = float | Callable[[int], float]
 
+BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, FloatingPointError)  # of the numbers, not of the program
+
 _EPOCHS = 50
 _PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
 _POLISH_STEPS, _POLISH_BATCH = 300, 1000
@@ -47,24 +49,40 @@ class SiteStepper:
         self.interval = interval
         self.strategy, self.likelihood, self.num_data = strategy, mll.likelihood, num_data
         self.rate, self.gradient = rate, gradient
-        parameters = hyperparameters(mll)
-        self.optimizers = [torch.optim.Adam(parameters, lr=learning_rate)] if parameters else []
+        self._parameters = hyperparameters(mll)
+        self._good = [p.detach().clone() for p in self._parameters]
+        self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate)] if self._parameters else []
 
     def step(self, x: Tensor, y: Tensor, index: Tensor | slice, number: int) -> float:
         """Take a step on the data at `index`; return the objective per datum as last computed, before a step."""
         rate = self.rate(number) if callable(self.rate) else self.rate
         batch = (x[..., index, :], y[..., index], self.likelihood, rate, self.num_data)
         if number % self.interval:
-            self.strategy.update(*batch)
+            try:
+                self.strategy.update(*batch)
+            except BREAKDOWNS:
+                self._restore()
+                raise
             return self.objective
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        value = self.strategy.update(*batch, gradient=self.gradient)
+        try:
+            value = self.strategy.update(*batch, gradient=self.gradient)
+        except BREAKDOWNS:
+            self._restore()
+            raise
+        self._good = [p.detach().clone() for p in self._parameters]
         for optimizer in self.optimizers:
             optimizer.step()
         assert value is not None  # a gradient was asked for
         self.objective = float(value.sum())
         return self.objective
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """Go back to the last parameters that a step could be taken at."""
+        for parameter, good in zip(self._parameters, self._good, strict=True):
+            parameter.copy_(good)
 
 
 def hyperparameter_interval(batch_size: int, num_data: int) -> int:
@@ -142,7 +160,7 @@ def fit_minibatches(
                     break
     except KeyboardInterrupt:
         status = FitStatus.INTERRUPTED
-    except (torch.linalg.LinAlgError, NotPSDError, FloatingPointError) as error:
+    except BREAKDOWNS as error:
         status, note = FitStatus.BREAKDOWN, str(error)
     saved = {
         "batches": batches.state_dict(),
@@ -160,20 +178,25 @@ def polish(
     batches = Minibatches(stepper.num_data, min(stepper.num_data, _POLISH_BATCH), generator)
     rate = batches.batch_size / batches.num_data  # q(u) starts at its optimum: average over an epoch
     steps = run.steps_left(len(run.trace) + _POLISH_STEPS)
-    status = FitStatus.CONVERGED if steps >= _POLISH_STEPS else FitStatus.MAX_STEPS
+    status, note = FitStatus.CONVERGED if steps >= _POLISH_STEPS else FitStatus.MAX_STEPS, ""
     for number in range(min(steps, _POLISH_STEPS)):
         decrease = (1 + number / 100) ** -0.6
         stepper.rate = decrease * rate
         for optimizer in stepper.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = decrease * learning_rate
-        if run.step(stepper.step(x, y, batches.draw().to(x.device), number)):
+        try:
+            value = stepper.step(x, y, batches.draw().to(x.device), number)
+        except BREAKDOWNS as error:
+            status, note = FitStatus.BREAKDOWN, str(error)
+            break
+        if run.step(value):
             status = FitStatus.STOPPED
             break
     settled = CollapsedBound(stepper.strategy, stepper.likelihood, x, y)
     bound = settled.settle()
     settled.commit()  # q(u) of all the data at the final hyperparameters
-    return run.finish(status, objective=float(bound.sum()) / stepper.num_data)
+    return run.finish(status, note, objective=float(bound.sum()) / stepper.num_data)
 
 
 def default_rate(share: float) -> float:
