@@ -107,7 +107,11 @@ def fit(
             order = torch.randperm(num_data, generator=generator).to(x.device)
             x, y = x[..., order, :], y[..., order]
             status = fit_collapsed(run, strategy, x, y, sizes, tolerance)
-            if hyperparameters == "augmented" or status in (FitStatus.STOPPED, FitStatus.MAX_STEPS):
+            if hyperparameters == "augmented" or status in (
+                FitStatus.STOPPED,
+                FitStatus.MAX_STEPS,
+                FitStatus.BREAKDOWN,
+            ):
                 return run.finish(status)
             polisher = SiteStepper(mll, strategy, num_data, rate=1.0, learning_rate=learning_rate, gradient="exact")
             return polish(run, polisher, x, y, learning_rate=learning_rate, generator=generator)

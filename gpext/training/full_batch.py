@@ -47,7 +47,10 @@ def fit_collapsed(
             inverse_hessian=metric,
         )
         metric = result.inverse_hessian
-        bound.settle()
+        try:
+            bound.settle()
+        except torch.linalg.LinAlgError:  # q(u) stays that of the last iteration
+            return FitStatus.BREAKDOWN
         bound.commit()
         if result.outcome is Outcome.STOPPED or not run.steps_left(MAX_STEPS):
             break

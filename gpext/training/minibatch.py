@@ -194,9 +194,12 @@ def polish(
             status = FitStatus.STOPPED
             break
     settled = CollapsedBound(stepper.strategy, stepper.likelihood, x, y)
-    bound = settled.settle()
-    settled.commit()  # q(u) of all the data at the final hyperparameters
-    return run.finish(status, note, objective=float(bound.sum()) / stepper.num_data)
+    try:
+        objective = float(settled.settle().sum()) / stepper.num_data
+        settled.commit()  # q(u) of all the data at the final hyperparameters
+    except BREAKDOWNS as error:  # q(u) stays that of the last step
+        status, note, objective = FitStatus.BREAKDOWN, str(error), stepper.objective
+    return run.finish(status, note, objective=objective)
 
 
 def default_rate(share: float) -> float:
