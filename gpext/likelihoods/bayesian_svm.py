@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from gpext.augmentations import Augmentation, ExponentialRadial
 from gpext.distributions import Bernoulli
-from gpext.likelihoods.checks import check_binary
+from gpext.likelihoods.checks import check_binary, floating
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.quadrature import expectation
 
@@ -46,7 +46,7 @@ class BayesianSVMLikelihood(AugmentedLikelihood):
 
     def _augmentation(self, targets: Tensor) -> Augmentation:
         check_binary(targets)
-        sign = 2 * (targets if targets.is_floating_point() else targets.to(torch.get_default_dtype())) - 1
+        sign = 2 * floating(targets) - 1
         one = torch.ones((), dtype=sign.dtype, device=sign.device)
         return Augmentation(ExponentialRadial(), -one, potential=sign, center=sign, curvature=one, offset=0 * one)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpext.augmentations import Augmentation, SechRadial
 from gpext.distributions import Bernoulli
-from gpext.likelihoods.checks import check_binary
+from gpext.likelihoods.checks import check_binary, floating
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -24,7 +24,7 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
 
     def _augmentation(self, targets: Tensor) -> Augmentation:
         check_binary(targets)
-        targets = _floating(targets)
+        targets = floating(targets)
         one = torch.ones((), dtype=targets.dtype, device=targets.device)
         return Augmentation(
             SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
@@ -42,7 +42,3 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
             for label in (zeros, zeros + 1)
         ]
         return Bernoulli(logits=log_probs[1] - log_probs[0])
-
-
-def _floating(targets: Tensor) -> Tensor:
-    return targets if targets.is_floating_point() else targets.to(torch.get_default_dtype())

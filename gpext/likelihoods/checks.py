@@ -39,5 +39,10 @@ def check_counts(targets: Tensor) -> None:
         raise ValueError(f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {_show(index)}.")
 
 
+def floating(targets: Tensor) -> Tensor:
+    """Return targets in a floating dtype, integers and booleans in torch's default one."""
+    return targets if targets.is_floating_point() else targets.to(torch.get_default_dtype())
+
+
 def _show(index: tuple[int, ...]) -> str:
     return str(index[0]) if len(index) == 1 else str(index)

@@ -56,26 +56,27 @@ class SiteStepper:
     def step(self, x: Tensor, y: Tensor, index: Tensor | slice, number: int) -> float:
         """Take a step on the data at `index`; return the objective per datum as last computed, before a step."""
         rate = self.rate(number) if callable(self.rate) else self.rate
-        batch = (x[..., index, :], y[..., index], self.likelihood, rate, self.num_data)
-        if number % self.interval:
-            try:
-                self.strategy.update(*batch)
-            except BREAKDOWNS:
-                self._restore()
-                raise
-            return self.objective
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        moving = number % self.interval == 0  # the hyperparameters, too
+        if moving:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
         try:
-            value = self.strategy.update(*batch, gradient=self.gradient)
+            value = self.strategy.update(
+                x[..., index, :],
+                y[..., index],
+                self.likelihood,
+                rate,
+                self.num_data,
+                gradient=self.gradient if moving else None,
+            )
         except BREAKDOWNS:
             self._restore()
             raise
-        self._good = [p.detach().clone() for p in self._parameters]
-        for optimizer in self.optimizers:
-            optimizer.step()
-        assert value is not None  # a gradient was asked for
-        self.objective = float(value.sum())
+        if value is not None:
+            self._good = [p.detach().clone() for p in self._parameters]
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self.objective = float(value.sum())
         return self.objective
 
     @torch.no_grad()

@@ -107,12 +107,12 @@ class CollapsedBound:
                 for block in self._blocks:
                     self._refresh(block, posterior)
                 posterior, gram = self._condition()
-            back = back_substitute(chol, posterior, inducing_covariance.dtype)
+            back = back_substitute(chol, posterior, inducing_covariance.dtype) if gradient else None
         value = -posterior.divergence_from_prior
         vector = torch.zeros_like(posterior.mean)
         for block in self._blocks:
             marginals = posterior.marginals(block.whitened, block.prior_mean, block.conditional_variance)
-            block_value, block_vector = self._backpropagate(block, marginals, back, gradient)
+            block_value, block_vector = self._backpropagate(block, marginals, back)
             value, vector = value + block_value, vector + block_vector
             if refresh:
                 block.tilt = block.augmentation.tilt(*marginals)
@@ -170,9 +170,9 @@ class CollapsedBound:
         return condition_inducing(vector, precision), gram
 
     def _backpropagate(
-        self, block: _Block, marginals: tuple[Tensor, Tensor], back: Tensor, gradient: bool
+        self, block: _Block, marginals: tuple[Tensor, Tensor], back: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the block's share of L and of A g, g = nu - tau m; with `gradient`, push its derivatives back."""
+        """Return the block's share of L and of A g, g = nu - tau m; with `back`, push its derivatives back."""
         mean, variance = marginals
         weight = -1 / self.num_data
         with torch.no_grad():
@@ -180,8 +180,8 @@ class CollapsedBound:
             precision = sites.precision
             mean_gradient = sites.shift - precision * mean
             vector = (block.whitened @ mean_gradient.unsqueeze(-1)).squeeze(-1).double()
-        with torch.set_grad_enabled(gradient):
-            terms = self.likelihood.augmentation(block.y)
+        with torch.set_grad_enabled(back is not None):
+            terms = block.augmentation if back is None else self.likelihood.augmentation(block.y)
             w = terms.radial.mean(block.tilt)
             expected = (
                 terms.log_constant
@@ -189,7 +189,7 @@ class CollapsedBound:
                 - w * (terms.tilt(mean, variance) - block.tilt)
                 + terms.radial.log_phi(block.tilt)
             )
-            if gradient:
+            if back is not None:
                 cross = self.strategy.cross_blocks(block.x)
                 push_back(
                     (
