@@ -15,6 +15,9 @@ from gpext.quadrature import (
     log_expectation,
     panels,
     rules,
+    smooth_expectation,
+    trapezoid,
+    trapezoid_nodes,
 )
 
 F64 = torch.float64
@@ -351,3 +354,31 @@ def test_inside_inference_mode_first():
     x = tensor(1.0).requires_grad_()
     (weights * (x * nodes).exp()).sum().backward()
     assert x.grad is not None
+
+
+def sine(z):
+    return z.sin(), z.cos(), -z.sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [0.0, 1e-6, 0.1, 1.0, 3.0])
+def test_smooth_expectation_of_a_sine_is_its_closed_form(dtype, spread):
+    """E[sin z] = sin(m) exp(-v/2)."""
+    mean = torch.linspace(-5, 5, 300, dtype=dtype).view(3, 100).requires_grad_()
+    variance = torch.full((100,), spread**2, dtype=dtype).requires_grad_()
+    num_nodes = trapezoid_nodes(2.0, torch.tensor(spread, dtype=dtype))
+    value = smooth_expectation(sine, mean, variance, trapezoid(num_nodes), num_nodes)
+    exact = mean.detach().double().sin() * torch.exp(-0.5 * variance.detach().double())
+    slope = mean.detach().double().cos() * torch.exp(-0.5 * variance.detach().double())
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-6
+    assert value.dtype == dtype
+    torch.testing.assert_close(value.detach().double(), exact, rtol=0, atol=tolerance)
+    by_mean, by_variance = torch.autograd.grad(value.sum(), (mean, variance))
+    torch.testing.assert_close(by_mean.double(), slope, rtol=0, atol=tolerance)
+    torch.testing.assert_close(by_variance.double(), -0.5 * exact.sum(0), rtol=0, atol=3 * tolerance)
+
+
+def test_nodes_grow_with_the_spread_in_proportion():
+    counts = [trapezoid_nodes(1.0, torch.tensor(s, dtype=torch.float64)) for s in (1e-9, 1.0, 10.0, 100.0)]
+    assert counts[0] < 25
+    assert 9 < counts[3] / counts[2] < 11

@@ -15,7 +15,6 @@ The square is kept completed: alpha - beta f + gamma f^2 loses every digit when 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -23,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpext.augmentations.radial import RadialFunction, distance
-from gpext.quadrature import expectation, gauss_hermite, log_expectation
+from gpext.augmentations.radial import RadialFunction
+from gpext.quadrature import expectation, log_expectation
 
-_MOST_HERMITE_NODES = 152  # beyond it the adaptive rule is cheaper
 _CHUNK = 4096  # data in one adaptive integration: some 1000 nodes each, in float64
 
 
@@ -87,7 +85,7 @@ class Augmentation:
         return self.log_constant + self.potential * mean + self.radial.log_phi(self.tilt(mean, variance))
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return E[log p(y | f)] under N(mean, variance), (..., N): in closed form or by adaptive quadrature."""
+        """Return E[log p(y | f)] under N(mean, variance), (..., N), by closed form or quadrature."""
         linear = self.log_constant + self.potential * mean
         if not bool(self.offset.any()):
             closed = self.radial.expected_log_phi(
@@ -95,12 +93,6 @@ class Augmentation:
             )
             if closed is not None:
                 return linear + closed
-        num_nodes = self._num_hermite_nodes(variance)
-        if num_nodes is not None:
-            nodes, weights = gauss_hermite(num_nodes, mean.dtype, mean.device)
-            column = (-1,) + (1,) * linear.dim()
-            f = mean + distance(variance) * nodes.view(column)
-            return linear + (weights.view(column) * self.radial.log_phi(self.squared_distance(f))).sum(0)
         return linear + self._in_chunks(expectation, mean, variance)
 
     def log_marginal(self, mean: Tensor, variance: Tensor) -> Tensor:
@@ -120,21 +112,6 @@ class Augmentation:
         """
         precision = 2 * w * self.curvature
         return self.potential + precision * self.center, precision
-
-    def _num_hermite_nodes(self, variance: Tensor) -> int | None:
-        """Return how many Gauss-Hermite nodes reach full accuracy for E[log phi(h^2)], or None if too many.
-
-        For a function analytic in a strip of half-width a, in units of the Gaussian's standard deviation, the error of
-        n nodes is about exp(-2 a sqrt n); eight more cover the start, where the law does not hold yet.
-        """
-        strip = self.radial.strip()
-        if strip is None:
-            return None
-        with torch.no_grad():
-            relative = float((strip / (self.curvature * variance).sqrt()).amin())
-        digits = 24.0 if variance.dtype == torch.float64 else 15.0  # -log of the error
-        num_nodes = 8 + (0.5 * digits / relative) ** 2 if relative > 0 else math.inf
-        return math.ceil(num_nodes) if num_nodes <= _MOST_HERMITE_NODES else None
 
     def _in_chunks(self, integral: Callable[..., Tensor], mean: Tensor, variance: Tensor) -> Tensor:
         """Return the integral of log phi (or phi) over f, by adaptive quadrature, a few thousand data at a time."""

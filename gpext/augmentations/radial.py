@@ -54,12 +54,5 @@ class RadialFunction(ABC):
         r"""Return :math:`E[w \mid c] = -\varphi'(r) / \varphi(r)` at r = c^2 [GWO20 Sec. 3.3.1]."""
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
-        """Return E[log phi(z^2)] for z ~ N(gap, variance) in closed form, or None where there is none."""
-        return None
-
-    def strip(self) -> Tensor | None:
-        """Return the distance from the real line to the nearest singularity of z -> log phi(z^2); None if unknown or 0.
-
-        It sets how fast Gauss-Hermite quadrature converges.
-        """
+        """Return E[log phi(z^2)] for z ~ N(gap, variance) by closed form or fixed rule; None if there is neither."""
         return None

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from gpext.augmentations.radial import RadialFunction
+from gpext.quadrature import smooth_expectation, trapezoid, trapezoid_nodes
+
+_MOST_NODES = 1000  # about what the adaptive rule takes
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,19 @@ class StudentTRadial(RadialFunction):
         """Return (nu + 1) / (2 (nu + r)): the tilted Gamma((nu+1)/2, rate nu + r) has this mean."""
         return 0.5 * (self.deg_free + 1) / (self.deg_free + r)
 
-    def strip(self) -> Tensor:
-        """Return sqrt(nu): 1 + z^2/nu vanishes at z = i sqrt(nu)."""
-        return self.deg_free.sqrt()
+    def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
+        """Return -(nu + 1)/2 E[log(1 + t^2)], t = z / sqrt(nu), unless some t is spread too wide for a fixed rule."""
+        variance = variance / self.deg_free
+        num_nodes = trapezoid_nodes(1.0, variance.detach().amax().sqrt())  # 1 + t^2 vanishes at t = i
+        if num_nodes > _MOST_NODES:
+            return None
+        expected = smooth_expectation(
+            _log1p_square, gap / self.deg_free.sqrt(), variance, trapezoid(num_nodes), num_nodes
+        )
+        return -0.5 * (self.deg_free + 1) * expected
+
+
+def _log1p_square(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    square = t.square()
+    inverse = (1 + square).reciprocal()
+    return torch.log1p(square), 2 * t * inverse, 2 * (1 - square) * inverse.square()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor
-
-_LARGEST_METRIC = 300  # parameters up to which an inverse Hessian is handed on as a matrix
 
 
 class Outcome(Enum):
@@ -23,14 +20,6 @@ class Outcome(Enum):
     STOPPED = "stopped by the callback"
 
 
-@dataclass(frozen=True)
-class Minimisation:
-    """The outcome, and the approximate inverse Hessian at the end (p, p), None if unknown or too large."""
-
-    outcome: Outcome
-    inverse_hessian: np.ndarray | None
-
-
 def minimize_lbfgs(
     objective: Callable[[], Tensor],
     parameters: Sequence[Tensor],
@@ -38,101 +27,121 @@ def minimize_lbfgs(
     max_steps: int,
     tolerance: float,
     callback: Callable[[float], bool | None] | None = None,
-    inverse_hessian: np.ndarray | None = None,
+    max_restarts: int = 0,
     memory: int = 20,
-) -> Minimisation:
+) -> Outcome:
     """Minimise a differentiable objective in place; the parameters end at the best point seen.
+
+    Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, what is large is a scale, and
+    moves in proportion to itself. In a long flat valley a run may end because its picture of the curvature is stale; a
+    restart forgets it.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
-            dropped before. `torch.linalg.LinAlgError` marks a point the line search must step back from.
+            dropped before. `torch.linalg.LinAlgError` marks a point the line search must step back from. It may improve
+            from one call to the next (inner variables that are kept), but must not get worse.
         parameters: what is optimised.
-        max_steps: most iterations.
-        tolerance: converged when three successive iterations improve the objective by less than this each.
-        callback: called after each iteration with the value there; returns True to stop.
-        inverse_hessian: (p, p), from a similar problem: its quasi-Newton step is the first one tried.
+        max_steps: most iterations, of all runs together.
+        tolerance: a run has converged when three successive iterations improve the objective by less than this each,
+            and the minimisation when a whole run improves it by less than three times this.
+        callback: called after each iteration with the value there; the parameters are those of the iterate, and the
+            objective's last call was there. Returns True to stop.
+        max_restarts: how often to start again from where a run has ended.
         memory: number of curvature pairs kept.
 
     Raises:
         torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the starting point.
     """
-    start = _flatten(parameters)
-    if not start.size:
-        return Minimisation(Outcome.CONVERGED, None)
-    best_value, best_point = np.inf, start
-    values: list[float] = []
-    outcome: Outcome | None = None
+    if not sum(p.numel() for p in parameters):
+        return Outcome.CONVERGED
+    run = _Run(objective, parameters, tolerance, callback)
+    for _ in range(max_restarts + 1):
+        outcome = run.minimise(max_steps - run.num_steps, memory)
+        if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS) or run.gain < 3 * tolerance:
+            break
+    return outcome
 
-    def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal best_value, best_point
-        _unflatten(point, parameters)
-        for parameter in parameters:
+
+class _Run:
+    """The objective as SciPy sees it, and what it has seen."""
+
+    def __init__(
+        self,
+        objective: Callable[[], Tensor],
+        parameters: Sequence[Tensor],
+        tolerance: float,
+        callback: Callable[[float], bool | None] | None,
+    ) -> None:
+        self.objective, self.parameters, self.tolerance, self.callback = objective, parameters, tolerance, callback
+        self.num_steps = 0
+        self.gain = 0.0  # of this run
+        self._best_value, self._best_point = np.inf, _flatten(parameters)
+        self._last_point = self._best_point
+
+    def minimise(self, max_steps: int, memory: int) -> Outcome:
+        """Run L-BFGS from the best point so far."""
+        scale = np.maximum(1, np.abs(self._best_point))
+        values: list[float] = []
+        outcome: Outcome | None = None
+        first: float | None = None
+
+        def evaluate(z: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal first
+            value, gradient = self._evaluate(scale * z)
+            first = value if first is None else first
+            return value, scale * gradient
+
+        def after_iteration(intermediate_result: scipy.optimize.OptimizeResult) -> None:
+            nonlocal outcome
+            if not np.array_equal(scale * intermediate_result.x, self._last_point):
+                self._evaluate(scale * intermediate_result.x)
+            self.num_steps += 1
+            values.append(float(intermediate_result.fun))
+            if self.callback is not None and self.callback(values[-1]):
+                outcome = Outcome.STOPPED
+                raise StopIteration
+            if len(values) > 3 and max(-np.diff(values[-4:])) < self.tolerance:
+                outcome = Outcome.CONVERGED
+                raise StopIteration
+
+        try:
+            result = scipy.optimize.minimize(
+                evaluate,
+                self._best_point / scale,
+                jac=True,
+                method="L-BFGS-B",
+                callback=after_iteration,
+                options={"maxiter": max_steps, "maxcor": memory, "ftol": 0.0, "gtol": 1e-9, "maxls": 10},
+            )
+        finally:  # an interrupt, too, leaves the best point behind
+            _unflatten(self._best_point, self.parameters)
+        self.gain = np.inf if first is None else first - self._best_value
+        if outcome is not None:
+            return outcome
+        if result.nit >= max_steps:
+            return Outcome.MAX_STEPS
+        return Outcome.CONVERGED if result.success else Outcome.STALLED
+
+    def _evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
+        self._last_point = point
+        _unflatten(point, self.parameters)
+        for parameter in self.parameters:
             parameter.grad = None
         try:
-            value = float(objective())
+            value = float(self.objective())
         except torch.linalg.LinAlgError:
-            if not np.isfinite(best_value):
+            if not np.isfinite(self._best_value):
                 raise
             value = np.nan
         if not np.isfinite(value):
-            if not np.isfinite(best_value):
+            if not np.isfinite(self._best_value):
                 raise FloatingPointError(f"the objective is {value} at the starting point; check parameters and data.")
             # far above anything seen and flat: the line search interpolates back towards the last good point
-            return best_value + 1e3 * (1 + abs(best_value)), np.zeros_like(point)
-        if value < best_value:
-            best_value, best_point = value, point.copy()
-        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            return self._best_value + 1e3 * (1 + abs(self._best_value)), np.zeros_like(point)
+        if value < self._best_value:
+            self._best_value, self._best_point = value, point.copy()
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         return value, _flatten(gradient)
-
-    # In the coordinates z, point = start + root z, the inverse Hessian is a multiple of the identity, and SciPy's first
-    # trial, a step of length one, is the quasi-Newton step.
-    root = None
-    if inverse_hessian is not None:
-        root = np.linalg.cholesky(inverse_hessian)
-        slope = np.linalg.norm(root.T @ evaluate(start)[1])
-        root = root * slope if slope > 0 else None
-
-    def in_metric(z: np.ndarray) -> tuple[float, np.ndarray]:
-        assert root is not None
-        value, gradient = evaluate(start + root @ z)
-        return value, root.T @ gradient
-
-    def after_iteration(intermediate_result: scipy.optimize.OptimizeResult) -> None:
-        nonlocal outcome
-        values.append(float(intermediate_result.fun))
-        if callback is not None and callback(values[-1]):
-            outcome = Outcome.STOPPED
-            raise StopIteration
-        if len(values) > 3 and max(-np.diff(values[-4:])) < tolerance:
-            outcome = Outcome.CONVERGED
-            raise StopIteration
-
-    try:
-        result = scipy.optimize.minimize(
-            evaluate if root is None else in_metric,
-            start if root is None else np.zeros_like(start),
-            jac=True,
-            method="L-BFGS-B",
-            callback=after_iteration,
-            options={"maxiter": max_steps, "maxcor": memory, "ftol": 0.0, "gtol": 1e-9, "maxls": 10},
-        )
-    finally:  # an interrupt, too, leaves the best point behind
-        _unflatten(best_point, parameters)
-    if outcome is None and result.nit >= max_steps:
-        outcome = Outcome.MAX_STEPS
-    elif outcome is None:
-        outcome = Outcome.CONVERGED if result.success else Outcome.STALLED
-    return Minimisation(outcome, _inverse_hessian(result, root))
-
-
-def _inverse_hessian(result: scipy.optimize.OptimizeResult, root: np.ndarray | None) -> np.ndarray | None:
-    """Return SciPy's estimate in the original coordinates, or None if it has none that is positive definite."""
-    if result.x.size > _LARGEST_METRIC or result.hess_inv.n_corrs == 0:
-        return None
-    estimate = result.hess_inv.todense()
-    estimate = estimate if root is None else root @ estimate @ root.T
-    estimate = 0.5 * (estimate + estimate.T)
-    return estimate if np.linalg.eigvalsh(estimate)[0] > 1e-12 * np.trace(estimate) else None
 
 
 def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:

@@ -127,7 +127,19 @@ def inducing_gradient(chol: Tensor, posterior: InducingPosterior, vector: Tensor
         vector: A g (..., M), float64.
         gram: A diag(tau) A' (..., M, M), float64.
     """
-    inner = (posterior.mean.unsqueeze(-1) @ vector.unsqueeze(-2) + gram - posterior.covariance @ gram).tril()
+    return factor_gradient(
+        chol, posterior.mean.unsqueeze(-1) @ vector.unsqueeze(-2) + gram - posterior.covariance @ gram
+    )
+
+
+def factor_gradient(chol: Tensor, inner: Tensor) -> Tensor:
+    r"""Return -sym(L^-T Phi(G_A A') L^-1) (..., M, M): what dF/dA = G_A means for K_zz, through A = L^-1 K_zx.
+
+    Args:
+        chol: L (..., M, M), float64.
+        inner: G_A A' (..., M, M), float64.
+    """
+    inner = inner.tril()
     inner.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     left = torch.linalg.solve_triangular(chol.mT, inner, upper=True)
     right = torch.linalg.solve_triangular(chol, left, upper=False, left=False)

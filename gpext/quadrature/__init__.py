@@ -27,14 +27,20 @@ from gpext.quadrature.adaptive import (
     log_expectation,
 )
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
+from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
 
 __all__ = [
+    "Jet",
     "QuadratureResult",
     "QuadratureStatus",
     "QuadratureWarning",
+    "Rule",
     "expectation",
     "gauss_hermite",
     "gauss_legendre",
     "integrate",
     "log_expectation",
+    "smooth_expectation",
+    "trapezoid",
+    "trapezoid_nodes",
 ]

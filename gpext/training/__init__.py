@@ -3,8 +3,7 @@
 What it does follows from the objective, the model and `batch_size`:
 
 AugmentedELBO with a SiteVariationalStrategy
-    None   L-BFGS on the collapsed augmented bound of growing subsets of the data, up to all of them; then, with
-           hyperparameters="exact", a few hundred decreasing steps on the exact ELBO
+    None   L-BFGS on the collapsed bound of growing subsets of the data, up to all of them
     B      minibatches: closed-form steps in q(u), Adam for the hyperparameters every few steps
 any other gpytorch objective
     None   L-BFGS on the full batch
@@ -29,7 +28,6 @@ from gpext.training.minibatch import (
     default_rate,
     fit_minibatches,
     hyperparameter_interval,
-    polish,
 )
 from gpext.training.result import Callback, FitResult, FitStatus, Run
 from gpext.variational import SiteVariationalStrategy, check_dtype
@@ -106,15 +104,7 @@ def fit(
             sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
             order = torch.randperm(num_data, generator=generator).to(x.device)
             x, y = x[..., order, :], y[..., order]
-            status = fit_collapsed(run, strategy, x, y, sizes, tolerance)
-            if hyperparameters == "augmented" or status in (
-                FitStatus.STOPPED,
-                FitStatus.MAX_STEPS,
-                FitStatus.BREAKDOWN,
-            ):
-                return run.finish(status)
-            polisher = SiteStepper(mll, strategy, num_data, rate=1.0, learning_rate=learning_rate, gradient="exact")
-            return polish(run, polisher, x, y, learning_rate=learning_rate, generator=generator)
+            return fit_collapsed(run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance)
         stepper: SiteStepper | ObjectiveStepper
         if strategy is None:
             stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)

@@ -2,68 +2,99 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
+from typing import Literal
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpext.optim import Outcome, minimize_lbfgs
+from gpext.optim import minimize_lbfgs
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
 MAX_STEPS = 200
-_SUBSET_TOLERANCE = 1e-3  # nats per datum and step: below it a larger subset teaches more than another step
+_RESTARTS = 10
+_WORTHWHILE = 0.1
 
 
 def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
-    """Return the numbers of data to train on in turn: quarters of quarters, down to ten data an inducing point."""
+    """Return the numbers of data to train on in turn: a thousand (or five an inducing point), then by quarters."""
+    smallest = max(5 * num_inducing, 1000)
     sizes = [num_data]
-    while sizes[0] // 4 >= max(10 * num_inducing, 1000):
+    while sizes[0] // 4 >= smallest:
         sizes.insert(0, sizes[0] // 4)
-    return sizes
+    return [smallest, *sizes] if sizes[0] > 2 * smallest else sizes
 
 
 def fit_collapsed(
-    run: Run, strategy: SiteVariationalStrategy, x: Tensor, y: Tensor, sizes: list[int], tolerance: float
-) -> FitStatus:
+    run: Run,
+    strategy: SiteVariationalStrategy,
+    x: Tensor,
+    y: Tensor,
+    sizes: list[int],
+    *,
+    bound: Literal["augmented", "exact"],
+    tolerance: float,
+) -> FitResult:
     """Maximise the collapsed bound of the first `size` data for each size in turn; q(u) is that of the last.
 
-    All but the last are left early: most of the way is made where a step is cheap.
+    All but the last are left early: most of the way is made where a step is cheap. A step is a move of the
+    hyperparameters and one of the sites; the first of each size moves the sites alone.
     """
-    likelihood = run.mll.likelihood
-    parameters = hyperparameters(run.mll)
-    metric = None  # each size starts with the curvature that the one before has learned
+    status, objective = FitStatus.MAX_STEPS, float("nan")
     for size in sizes:
-        bound = CollapsedBound(strategy, likelihood, x[..., :size, :], y[..., :size])
-        full = size == y.size(-1)
-        result = minimize_lbfgs(
-            partial(_negative_mean, bound, size),
-            parameters,
-            max_steps=max(run.steps_left(MAX_STEPS), 1),
-            tolerance=tolerance if full else max(tolerance, _SUBSET_TOLERANCE),
-            callback=partial(_after_iteration, bound, run),
-            inverse_hessian=metric,
-        )
-        metric = result.inverse_hessian
+        collapsed = CollapsedBound(strategy, run.mll.likelihood, x[..., :size, :], y[..., :size], bound=bound)
+        stage = _Stage(run, collapsed, size, is_last=size == sizes[-1])
         try:
-            bound.settle()
-        except torch.linalg.LinAlgError:  # q(u) stays that of the last iteration
-            return FitStatus.BREAKDOWN
-        bound.commit()
-        if result.outcome is Outcome.STOPPED or not run.steps_left(MAX_STEPS):
-            break
-    return FitStatus[result.outcome.name]
+            collapsed.evaluate(gradient=False)
+            if not stage.step() and run.steps_left(MAX_STEPS):
+                outcome = minimize_lbfgs(
+                    stage.loss,
+                    hyperparameters(run.mll),
+                    max_steps=run.steps_left(MAX_STEPS),
+                    tolerance=tolerance,
+                    callback=stage.step,
+                    max_restarts=_RESTARTS if stage.is_last else 0,
+                )
+                status = FitStatus[outcome.name]
+            objective = float(collapsed.settle(tolerance=0.1 * tolerance).sum()) / size
+            collapsed.commit()
+        except torch.linalg.LinAlgError as error:
+            if not run.trace:
+                raise  # nothing has been learned yet, and nothing has changed
+            return run.finish(FitStatus.BREAKDOWN, str(error))  # q(u) stays that of the last step
+        if stage.stopped:
+            return run.finish(FitStatus.STOPPED, objective=objective)
+        if not run.steps_left(MAX_STEPS):
+            return run.finish(FitStatus.MAX_STEPS, objective=objective)
+    return run.finish(status, objective=objective)
 
 
-def _negative_mean(bound: CollapsedBound, size: int) -> Tensor:
-    return -bound.evaluate().sum() / size
+class _Stage:
+    """The collapsed bound of some of the data, as L-BFGS sees it."""
 
+    def __init__(self, run: Run, collapsed: CollapsedBound, size: int, *, is_last: bool) -> None:
+        self.run, self.collapsed, self.size, self.is_last = run, collapsed, size, is_last
+        self.stopped = False  # by the user's callback
+        self._last = -math.inf
 
-def _after_iteration(bound: CollapsedBound, run: Run, loss: float) -> bool:
-    bound.commit()
-    return run.step(-loss)
+    def loss(self) -> Tensor:
+        return -self.collapsed.evaluate().sum() / self.size
+
+    def step(self, loss: float | None = None) -> bool:
+        """Move the sites, report, and return whether to leave.
+
+        A larger subset lowers KL / size, which this one has to pay for what it does not know: once a step gains but a
+        small part of that, it is time to go on.
+        """
+        value = float(self.collapsed.refresh().sum()) / self.size
+        self.collapsed.commit()
+        self.stopped = self.run.step(value)
+        price = float(self.collapsed.divergence.sum()) / self.size
+        gain, self._last = value - self._last, value
+        return self.stopped or (not self.is_last and gain < _WORTHWHILE * price)
 
 
 def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult:
@@ -78,14 +109,15 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             raise torch.linalg.LinAlgError(str(error)) from error
         return loss.detach()
 
-    result = minimize_lbfgs(
+    outcome = minimize_lbfgs(
         objective,
         [p for p in mll.parameters() if p.requires_grad],
         max_steps=run.steps_left(MAX_STEPS),
         tolerance=tolerance,
         callback=lambda loss: run.step(-loss),
+        max_restarts=_RESTARTS,
     )
-    return run.finish(FitStatus[result.outcome.name])
+    return run.finish(FitStatus[outcome.name])
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import CollapsedBound, SiteVariationalStrategy
+from gpext.variational import SiteVariationalStrategy
 
 Rate = float | Callable[[int], float]
 
@@ -23,7 +23,6 @@ BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, FloatingPointError)  # of t
 
 _EPOCHS = 50
 _PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
-_POLISH_STEPS, _POLISH_BATCH = 300, 1000
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
@@ -170,37 +169,6 @@ def fit_minibatches(
     }
     recent = run.trace[first:][-batches.per_epoch :]
     return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), saved)
-
-
-def polish(
-    run: Run, stepper: SiteStepper, x: Tensor, y: Tensor, *, learning_rate: float, generator: torch.Generator
-) -> FitResult:
-    """Take a few hundred decreasing minibatch steps: from the optimum of one bound to that of another nearby."""
-    batches = Minibatches(stepper.num_data, min(stepper.num_data, _POLISH_BATCH), generator)
-    rate = batches.batch_size / batches.num_data  # q(u) starts at its optimum: average over an epoch
-    steps = run.steps_left(len(run.trace) + _POLISH_STEPS)
-    status, note = FitStatus.CONVERGED if steps >= _POLISH_STEPS else FitStatus.MAX_STEPS, ""
-    for number in range(min(steps, _POLISH_STEPS)):
-        decrease = (1 + number / 100) ** -0.6
-        stepper.rate = decrease * rate
-        for optimizer in stepper.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = decrease * learning_rate
-        try:
-            value = stepper.step(x, y, batches.draw().to(x.device), number)
-        except BREAKDOWNS as error:
-            status, note = FitStatus.BREAKDOWN, str(error)
-            break
-        if run.step(value):
-            status = FitStatus.STOPPED
-            break
-    settled = CollapsedBound(stepper.strategy, stepper.likelihood, x, y)
-    try:
-        objective = float(settled.settle().sum()) / stepper.num_data
-        settled.commit()  # q(u) of all the data at the final hyperparameters
-    except BREAKDOWNS as error:  # q(u) stays that of the last step
-        status, note, objective = FitStatus.BREAKDOWN, str(error), stepper.objective
-    return run.finish(status, note, objective=objective)
 
 
 def default_rate(share: float) -> float:

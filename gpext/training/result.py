@@ -36,8 +36,7 @@ class FitResult:
         objective: what the mll says per datum at the end (mean over the last epoch for minibatches).
         num_steps: L-BFGS iterations and minibatch steps.
         seconds: time spent.
-        trace: the objective per datum after each step, (num_steps,): of a subset or a minibatch while training on one,
-            and of the exact ELBO in the last steps of the full batch.
+        trace: the objective per datum after each step, (num_steps,): of a subset or a minibatch while training on one.
         message: one sentence on how it went.
         state_dict: pass it as `state` to another `fit` to go on where this one ended (minibatches; picklable).
     """

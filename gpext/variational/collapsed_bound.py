@@ -1,70 +1,68 @@
-r"""The augmented bound with q(u) eliminated: a deterministic objective for hyperparameters [Titsias 2009, GWO20 A.3].
+r"""A variational bound with q(u) eliminated: a deterministic objective for hyperparameters [Titsias 2009, GWO20 A.3].
 
-At fixed w the optimal q(u) is known for any hyperparameters theta, and
+N Gaussian sites (nu, tau), numbers that stay as they are while the hyperparameters theta move, make of any prior
 
-    L(theta; w) = sum_i { E_q[log C_i + g_i f_i - w_i h_i^2] + c_i^2 w_i + log phi(c_i^2) } - KL(q(u) || p(u))
+    q(v; theta) = N(S eta, S),   S = (I + A diag(tau) A')^-1,   eta = A (nu - tau mu)
 
-at that q is a lower bound on log p(y), for every theta; w_i = -phi'/phi at c_i^2. It equals
-log int N(g | mu, Q) prod exp(nu g - tau g^2/2) dg - sum tau (k - q) / 2 + sum c with Q = K_xz K_zz^-1 K_zx, written
-here so that nothing large cancels. Because q is optimal, dL/dtheta is the derivative at fixed q.
+in the whitened coordinates of :mod:`gpext.posteriors.inducing`, and
 
-Each evaluation first refreshes the w_i at its own theta, by coordinate ascent from where the last evaluation left them,
-so that L is close to its maximum over w and its gradient to that of the maximum.
+    F(theta) = sum_i F_i(m_i, v_i) - KL(q(v) || N(0, I))
 
-Cost for N data and M inducing points: one triangular solve and one product of size M x M x N, and a solve and a product
-more for each refresh. The kernel is evaluated twice, in blocks of data that stay in cache; memory is one M x N matrix.
+is a lower bound on log p(y) for every theta and every sites, with F_i the exact E_q[log p(y_i | f_i)] or the augmented
+bound on it. q adapts to theta, so F is far less stiff in theta than the ELBO at a fixed q. The derivative is the total
+one, the way through q included (:mod:`gpext.posteriors.fixed_sites`), so F is an honest objective for L-BFGS.
+
+The best sites at given theta are nu_i = g_i + t_i m_i and tau_i = t_i with g_i = dF_i/dm_i and t_i = -2 dF_i/dv_i.
+:meth:`CollapsedBound.refresh` moves there: a natural-gradient step on q(u) of length one, halved until F rises. For the
+augmented bound it is coordinate ascent over w, and never has to be halved.
+
+Cost of an evaluation for N data and M inducing points: two triangular solves, and four products with derivatives, of
+size M x M x N. The kernel is evaluated twice, in blocks of data that stay in cache; memory is one M x N matrix.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gpext.augmentations import Augmentation
+from gpext.inference import augmented_sites
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.posteriors import (
-    InducingPosterior,
-    back_substitute,
-    condition_inducing,
-    cross_gradient,
-    factorise,
-    inducing_gradient,
-    project,
-)
+from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
 from gpext.sites import GaussianSites
-from gpext.variational.bound_gradients import push_back
+from gpext.variational.bound_gradients import LocalTerms, augmented_terms, exact_terms, push_back
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
+
+_MOST_HALVINGS = 10
 
 
 @dataclass
 class _Block:
-    """A slice of the data, its auxiliary variables, and the prior there at the current parameters."""
+    """A slice of the data, its sites, and the prior there at the parameters of the last evaluation."""
 
     x: Tensor  # (..., B, d)
     y: Tensor  # (..., B)
-    started: bool = False
-    tilt: Tensor = field(init=False)  # c_i^2 (..., B); kept between evaluations
-    augmentation: Augmentation = field(init=False)
+    sites: GaussianSites | None = None  # kept between evaluations
+    proposal: GaussianSites = field(init=False)  # the best ones as seen from the last q
     whitened: Tensor = field(init=False)  # A (..., M, B)
     prior_mean: Tensor = field(init=False)  # mu (..., B)
     conditional_variance: Tensor = field(init=False)  # k_ii - q_ii (..., B)
 
-    def sites(self) -> GaussianSites:
-        shift, precision = self.augmentation.site(self.augmentation.radial.mean(self.tilt))
-        return GaussianSites(shift.expand(self.tilt.shape), precision.expand(self.tilt.shape))
+    def marginals(self, posterior: InducingPosterior) -> tuple[Tensor, Tensor]:
+        return posterior.marginals(self.whitened, self.prior_mean, self.conditional_variance)
 
 
 class CollapsedBound:
-    """L(theta; w) over fixed data, with its derivatives in the hyperparameters and the likelihood's parameters.
+    """F(theta) over fixed data, with its derivatives in the hyperparameters and the likelihood's parameters.
 
     Args:
         strategy: the variational strategy of the model; :meth:`commit` writes its q(u).
         likelihood: any likelihood with an augmentation.
         x: inputs (..., N, d).
         y: targets (..., N).
-        num_refreshes: coordinate-ascent steps over w in each evaluation, before the bound is taken.
+        bound: what F_i is: the augmented bound on E_q[log p(y_i | f_i)] or that expectation itself.
         block_size: data handled at a time.
     """
 
@@ -75,72 +73,90 @@ class CollapsedBound:
         x: Tensor,
         y: Tensor,
         *,
-        num_refreshes: int = 1,
+        bound: Literal["augmented", "exact"] = "augmented",
         block_size: int = 1024,
     ) -> None:
-        self.strategy, self.likelihood, self.num_refreshes = strategy, likelihood, num_refreshes
+        self.strategy, self.likelihood, self.bound = strategy, likelihood, bound
         self.num_data = y.size(-1)
         self._blocks = [
             _Block(x[..., start : start + block_size, :], y[..., start : start + block_size])
             for start in range(0, self.num_data, block_size)
         ]
-        self._natural: tuple[Tensor, Tensor] | None = None
+        self._posterior: InducingPosterior
+        self._natural: tuple[Tensor, Tensor]  # what the sites make of eta and of Lambda - I
+        self._next_natural: tuple[Tensor, Tensor] | None  # what the proposals would
+        self._value: Tensor
 
-    def evaluate(self, *, gradient: bool = True, refresh: bool = True) -> Tensor:
-        """Return L (...), float64, at the current parameters.
+    def evaluate(self, *, gradient: bool = True) -> Tensor:
+        """Return F (...), float64, at the current parameters and the sites as they are.
+
+        The first time these are the augmented bound's at the strategy's q(u).
 
         Args:
-            gradient: add the derivatives of the loss -L / N, summed over batches, to the parameters' `.grad`.
-            refresh: update w first; otherwise L is taken at the c^2 that the last evaluation ended with. Its
-                derivatives are exact then, but for parameters inside a phi that is differentiated automatically: those
-                are exact once w has converged.
+            gradient: add the derivatives of the loss -F / N, summed over batches, to the parameters' `.grad`.
 
         Raises:
             torch.linalg.LinAlgError: K_zz or the precision of q(u) is not positive definite.
         """
         with torch.set_grad_enabled(gradient):
             inducing_covariance = self.strategy.inducing_covariance()
-        with torch.no_grad():
-            chol = self._load_prior(inducing_covariance)
-            posterior, gram = self._condition()
-            for _ in range(self.num_refreshes if refresh else 0):
-                for block in self._blocks:
-                    self._refresh(block, posterior)
-                posterior, gram = self._condition()
-            back = back_substitute(chol, posterior, inducing_covariance.dtype) if gradient else None
-        value = -posterior.divergence_from_prior
-        vector = torch.zeros_like(posterior.mean)
-        for block in self._blocks:
-            marginals = posterior.marginals(block.whitened, block.prior_mean, block.conditional_variance)
-            block_value, block_vector = self._backpropagate(block, marginals, back)
-            value, vector = value + block_value, vector + block_vector
-            if refresh:
-                block.tilt = block.augmentation.tilt(*marginals)
-        if gradient and inducing_covariance.requires_grad:
-            derivative = inducing_gradient(chol, posterior, vector, gram) / -self.num_data
-            inducing_covariance.backward(derivative.to(inducing_covariance.dtype))
-        return value
+        chol = self._load_prior(inducing_covariance)
+        self._natural = self._project([_known(block.sites) for block in self._blocks])
+        self._posterior = _condition(*self._natural)
+        local = [self._local_terms(block) for block in self._blocks]
+        self._accept(local)
+        if gradient:
+            self._backpropagate(inducing_covariance, chol, local)
+        return self._value
+
+    @torch.no_grad()
+    def refresh(self) -> Tensor:
+        """Move the sites towards their best values at the parameters of the last evaluation, and return F (...) there.
+
+        The step is halved until F rises (for every GP of a batch); if it never does, the sites stay.
+        """
+        proposed = self._proposed_natural()
+        start = self._posterior, self._natural, self._value
+        tolerance = 1e-12 * self._value.abs()
+        for halving in range(_MOST_HALVINGS):
+            rate = 0.5**halving
+            self._natural = torch.lerp(start[1][0], proposed[0], rate), torch.lerp(start[1][1], proposed[1], rate)
+            try:
+                self._posterior = _condition(*self._natural)
+            except torch.linalg.LinAlgError:  # a negative precision too many: shorten the step
+                continue
+            local = [self._local_terms(block) for block in self._blocks]
+            sites = [_known(block.sites).lerp(block.proposal, rate) for block in self._blocks]
+            if bool((self._total(local) >= start[2] - tolerance).all()):
+                for block, moved in zip(self._blocks, sites, strict=True):
+                    block.sites = moved
+                self._accept(local)
+                return self._value
+        self._posterior, self._natural, self._value = start
+        return self._value
 
     def settle(self, *, tolerance: float = 1e-6, max_refreshes: int = 100) -> Tensor:
-        """Refresh w at the current parameters until L / N gains less than `tolerance`; return L (...).
-
-        An optimiser leaves behind the w of its last trial point, which need not be near the best one.
-        """
+        """Refresh the sites at the current parameters until F / N gains less than `tolerance`; return F (...)."""
         last = self.evaluate(gradient=False)
         for _ in range(max_refreshes):
-            value = self.evaluate(gradient=False)
+            value = self.refresh()
             if bool(((value - last) / self.num_data < tolerance).all()):
                 break
             last = value
-        return value
+        return self._value
+
+    @property
+    def divergence(self) -> Tensor:
+        """KL(q(u) || p(u)) (...) of the last evaluation or refreshment."""
+        return self._posterior.divergence_from_prior
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Write the q(u) of the last evaluation into the strategy."""
-        assert self._natural is not None, "evaluate first"
+        """Write the q(u) of the last evaluation or refreshment into the strategy."""
         self.strategy.posterior()  # initialises the distribution if it is new
         self.strategy.move(*self._natural, rate=1.0)
 
+    @torch.no_grad()
     def _load_prior(self, inducing_covariance: Tensor) -> Tensor:
         chol = factorise(inducing_covariance)
         factor = chol.to(inducing_covariance.dtype)
@@ -149,55 +165,68 @@ class CollapsedBound:
             block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
             block.prior_mean = cross.mean
             block.conditional_variance = cross.variance - block.whitened.square().sum(-2)
-            block.augmentation = self.likelihood.augmentation(block.y)
-            if not block.started:  # where the strategy's q(u) stands: at the prior if it is new
-                self._refresh(block, self.strategy.posterior())
-                block.started = True
+            if block.sites is None:  # where the strategy's q(u) stands: at the prior if it is new
+                marginals = block.marginals(self.strategy.posterior())
+                block.sites = augmented_sites(self.likelihood.augmentation(block.y), *marginals)
         return chol
 
     @torch.no_grad()
-    def _refresh(self, block: _Block, posterior: InducingPosterior) -> None:
-        marginals = posterior.marginals(block.whitened, block.prior_mean, block.conditional_variance)
-        block.tilt = block.augmentation.tilt(*marginals)
-
-    def _condition(self) -> tuple[InducingPosterior, Tensor]:
-        sums = [project(block.whitened, block.prior_mean, block.sites()) for block in self._blocks]
+    def _project(self, sites: list[GaussianSites]) -> tuple[Tensor, Tensor]:
+        sums = [project(block.whitened, block.prior_mean, s) for block, s in zip(self._blocks, sites, strict=True)]
         vector = torch.stack([vector.double() for vector, _ in sums]).sum(0)
         gram = torch.stack([gram.double() for _, gram in sums]).sum(0)
-        self._natural = (vector, gram)
-        precision = gram.clone()
-        precision.diagonal(dim1=-2, dim2=-1).add_(1)
-        return condition_inducing(vector, precision), gram
+        return vector, gram
 
-    def _backpropagate(
-        self, block: _Block, marginals: tuple[Tensor, Tensor], back: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the block's share of L and of A g, g = nu - tau m; with `back`, push its derivatives back."""
-        mean, variance = marginals
-        weight = -1 / self.num_data
+    def _local_terms(self, block: _Block) -> tuple[Tensor, LocalTerms]:
+        """Return the means m and the terms F_i of a block at the present q."""
         with torch.no_grad():
-            sites = block.sites()
-            precision = sites.precision
-            mean_gradient = sites.shift - precision * mean
-            vector = (block.whitened @ mean_gradient.unsqueeze(-1)).squeeze(-1).double()
-        with torch.set_grad_enabled(back is not None):
-            terms = block.augmentation if back is None else self.likelihood.augmentation(block.y)
-            w = terms.radial.mean(block.tilt)
-            expected = (
-                terms.log_constant
-                + terms.potential * mean
-                - w * (terms.tilt(mean, variance) - block.tilt)
-                + terms.radial.log_phi(block.tilt)
+            mean, variance = block.marginals(self._posterior)
+        if self.bound == "exact":
+            return mean, exact_terms(self.likelihood, block.y, mean, variance)
+        with torch.no_grad():
+            sites = augmented_sites(self.likelihood.augmentation(block.y), mean, variance)
+        return mean, augmented_terms(self.likelihood, block.y, mean, variance, sites)
+
+    def _total(self, local: list[tuple[Tensor, LocalTerms]]) -> Tensor:
+        return torch.stack([terms.total for _, terms in local]).sum(0) - self.divergence
+
+    @torch.no_grad()
+    def _accept(self, local: list[tuple[Tensor, LocalTerms]]) -> None:
+        self._value = self._total(local)
+        self._next_natural = None
+        for block, (mean, terms) in zip(self._blocks, local, strict=True):
+            shift = terms.mean_gradient + terms.precision * mean
+            block.proposal = GaussianSites(shift, terms.precision.expand(shift.shape))
+
+    def _proposed_natural(self) -> tuple[Tensor, Tensor]:
+        if self._next_natural is None:
+            self._next_natural = self._project([block.proposal for block in self._blocks])
+        return self._next_natural
+
+    def _backpropagate(self, inducing_covariance: Tensor, chol: Tensor, local: list[tuple[Tensor, LocalTerms]]) -> None:
+        """Push the derivatives of -F / N back to the parameters."""
+        weight = -1 / self.num_data
+        adjoint = FixedSites(chol, self._posterior, self._natural[1], *self._proposed_natural())
+        push_back((inducing_covariance, (weight * adjoint.inducing()).to(inducing_covariance.dtype)))
+        for block, (mean, terms) in zip(self._blocks, local, strict=True):
+            by_cross, by_mean = adjoint.cross(
+                block.whitened, mean, _known(block.sites), terms.mean_gradient, terms.precision
             )
-            if back is not None:
-                cross = self.strategy.cross_blocks(block.x)
-                push_back(
-                    (
-                        cross.covariance,
-                        cross_gradient(back, block.whitened, weight * mean_gradient, weight * precision),
-                    ),
-                    (cross.variance, -0.5 * weight * precision),
-                    (cross.mean, weight * mean_gradient),
-                    (expected, torch.full_like(expected, weight)),
-                )
-        return expected.detach().double().sum(-1), vector
+            cross = self.strategy.cross_blocks(block.x)
+            push_back(
+                (cross.covariance, weight * by_cross),
+                (cross.variance, -0.5 * weight * terms.precision),
+                (cross.mean, weight * by_mean),
+                (terms.values, torch.full_like(terms.values, weight)),
+            )
+
+
+def _condition(vector: Tensor, gram: Tensor) -> InducingPosterior:
+    precision = gram.clone()
+    precision.diagonal(dim1=-2, dim2=-1).add_(1)
+    return condition_inducing(vector, precision)
+
+
+def _known(sites: GaussianSites | None) -> GaussianSites:
+    assert sites is not None, "evaluate first"
+    return sites

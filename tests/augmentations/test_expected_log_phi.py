@@ -50,3 +50,19 @@ def test_no_spread_at_all_gives_log_phi_itself(name):
     gap = torch.tensor([-2.0, 0.5, 3.0], dtype=F64)
     value = augmentation(RADIALS[name]).expected_log_prob(gap, torch.zeros_like(gap))
     torch.testing.assert_close(value, RADIALS[name].log_phi(gap.square()), rtol=1e-12, atol=0)
+
+
+def test_derivative_in_the_degrees_of_freedom_agrees_with_adaptive_quadrature():
+    gap, variance = torch.linspace(-9, 9, 41, dtype=F64), torch.linspace(0.01, 3, 41, dtype=F64)
+    values, gradients = [], []
+    for adaptive in (False, True):
+        deg_free = torch.tensor(3.0, dtype=F64, requires_grad=True)
+        radial = StudentTRadial(deg_free)
+        if adaptive:
+            value = expectation(lambda z, r=radial: r.log_phi(z.square()), gap, variance)
+        else:
+            value = radial.expected_log_phi(gap, variance)
+        values.append(value)
+        gradients.append(torch.autograd.grad(value.sum(), deg_free)[0])
+    torch.testing.assert_close(*values, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)

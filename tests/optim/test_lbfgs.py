@@ -19,7 +19,7 @@ def minimise(start, function, **kwargs):
         return value.detach()
 
     given = {"max_steps": 500, "tolerance": 0.0, **kwargs}
-    return parameters, minimize_lbfgs(objective, parameters, **given).outcome
+    return parameters, minimize_lbfgs(objective, parameters, **given)
 
 
 def test_finds_the_minimum_that_scipy_finds_over_parameters_of_any_shape():
@@ -31,24 +31,37 @@ def test_finds_the_minimum_that_scipy_finds_over_parameters_of_any_shape():
     )
 
 
-def test_curvature_of_a_similar_problem_saves_steps():
-    scales = torch.logspace(0, 1, 8, dtype=F64)
-    counts, learned = [], None
-    for shift in (1.0, 1.3):
-        parameter, values = torch.nn.Parameter(torch.zeros(8, dtype=F64)), []
+def test_a_restart_leaves_a_valley_that_a_tolerance_calls_flat():
+    values = {}
+    for restarts in (0, 20):
+        parameters, _ = minimise([tensor(-1.2, 1.0)], rosenbrock, tolerance=0.1, max_restarts=restarts)
+        values[restarts] = rosenbrock(parameters[0]).item()
+    assert values[20] < 0.7 * values[0]
 
-        def objective(parameter=parameter, shift=shift):
-            value = (scales * (parameter - shift).square()).sum() + (parameter - shift).cos().sum()
-            value.backward()
-            return value.detach()
 
-        result = minimize_lbfgs(
-            objective, [parameter], max_steps=500, tolerance=1e-10, callback=values.append, inverse_hessian=learned
-        )
-        learned = result.inverse_hessian
-        counts.append(len(values))
-        torch.testing.assert_close(parameter.detach(), torch.full((8,), shift, dtype=F64), rtol=1e-4, atol=1e-4)
-    assert counts[1] < 0.7 * counts[0]
+def test_large_parameters_move_in_proportion_to_themselves():
+    steps = []
+    start = [tensor(1e4, 1.0)]
+    parameters, _ = minimise(start, lambda p: (p / tensor(1e4, 1.0) - 2).square().sum(), callback=steps.append)
+    torch.testing.assert_close(parameters[0].detach(), tensor(2e4, 2.0), rtol=1e-6, atol=1e-6)
+    assert len(steps) <= 4
+
+
+def test_the_callback_sees_the_parameters_of_the_iterate():
+    seen = []
+    parameter = torch.nn.Parameter(tensor(-1.2, 1.0))
+
+    def objective():
+        value = rosenbrock(parameter)
+        value.backward()
+        return value.detach()
+
+    def check(value):
+        seen.append(value)
+        assert rosenbrock(parameter).item() == value
+
+    minimize_lbfgs(objective, [parameter], max_steps=50, tolerance=0.0, callback=check)
+    assert len(seen) > 10
 
 
 def test_nothing_to_optimise_is_converged():

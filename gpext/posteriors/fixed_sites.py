@@ -1,0 +1,82 @@
+r"""Derivatives of a bound in the prior when the sites are fixed numbers and q(v) follows the prior [Adam et al. 2021].
+
+F = sum_i F_i(m_i, v_i) - KL(q(v) || N(0, I)) at q(v) = N(m_v, S), Lambda = S^-1 = I + A diag(tau) A' and
+Lambda m_v = A (nu - tau mu). With g_i = dF_i/dm_i and t_i = -2 dF_i/dv_i, and matrices T = diag(tau), X = diag(t),
+
+    dF/dm_v = A g - m_v,     dF/dS = A (T - X) A' / 2
+
+at fixed A, and q's own way through A adds u and W to what holds at fixed q:
+
+    u = S (A g - m_v),       W = S A (T - X) A' S,       a = nu - tau m
+    G = dF/dA = m_v (g - tau A'u)' + u a' + (I - S) A X - W A T
+    dF/dK_zx = L^-T G,       dF/dmu = g - tau A'u,       dF/dk_ii = -t_i / 2
+    dF/dK_zz = -sym(L^-T Phi(G A') L^-1)
+
+Phi halves the diagonal and drops what is above it. Where the sites are the best ones, u = W = 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpext.posteriors.inducing import InducingPosterior, factor_gradient
+from gpext.sites import GaussianSites
+
+
+class FixedSites:
+    """The derivatives above for one prior and one set of sites.
+
+    Args:
+        chol: L (..., M, M), float64.
+        posterior: q(v).
+        gram: A diag(tau) A' (..., M, M), float64.
+        best_vector: A (g + t m - t mu) (..., M), float64: eta at the best sites as seen from q.
+        best_gram: A diag(t) A' (..., M, M), float64.
+    """
+
+    def __init__(
+        self, chol: Tensor, posterior: InducingPosterior, gram: Tensor, best_vector: Tensor, best_gram: Tensor
+    ) -> None:
+        mean, covariance = posterior.mean.unsqueeze(-1), posterior.covariance
+        self._chol, self._mean, self._covariance, self._gram, self._best_gram = chol, mean, covariance, gram, best_gram
+        self._vector = best_vector.unsqueeze(-1) - best_gram @ mean  # A g
+        self._response = covariance @ (self._vector - mean)  # u
+        self._warp = covariance @ (gram - best_gram) @ covariance  # W
+        complement = -covariance
+        complement.diagonal(dim1=-2, dim2=-1).add_(1)
+        stacked = torch.cat([complement, -self._warp, mean, self._response], -1)
+        self._back = torch.linalg.solve_triangular(chol.mT, stacked, upper=True)
+
+    def inducing(self) -> Tensor:
+        """Return dF/dK_zz (..., M, M), float64."""
+        by_mean = self._vector - self._gram @ self._response
+        inner = self._mean @ by_mean.mT + self._response @ self._mean.mT
+        inner += self._best_gram - self._covariance @ self._best_gram - self._warp @ self._gram
+        return factor_gradient(self._chol, inner)
+
+    def cross(
+        self, whitened: Tensor, mean: Tensor, sites: GaussianSites, mean_gradient: Tensor, precision: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return dF/dK_zx (..., M, N) and dF/dmu (..., N) for a block of data.
+
+        Args:
+            whitened: A (..., M, N).
+            mean: m (..., N).
+            sites: nu and tau.
+            mean_gradient: g (..., N).
+            precision: t (..., N).
+        """
+        response = (self._response.to(whitened.dtype).mT @ whitened).squeeze(-2)
+        by_mean = mean_gradient - sites.precision * response
+        columns = whitened.mT  # a triangular solve leaves A column-major: these products stream through it
+        weighted = torch.cat(
+            [
+                columns * precision.unsqueeze(-1),
+                columns * sites.precision.unsqueeze(-1),
+                by_mean.unsqueeze(-1),
+                (sites.shift - sites.precision * mean).unsqueeze(-1),
+            ],
+            -1,
+        )
+        return (weighted @ self._back.to(whitened.dtype).mT).mT, by_mean
