@@ -16,16 +16,16 @@ from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
 MAX_STEPS = 200
 _RESTARTS = 10
-_WORTHWHILE = 0.1
+_WORTHWHILE = 0.05
 
 
 def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
-    """Return the numbers of data to train on in turn: a thousand (or five an inducing point), then by quarters."""
+    """Return the numbers of data to train on in turn: a thousand (or five an inducing point), times about four, all."""
     smallest = max(5 * num_inducing, 1000)
-    sizes = [num_data]
-    while sizes[0] // 4 >= smallest:
-        sizes.insert(0, sizes[0] // 4)
-    return [smallest, *sizes] if sizes[0] > 2 * smallest else sizes
+    if num_data <= 2 * smallest:
+        return [num_data]
+    num_subsets = max(round(math.log(num_data / smallest, 4)), 1)
+    return [round(smallest * (num_data / smallest) ** (i / num_subsets)) for i in range(num_subsets)] + [num_data]
 
 
 def fit_collapsed(

@@ -33,6 +33,7 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
 from gpext.sites import GaussianSites
 from gpext.variational.bound_gradients import LocalTerms, augmented_terms, exact_terms, push_back
+from gpext.variational.prior_blocks import FactorCache
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
 
 _MOST_HALVINGS = 10
@@ -82,6 +83,7 @@ class CollapsedBound:
             _Block(x[..., start : start + block_size, :], y[..., start : start + block_size])
             for start in range(0, self.num_data, block_size)
         ]
+        self._loaded = FactorCache()  # the factor of K_zz, while what follows belongs to the present parameters
         self._posterior: InducingPosterior
         self._natural: tuple[Tensor, Tensor]  # what the sites make of eta and of Lambda - I
         self._next_natural: tuple[Tensor, Tensor] | None  # what the proposals would
@@ -100,9 +102,13 @@ class CollapsedBound:
         """
         with torch.set_grad_enabled(gradient):
             inducing_covariance = self.strategy.inducing_covariance()
-        chol = self._load_prior(inducing_covariance)
-        self._natural = self._project([_known(block.sites) for block in self._blocks])
-        self._posterior = _condition(*self._natural)
+        parameters = [*self.strategy.model.hyperparameters(), *self.likelihood.parameters()]
+        chol = self._loaded.get(parameters)
+        if chol is None:
+            chol = self._load_prior(inducing_covariance)
+            self._natural = self._project([_known(block.sites) for block in self._blocks])
+            self._posterior = _condition(*self._natural)
+            self._loaded.put(parameters, chol)
         local = [self._local_terms(block) for block in self._blocks]
         self._accept(local)
         if gradient:
