@@ -59,16 +59,18 @@ def fit_collapsed(
                     max_restarts=_RESTARTS if stage.is_last else 0,
                 )
                 status = FitStatus[outcome.name]
-            objective = float(collapsed.settle(tolerance=0.1 * tolerance).sum()) / size
-            collapsed.commit()
+            done = stage.is_last or stage.stopped or not run.steps_left(MAX_STEPS)
+            if done:
+                objective = float(collapsed.settle(tolerance=0.1 * tolerance).sum()) / size
+                collapsed.commit()
         except torch.linalg.LinAlgError as error:
             if not run.trace:
                 raise  # nothing has been learned yet, and nothing has changed
             return run.finish(FitStatus.BREAKDOWN, str(error))  # q(u) stays that of the last step
-        if stage.stopped:
-            return run.finish(FitStatus.STOPPED, objective=objective)
-        if not run.steps_left(MAX_STEPS):
-            return run.finish(FitStatus.MAX_STEPS, objective=objective)
+        if done:
+            break
+    if stage.stopped or not run.steps_left(MAX_STEPS):
+        status = FitStatus.STOPPED if stage.stopped else FitStatus.MAX_STEPS
     return run.finish(status, objective=objective)
 
 
