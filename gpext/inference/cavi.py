@@ -28,7 +28,7 @@ from gpext.sites import GaussianSites
 
 def augmented_sites(augmentation: Augmentation, mean: Tensor, variance: Tensor) -> GaussianSites:
     """Return the sites at the optimal q(w) for the marginals N(mean, variance), all (..., N) [GWO20 Alg. 1]."""
-    shape = torch.broadcast_shapes(mean.shape, variance.shape)
+    shape = torch.broadcast_tensors(mean, variance)[0].shape
     shift, precision = augmentation.site(augmentation.radial.mean(augmentation.tilt(mean, variance)))
     return GaussianSites(shift.expand(shape).to(mean.dtype), precision.expand(shape).to(mean.dtype))
 

@@ -88,7 +88,8 @@ def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -
         base, scale = kernel.base_kernel, kernel.outputscale
     if type(base) is not gpytorch.kernels.RBFKernel or x1.dim() != 2 or x2.dim() != 2:
         return None
-    if kernel.batch_shape or base.batch_shape or base.active_dims is not None or x1.dtype != base.lengthscale.dtype:
-        return None
     scale = torch.ones((), dtype=x1.dtype, device=x1.device) if scale is None else scale
-    return squared_exponential(x1, x2, base.lengthscale, scale), scale.expand(len(x2))
+    lengthscale = base.lengthscale
+    if scale.dim() or lengthscale.dim() != 2 or base.active_dims is not None or x1.dtype != lengthscale.dtype:
+        return None
+    return squared_exponential(x1, x2, lengthscale, scale), scale.expand(len(x2))

@@ -15,9 +15,14 @@ def check_targets(targets: Tensor) -> None:
     """
     if targets.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(f"targets in {targets.dtype} are not supported; convert with y.float() or y.double().")
-    if targets.is_floating_point() and not bool(targets.isfinite().all()):
-        index = tuple((~targets.isfinite()).nonzero()[0].tolist())
-        raise ValueError(f"targets must be finite; got {targets[index].item()} at index {_show(index)}.")
+    check_finite("targets", targets)
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise ValueError, with the first offending index, if there are NaN or infinite values."""
+    if values.is_floating_point() and not bool(values.isfinite().all()):
+        index = tuple((~values.isfinite()).nonzero()[0].tolist())
+        raise ValueError(f"{name} must be finite; got {values[index].item()} at index {_show(index)}.")
 
 
 def check_binary(targets: Tensor) -> None:

@@ -19,6 +19,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.variational import IndependentMultitaskVariationalStrategy
 from torch import Tensor
 
+from gpext.likelihoods.checks import check_finite
 from gpext.mlls import AugmentedELBO
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
@@ -59,14 +60,15 @@ def fit(
         y: targets (N,), (..., N), or (N, T) for a multitask model.
         batch_size: None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
         max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
-        learning_rate: of Adam: minibatches, and the last steps of the full batch.
+        learning_rate: of Adam, with minibatches.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
             :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N: 1 for the full
             batch, the average over a fifth of an epoch for a small one.
         tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
             in five epochs (or 100 steps) of minibatches.
-        hyperparameters: which bound teaches the kernel's and the likelihood's parameters, at the same q(u): the exact
-            ELBO or the augmented one (docs/hyperparameters.md compares them).
+        hyperparameters: which bound teaches the kernel's and the likelihood's parameters: the exact ELBO or the
+            augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at the q(u) that the
+            augmented bound makes; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
         progress: show a progress bar on a terminal.
@@ -145,7 +147,5 @@ def _check_data(x: Tensor, y: Tensor) -> None:
     num_data = x.size(-2) if x.dim() > 1 else len(x)
     if num_data not in (y.size(-1), y.size(0)):
         raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")
-    for name, tensor in (("inputs", x), ("targets", y)):
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            index = tuple((~tensor.isfinite()).nonzero()[0].tolist())
-            raise ValueError(f"{name} must be finite; got {tensor[index].item()} at index {index}.")
+    check_finite("inputs", x)
+    check_finite("targets", y)

@@ -11,6 +11,8 @@ from gpytorch.kernels import Kernel
 from sklearn.cluster import KMeans, kmeans_plusplus
 from torch import Tensor
 
+from gpext.likelihoods.checks import check_finite
+
 Inputs = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
 
 
@@ -89,9 +91,7 @@ def _distinct_sample(inputs: Inputs, num_inducing: int, max_points: int, seed: i
     points = points.unsqueeze(-1) if points.dim() == 1 else points
     if points.dim() != 2:
         raise ValueError(f"expected inputs of shape (N, d); got {tuple(points.shape)}.")
-    if not bool(points.isfinite().all()):
-        index = tuple((~points.isfinite()).nonzero()[0].tolist())
-        raise ValueError(f"inputs must be finite; got {points[index].item()} at index {index}.")
+    check_finite("inputs", points)
     if len(points) > max_points:
         points = points[torch.randperm(len(points), generator=generator)[:max_points].to(points.device)]
     points = torch.unique(points, dim=0)

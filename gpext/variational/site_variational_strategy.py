@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gpext.inference import augmented_sites, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood
+from gpext.likelihoods.checks import check_finite
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.bound_gradients import augmented_terms, backpropagate, exact_terms
 from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
@@ -192,9 +193,7 @@ def check_batch(x: Tensor, y: Tensor, num_data: int | None = None) -> None:
         raise ValueError("the batch is empty: at least one datum is needed.")
     if num_data is not None and num_data < y.size(-1):
         raise ValueError(f"num_data ({num_data}) is smaller than the batch ({y.size(-1)}).")
-    if not bool(x.isfinite().all()):
-        index = tuple((~x.isfinite()).nonzero()[0].tolist())
-        raise ValueError(f"inputs must be finite; got {x[index].item()} at index {index}.")
+    check_finite("inputs", x)
 
 
 def check_dtype(x: Tensor, parameters: Tensor) -> None:
