@@ -81,7 +81,8 @@ def squared_exponential(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale
 def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the covariance (N1, N2) and the variances at x2 (N2,), if the kernel is one this module knows.
 
-    That is gpytorch's RBFKernel, alone or in a ScaleKernel, without batch shape or active dimensions of its own.
+    That is gpytorch's RBFKernel, alone or in a ScaleKernel, without batch shape or active dimensions of its own, and
+    with a lengthscale and an outputscale that this module's arithmetic can stand.
     """
     base, scale = kernel, None
     if type(kernel) is gpytorch.kernels.ScaleKernel:
@@ -92,4 +93,15 @@ def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -
     lengthscale = base.lengthscale
     if scale.dim() or lengthscale.dim() != 2 or base.active_dims is not None or x1.dtype != lengthscale.dtype:
         return None
+    if not _is_accurate(x1, x2, lengthscale, scale):
+        return None
     return squared_exponential(x1, x2, lengthscale, scale), scale.expand(len(x2))
+
+
+@torch.no_grad()
+def _is_accurate(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -> bool:
+    """Return whether the squares of the distances' terms leave the distances digits, and log s is a number."""
+    limits = torch.finfo(x1.dtype)
+    centre = x1.mean(-2)
+    furthest = torch.maximum((x1 - centre).abs().amax(-2), (x2 - centre).abs().amax(-2)) / lengthscale
+    return bool((furthest.square().sum() * limits.eps < 1e-4) & (outputscale > limits.tiny**0.5))

@@ -133,15 +133,16 @@ class _Run:
             if not np.isfinite(self._best_value):
                 raise
             value = np.nan
-        if not np.isfinite(value):
+        gradient = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
             if not np.isfinite(self._best_value):
-                raise FloatingPointError(f"the objective is {value} at the starting point; check parameters and data.")
+                what = "its gradient is not finite" if np.isfinite(value) else f"the objective is {value}"
+                raise FloatingPointError(f"{what} at the starting point; check parameters and data.")
             # far above anything seen and flat: the line search interpolates back towards the last good point
             return self._best_value + 1e3 * (1 + abs(self._best_value)), np.zeros_like(point)
         if value < self._best_value:
             self._best_value, self._best_point = value, point.copy()
-        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return value, _flatten(gradient)
+        return value, gradient
 
 
 def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:

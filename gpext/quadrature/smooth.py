@@ -40,7 +40,10 @@ def smooth_expectation(jet: Jet, mean: Tensor, variance: Tensor, rule: Rule, num
 def trapezoid_nodes(strip: float, largest: Tensor) -> int:
     """Return how many nodes resolve all Gaussians up to the standard deviation `largest`, for F analytic in `strip`."""
     digits, reach = _accuracy(largest.dtype)
-    relative = min(strip / max(float(largest), 1e-30), math.sqrt(2 * digits))  # beyond, the Gaussian itself sets h
+    sd = float(largest)
+    if not math.isfinite(sd):  # nor will be the result, whatever the nodes
+        return 1
+    relative = min(strip / max(sd, 1e-30), math.sqrt(2 * digits))  # beyond, the Gaussian itself sets h
     step = 2 * math.pi * relative / (digits + 0.5 * relative**2)
     return 2 * math.ceil(reach / step) + 1
 

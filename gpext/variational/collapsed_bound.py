@@ -187,6 +187,10 @@ class CollapsedBound:
         """Return the means m and the terms F_i of a block at the present q."""
         with torch.no_grad():
             mean, variance = block.marginals(self._posterior)
+            if not bool((mean.isfinite() & variance.isfinite()).all()):
+                raise torch.linalg.LinAlgError(
+                    "the marginals of q(f) are not finite at these parameters of the kernel and the mean."
+                )
         if self.bound == "exact":
             return mean, exact_terms(self.likelihood, block.y, mean, variance)
         with torch.no_grad():

@@ -1,3 +1,5 @@
+import math
+
 import gpytorch
 import pytest
 import torch
@@ -43,6 +45,17 @@ def test_inputs_far_from_the_origin_keep_their_digits():
     near = squared_exponential(x, x, one, one)
     far = squared_exponential(x + 1e6, x + 1e6, one, one)
     torch.testing.assert_close(far, near, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(("lengthscale", "outputscale"), [(1e-12, 1.0), (1.0, 0.0), (1.0, 1e-200), (1e-30, 1e-30)])
+def test_hyperparameters_beyond_this_arithmetic_are_left_to_gpytorch(dtype, lengthscale, outputscale):
+    k = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).to(dtype)
+    k.base_kernel.raw_lengthscale_constraint = k.raw_outputscale_constraint = gpytorch.constraints.Positive(torch.exp)
+    k.base_kernel.raw_lengthscale.data.fill_(math.log(lengthscale))
+    k.raw_outputscale.data.fill_(math.log(outputscale) if outputscale else -1e9)
+    x = torch.rand(5, 2, dtype=dtype)
+    assert direct_covariance(k, x, x) is None
 
 
 def test_a_second_derivative_is_refused_not_wrong():
