@@ -33,7 +33,8 @@ class FitResult:
 
     Attributes:
         status: how it ended.
-        objective: what the mll says per datum at the end (mean over the last epoch for minibatches).
+        objective: the objective per datum at the end: of a site strategy's full batch the bound that `hyperparameters`
+            names, else what the mll says; of minibatches its mean over the last epoch.
         num_steps: L-BFGS iterations and minibatch steps.
         seconds: time spent.
         trace: the objective per datum after each step, (num_steps,): of a subset or a minibatch while training on one.

@@ -4,7 +4,7 @@ from gpytorch.mlls import VariationalELBO
 
 from gpext.likelihoods import StudentTLikelihood
 from gpext.mlls import AugmentedELBO
-from gpext.variational import CollapsedBound
+from gpext.variational import CollapsedBound, collapsed_bound
 from tests.members import F64, MEMBERS
 from tests.models import SparseGP, inputs, randomise
 
@@ -104,6 +104,22 @@ def test_a_step_that_would_fail_or_lower_the_bound_is_halved(seed):
     bound.commit()
     with torch.no_grad():
         torch.testing.assert_close(values[-1], elbo("exact", model, likelihood, x, y), rtol=1e-7, atol=1e-7)
+
+
+def test_where_no_step_helps_everything_stays(kind, monkeypatch):
+    model, likelihood, x, y = problem(MEMBERS["student_t"])
+    bound = CollapsedBound(model.base, likelihood, x, y, bound=kind)
+    value = bound.evaluate(gradient=False)
+
+    def fail(vector, gram):
+        raise torch.linalg.LinAlgError("not positive definite")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collapsed_bound, "_condition", fail)
+        assert torch.equal(bound.refresh(), value)
+    bound.commit()
+    with torch.no_grad():
+        torch.testing.assert_close(value, elbo(kind, model, likelihood, x, y), rtol=1e-8, atol=1e-8)
 
 
 def test_sites_stay_between_evaluations(member, kind):
