@@ -94,6 +94,25 @@ def test_steps_back_from_points_where_the_objective_breaks_down():
     assert parameters[0].item() == pytest.approx(1.4, abs=1e-3)
 
 
+def test_steps_back_from_points_where_the_gradient_is_not_finite():
+    parameter = torch.nn.Parameter(tensor(-3.0))
+
+    def objective():
+        value = (parameter[0] - 1.4).square() + 1e-3 * torch.exp(-5 * parameter[0])
+        value.backward()
+        if parameter[0] > 1.5:
+            parameter.grad.fill_(float("nan"))
+        return value.detach()
+
+    minimize_lbfgs(objective, [parameter], max_steps=500, tolerance=0.0)
+    assert parameter.item() == pytest.approx(1.4, abs=1e-3)
+
+
+def test_a_start_without_a_gradient_is_an_error():
+    with pytest.raises(FloatingPointError, match="its gradient is not finite at the starting point"):
+        minimise([tensor(0.0)], lambda point: point.abs().sqrt().sum())
+
+
 def test_breakdown_at_the_start_is_an_error():
     def broken(point):
         raise torch.linalg.LinAlgError("not positive definite")
