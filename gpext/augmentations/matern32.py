@@ -50,7 +50,8 @@ def _log_phi(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _two_sides(num_nodes: int, mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes and weights (n, 2 num_nodes) on either side of z = 0, up to nine standard deviations away."""
     nodes, weights = gauss_legendre(num_nodes, mean.dtype, mean.device)
-    kink = (-mean / sd.clamp_min(torch.finfo(sd.dtype).tiny)).clamp(-9, 9)  # in standard units
+    # In standard units; a kink further away than the Gaussian reaches leaves one side empty, and sd = 0 needs no rule.
+    kink = (-mean / sd.clamp_min(torch.finfo(sd.dtype).tiny)).clamp(-9, 9)
     u = torch.cat([-9 + (kink + 9) * nodes, kink + (9 - kink) * nodes], -1)
     lengths = torch.cat([(kink + 9) * weights, (9 - kink) * weights], -1)
     return mean + sd * u, lengths * torch.exp(-0.5 * u.square()) / math.sqrt(2 * math.pi)
