@@ -14,10 +14,12 @@ from gpext import FitStatus, fit
 from gpext.likelihoods import BernoulliLogitLikelihood, StudentTLikelihood
 from gpext.mlls import AugmentedELBO
 from gpext.optim import RobbinsMonro
+from gpext.training import full_batch
 from tests.members import F64, MEMBERS, learnable
 from tests.models import SparseGP
 
 N, M = 120, 10
+_STAGE_LOSS = full_batch._Stage.loss
 BOUNDS = {"augmented": AugmentedELBO, "exact": VariationalELBO}
 
 
@@ -113,6 +115,33 @@ def test_full_batch_training_grows_through_subsets():
     result = fit(mll, x, y, batch_size=None, max_steps=25, progress=False)
     elbo = VariationalELBO(mll.likelihood, mll.model, num_data=4200)
     assert result.objective == pytest.approx(objective(elbo, x, y), abs=1e-8)
+
+
+def test_a_subset_is_left_when_a_step_gains_little_of_what_a_larger_one_would(monkeypatch):
+    x, y = data(n=4200)
+    steps = []
+    for share in (full_batch._WORTHWHILE, 0.0):
+        monkeypatch.setattr(full_batch, "_WORTHWHILE", share)
+        sizes = []
+        monkeypatch.setattr(
+            full_batch._Stage, "loss", lambda stage, f=_STAGE_LOSS, s=sizes: s.append(stage.size) or f(stage)
+        )
+        fit(problem(num_data=4200), x, y, max_steps=60, progress=False)
+        steps.append(sizes.count(1000))
+    assert 0 < steps[0] < 0.8 * steps[1]
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_stop_on_a_subset_is_a_stop(last):
+    x, y = data(n=4200)
+    for options, status in (
+        ({"callback": lambda step, value: step == last}, FitStatus.STOPPED),
+        ({"max_steps": last}, FitStatus.MAX_STEPS),
+    ):
+        result = fit(problem(num_data=4200), x, y, progress=False, **options)
+        assert result.status is status
+        assert result.num_steps == last
+        assert math.isfinite(result.objective)
 
 
 @pytest.mark.parametrize("hyperparameters", ["augmented", "exact"])
