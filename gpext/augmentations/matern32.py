@@ -12,7 +12,8 @@ from torch import Tensor
 from gpext.augmentations.radial import RadialFunction, distance
 from gpext.quadrature import gauss_legendre, smooth_expectation
 
-_NARROW = (0.75, 40), (3.0, 96)  # up to which standard deviation of z how many nodes a side reach full accuracy
+# Up to which standard deviation of z how many nodes a side reach full accuracy.
+_NARROW = ((0.75, 40), (3.0, 96), (12.0, 200), (50.0, 400))
 
 
 @dataclass(frozen=True)

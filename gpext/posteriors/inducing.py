@@ -57,10 +57,20 @@ class InducingPosterior:
             whitened: A (..., M, N).
             prior_mean: mu (..., N).
             conditional_variance: k_ii - q_ii (..., N), the Nystrom term: what u leaves of the prior variance.
+
+        Raises:
+            torch.linalg.LinAlgError: a variance is negative: the prior variance has outgrown what the dtype and the
+                jitter can carry.
         """
         mean = prior_mean + (self.mean.to(whitened.dtype).unsqueeze(-2) @ whitened).squeeze(-2)
         reduced = torch.linalg.solve_triangular(self.chol_precision.to(whitened.dtype), whitened, upper=False)
-        return mean, conditional_variance + reduced.square_().sum(-2)
+        variance = conditional_variance + reduced.square_().sum(-2)
+        if bool((variance < 0).any()):
+            raise torch.linalg.LinAlgError(
+                f"the marginals of q(f) have lost their digits in {whitened.dtype}: the smallest variance is "
+                f"{variance.min().item():.3g}. Raise jitter_val, rescale the data or work in float64."
+            )
+        return mean, variance
 
     @cached_property
     def covariance(self) -> Tensor:

@@ -121,3 +121,11 @@ def test_duplicate_inducing_points_are_refused_with_the_remedy():
 def test_an_indefinite_precision_is_refused_with_the_remedy():
     with pytest.raises(torch.linalg.LinAlgError, match=r"precision of q\(u\).*Lower the rate"):
         condition_inducing(torch.zeros(2, dtype=F64), -torch.eye(2, dtype=F64))
+
+
+def test_marginals_that_have_lost_their_digits_are_refused_with_the_remedy():
+    mu, K, sites = random_problem()
+    _, whitened, conditional = pieces(K)
+    posterior = optimum(mu, K, sites)
+    with pytest.raises(torch.linalg.LinAlgError, match=r"lost their digits in torch.float64.*jitter_val"):
+        posterior.marginals(whitened, mu, conditional - 1e6)
