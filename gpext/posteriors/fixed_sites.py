@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpext.posteriors.inducing import InducingPosterior, factor_gradient
+from gpext.posteriors.inducing import InducingPosterior, back_substitute, factor_gradient
 from gpext.sites import GaussianSites
 
 
@@ -43,10 +43,8 @@ class FixedSites:
         self._vector = best_vector.unsqueeze(-1) - best_gram @ mean  # A g
         self._response = covariance @ (self._vector - mean)  # u
         self._warp = covariance @ (gram - best_gram) @ covariance  # W
-        complement = -covariance
-        complement.diagonal(dim1=-2, dim2=-1).add_(1)
-        stacked = torch.cat([complement, -self._warp, mean, self._response], -1)
-        self._back = torch.linalg.solve_triangular(chol.mT, stacked, upper=True)
+        through_q = torch.linalg.solve_triangular(chol.mT, torch.cat([-self._warp, self._response], -1), upper=True)
+        self._back = torch.cat([back_substitute(chol, posterior, chol.dtype), through_q], -1)
 
     def inducing(self) -> Tensor:
         """Return dF/dK_zz (..., M, M), float64."""
@@ -73,8 +71,8 @@ class FixedSites:
         weighted = torch.cat(
             [
                 columns * precision.unsqueeze(-1),
-                columns * sites.precision.unsqueeze(-1),
                 by_mean.unsqueeze(-1),
+                columns * sites.precision.unsqueeze(-1),
                 (sites.shift - sites.precision * mean).unsqueeze(-1),
             ],
             -1,

@@ -102,13 +102,13 @@ class CollapsedBound:
         """
         with torch.set_grad_enabled(gradient):
             inducing_covariance = self.strategy.inducing_covariance()
-        parameters = [*self.strategy.model.hyperparameters(), *self.likelihood.parameters()]
-        chol = self._loaded.get(parameters)
+        key = self.strategy.prior_key()
+        chol = self._loaded.get(key)
         if chol is None:
             chol = self._load_prior(inducing_covariance)
             self._natural = self._project([_known(block.sites) for block in self._blocks])
             self._posterior = _condition(*self._natural)
-            self._loaded.put(parameters, chol)
+            self._loaded.put(key, chol)
         local = [self._local_terms(block) for block in self._blocks]
         self._accept(local)
         if gradient:

@@ -151,9 +151,13 @@ class SiteVariationalStrategy(VariationalStrategy):
         cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
         return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
 
+    def prior_key(self) -> list[Tensor]:
+        """Return everything the prior over u depends on, to tell whether what was made of it still holds."""
+        return [*self.model.hyperparameters(), self.inducing_points, torch.tensor(self.jitter_val)]
+
     def _factor(self) -> Tensor:
         """Return L with L L' = K_zz + jitter I, kept while the hyperparameters stay as they are."""
-        key = [*self.model.hyperparameters(), self.inducing_points, torch.tensor(self.jitter_val)]
+        key = self.prior_key()
         chol = self._factors.get(key)
         if chol is None:
             chol = factorise(self.inducing_covariance())

@@ -162,3 +162,8 @@ def test_schedules_that_do_not_converge_are_refused(kwargs):
 def test_a_start_that_cannot_be_evaluated_is_an_error():
     with pytest.raises(FloatingPointError, match="nan at the starting point"):
         minimise([tensor(1.0)], lambda point: (point * float("nan")).sum())
+
+
+def test_a_restart_that_gains_nothing_has_converged_however_it_ends():
+    _, outcome = minimise([tensor(-1.2, 1.0)], rosenbrock, tolerance=1e-12, max_restarts=10)
+    assert outcome is Outcome.CONVERGED
