@@ -10,8 +10,9 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.augmentations import Augmentation, SechRadial
+from gpext.bounds import SoftplusTerms
 from gpext.distributions import Bernoulli
-from gpext.likelihoods.checks import check_binary, floating
+from gpext.likelihoods.checks import check_binary, check_targets, floating
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -29,6 +30,14 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
         return Augmentation(
             SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
         )
+
+    def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
+        """Return log p(y | f) = y f - softplus(f)."""
+        check_targets(targets)
+        check_binary(targets)
+        targets = floating(targets)
+        one = torch.ones_like(targets)
+        return SoftplusTerms(0 * one, targets, one.unsqueeze(0), one.unsqueeze(0), 0 * one.unsqueeze(0))
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Bernoulli:
         """Return p(y | f)."""

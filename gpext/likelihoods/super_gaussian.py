@@ -76,6 +76,14 @@ class AugmentedLikelihood(Likelihood, ABC):
         augmentation = self._fitting(observations, function_dist)
         return _sum_tasks(augmentation.bound(function_dist.mean, function_dist.variance), function_dist)
 
+    def log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f), elementwise."""
+        return self.augmentation(targets).log_prob(f)
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] under N(mean, variance), elementwise: :meth:`expected_log_prob` from plain tensors."""
+        return self.augmentation(targets).expected_log_prob(mean, variance)
+
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, variance) df, elementwise: :meth:`log_marginal` from plain tensors."""
         return self.augmentation(targets).log_marginal(mean, variance)

@@ -1,0 +1,93 @@
+r"""Lower bounds on E_q[log p(y | f)], q = N(m, v), for one or several independent latents [KMM12 Sec. 4].
+
+A bound is an object without state; :meth:`Bound.bind` makes of it, of a likelihood and of targets the function of the
+marginals that inference maximises. What the two have to know of each other is small:
+
+    the likelihood says                              and these bounds can serve it
+    expected_log_density(y, m, v)                    Quadrature: the expectation itself
+    softplus_terms(y), a sum of softplus functions   PiecewiseQuadratic, Jaakkola, Bohning
+    multinomial_terms(y), one log-sum-exp            LogSumExp, ProductOfSigmoids
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LocalBound = Callable[[Tensor, Tensor], Tensor]
+"""Maps marginal means and variances, (..., N) or (..., D, N) for D latents, to a lower bound per datum (..., N)."""
+
+
+@dataclass(frozen=True)
+class SoftplusTerms:
+    """log p(y | f) = constant + slope f - sum_j weight_j softplus(sign_j f + offset_j) for each datum.
+
+    With D latents the terms of a latent stand in dimension -2, `slope` (..., D, N), and the sum goes over D as well.
+    """
+
+    constant: Tensor  # (..., N)
+    slope: Tensor  # (..., N), or (..., D, N)
+    weight: Tensor  # (J, ..., N), or (J, ..., D, N), nonnegative
+    sign: Tensor  # like weight, each 1 or -1
+    offset: Tensor  # like weight
+    has_several_latents: bool = False
+
+    def lower_bound(
+        self, expected_softplus: Callable[[Tensor, Tensor], Tensor], mean: Tensor, variance: Tensor
+    ) -> Tensor:
+        """Return the bound per datum (..., N) from an upper bound on E[softplus(x)], x ~ N(m, v)."""
+        expected = expected_softplus(self.sign * mean + self.offset, variance.expand(mean.shape))
+        varying = self.slope * mean - (self.weight * expected).sum(0)
+        return self.constant + (varying.sum(-2) if self.has_several_latents else varying)
+
+
+@dataclass(frozen=True)
+class MultinomialTerms:
+    """log p(y | f) = constant + sum_k counts_k f_k - total log sum_k exp(f_k) for each datum."""
+
+    constant: Tensor  # (..., N)
+    counts: Tensor  # (..., K, N)
+    total: Tensor  # (..., N)
+
+
+class Bound(ABC):
+    """A family of lower bounds on E_q[log p(y | f)]."""
+
+    @abstractmethod
+    def bind(self, likelihood: Any, targets: Tensor) -> LocalBound:
+        """Return the bound as a function of the marginals, differentiable in them and in the likelihood's parameters.
+
+        Args:
+            likelihood: p(y | f).
+            targets: (..., N), or what the likelihood takes.
+
+        Raises:
+            TypeError: the bound does not apply to the likelihood.
+            ValueError: bad targets.
+        """
+
+
+class SoftplusBound(Bound):
+    """A bound made of an upper bound on E[log(1 + e^x)], x ~ N(m, v): for every likelihood that is a sum of these."""
+
+    @abstractmethod
+    def expected_softplus(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return an upper bound on E[log(1 + e^x)] under N(mean, variance), elementwise and differentiable."""
+
+    def bind(self, likelihood: Any, targets: Tensor) -> LocalBound:
+        if not hasattr(likelihood, "softplus_terms"):
+            raise TypeError(
+                f"{type(self).__name__} bounds log(1 + e^f) and serves the Bernoulli-logit, ordinal-logit and "
+                f"stick-breaking likelihoods; for {type(likelihood).__qualname__} use gpext.bounds.Quadrature()."
+            )
+        terms: SoftplusTerms = likelihood.softplus_terms(targets)
+        return lambda mean, variance: terms.lower_bound(self.expected_softplus, mean, variance)
+
+    def __call__(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return the lower bound on E[log p(y | f)] of the Bernoulli-logit likelihood, targets in {0, 1}, (..., N)."""
+        return targets * mean - self.expected_softplus(*torch.broadcast_tensors(mean, variance))

@@ -1,0 +1,26 @@
+"""log p(y | f) of any gpytorch likelihood of one latent, as a function of plain tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpytorch
+import torch
+from torch import Tensor
+
+
+def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
+    """Return log p(targets | f), elementwise, twice differentiable in f.
+
+    Args:
+        likelihood: any gpytorch likelihood whose `forward(f)` is a distribution with `log_prob`. A gpext likelihood's own
+            `log_prob(targets, f)` goes first. gpytorch's BernoulliLikelihood is evaluated as log Phi, because torch's
+            Bernoulli clamps the probabilities in the tails.
+        targets: (..., N).
+        f: latent values, broadcastable with the targets.
+    """
+    if hasattr(likelihood, "log_prob"):
+        return likelihood.log_prob(targets, f)
+    if isinstance(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
+        return torch.special.log_ndtr((2 * targets.to(f) - 1) * f)
+    return likelihood.forward(f).log_prob(targets.expand(torch.broadcast_shapes(targets.shape, f.shape)))
