@@ -80,6 +80,7 @@ class SoftplusBound(Bound):
         """Return an upper bound on E[log(1 + e^x)] under N(mean, variance), elementwise and differentiable."""
 
     def bind(self, likelihood: Any, targets: Tensor) -> LocalBound:
+        """Return the bound as a function of the marginals, as :meth:`Bound.bind`."""
         if not hasattr(likelihood, "softplus_terms"):
             raise TypeError(
                 f"{type(self).__name__} bounds log(1 + e^f) and serves the Bernoulli-logit, ordinal-logit and "

@@ -13,9 +13,9 @@ def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
     """Return log p(targets | f), elementwise, twice differentiable in f.
 
     Args:
-        likelihood: any gpytorch likelihood whose `forward(f)` is a distribution with `log_prob`. A gpext likelihood's own
-            `log_prob(targets, f)` goes first. gpytorch's BernoulliLikelihood is evaluated as log Phi, because torch's
-            Bernoulli clamps the probabilities in the tails.
+        likelihood: any gpytorch likelihood whose `forward(f)` is a distribution with `log_prob`. A gpext likelihood's
+            own `log_prob(targets, f)` goes first. gpytorch's BernoulliLikelihood is evaluated as log Phi, because
+            torch's Bernoulli clamps the probabilities in the tails.
         targets: (..., N).
         f: latent values, broadcastable with the targets.
     """
