@@ -128,7 +128,7 @@ def _evaluate(
     posterior = condition_dense(mean, covariance, sites)
     m, v = posterior.mean.requires_grad_(True), posterior.variance.requires_grad_(True)
     if not posterior.positive_definite or not bool((v > 0).all()):
-        return replace(posterior, positive_definite=False), -math.inf, m, v
+        return replace(posterior, positive_definite=torch.tensor(False)), -math.inf, m, v
     expected = likelihood.expected_log_prob(targets, MultivariateNormal(m, DiagLinearOperator(v)))
     gradient_m, gradient_v = torch.autograd.grad(expected.sum(), (m, v))
     with torch.no_grad():  # KL(q || p) = E_q[sum log t_i] - log_normalizer

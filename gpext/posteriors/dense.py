@@ -41,7 +41,7 @@ class DensePosterior:
     whitened_positive: Tensor  # W1 (..., N, N)
     chol_negative: Tensor | None  # L2
     whitened_negative: Tensor | None  # W2
-    positive_definite: bool
+    positive_definite: Tensor  # (...), bool
 
     @property
     def mean(self) -> Tensor:
@@ -81,6 +81,16 @@ class DensePosterior:
         mu, residual = self.prior_mean, self._residual_shift
         at_mean = (self.sites.shift * mu - 0.5 * self.sites.precision * mu.square()).sum(-1)
         return at_mean + 0.5 * (residual * self._covariance_times(residual)).sum(-1) - 0.5 * self.log_det
+
+    @property
+    def leave_one_out(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance (..., N) of each f_i given all sites but its own: the cavities of JVV11 Sec. 4.
+
+        A variance that is not positive means that the datum alone holds the posterior together: there is no cavity.
+        """
+        mean, variance = self.mean, self.variance
+        remaining = 1 - self.sites.precision * variance
+        return (mean - self.sites.shift * variance) / remaining, variance / remaining
 
     @property
     def weights(self) -> Tensor:
@@ -134,19 +144,19 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
     if bool(negative.any()):
         remaining = covariance - whitened_positive.mT @ whitened_positive
         chol_negative, whitened_negative, second_ok = _stage(remaining, negative, sign=-1)
-        ok = ok and second_ok
+        ok = ok & second_ok
     return DensePosterior(
         prior_mean, covariance, sites, chol_positive, whitened_positive, chol_negative, whitened_negative, ok
     )
 
 
-def _stage(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor, bool]:
+def _stage(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return L with L L' = I + sign R C R, then L^-1 R C, and whether the factorisation succeeded."""
     scaled = root.unsqueeze(-1) * covariance
     inner = sign * scaled * root.unsqueeze(-2)
     inner = inner + torch.eye(inner.size(-1), dtype=inner.dtype, device=inner.device)
     chol, info = torch.linalg.cholesky_ex(inner)
-    return chol, torch.linalg.solve_triangular(chol, scaled, upper=False), bool((info == 0).all())
+    return chol, torch.linalg.solve_triangular(chol, scaled, upper=False), info == 0
 
 
 def _sign_split(precision: Tensor) -> tuple[Tensor, Tensor]:

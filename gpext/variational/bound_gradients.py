@@ -7,50 +7,12 @@ and mu_i only. Its derivatives there need g_i = dF_i/dm_i and tau_i = -2 dF_i/dv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from gpext.likelihoods import AugmentedLikelihood
+from gpext.inference import LocalTerms
 from gpext.posteriors import InducingPosterior, back_substitute, cross_gradient, inducing_gradient
-from gpext.sites import GaussianSites
 from gpext.variational.prior_blocks import CrossBlocks
-
-
-@dataclass(frozen=True)
-class LocalTerms:
-    """F_i(m_i, v_i) and its derivatives in the marginals; `values` is in the graph of the likelihood's parameters."""
-
-    values: Tensor  # F_i (..., N)
-    mean_gradient: Tensor  # g_i = dF_i/dm_i (..., N)
-    precision: Tensor  # tau_i = -2 dF_i/dv_i (..., N)
-
-    @property
-    def total(self) -> Tensor:
-        """sum_i F_i (...), float64, outside the graph."""
-        return self.values.detach().double().sum(-1)
-
-
-def augmented_terms(
-    likelihood: AugmentedLikelihood, y: Tensor, mean: Tensor, variance: Tensor, sites: GaussianSites
-) -> LocalTerms:
-    """Return the augmented bound on E[log p(y_i | f_i)] at N(mean, variance), whose sites are these."""
-    trainable = any(parameter.requires_grad for parameter in likelihood.parameters())
-    with torch.set_grad_enabled(trainable):
-        values = likelihood.augmentation(y).bound(mean, variance)
-    return LocalTerms(values, sites.shift - sites.precision * mean, sites.precision)
-
-
-def exact_terms(likelihood: AugmentedLikelihood, y: Tensor, mean: Tensor, variance: Tensor) -> LocalTerms:
-    """Return E[log p(y_i | f_i)] under N(mean, variance) itself."""
-    with torch.enable_grad():
-        mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
-        values = likelihood.augmentation(y).expected_log_prob(mean, variance)
-        by_mean, by_variance = torch.autograd.grad(values.sum(), (mean, variance), retain_graph=True)
-    # What a Gaussian tail leaves at distant targets is far below rounding, but denormal products with it are slow.
-    negligible = by_variance.abs() < torch.finfo(by_variance.dtype).eps ** 2 * by_variance.abs().max()
-    return LocalTerms(values, by_mean, -2 * by_variance.masked_fill(negligible, 0.0))
 
 
 def backpropagate(

@@ -28,11 +28,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gpext.inference import augmented_sites
+from gpext.inference import LocalTerms, augmented_sites, augmented_terms, exact_terms
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
 from gpext.sites import GaussianSites
-from gpext.variational.bound_gradients import LocalTerms, augmented_terms, exact_terms, push_back
+from gpext.variational.bound_gradients import push_back
 from gpext.variational.prior_blocks import FactorCache
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
 
@@ -205,8 +205,7 @@ class CollapsedBound:
         self._value = self._total(local)
         self._next_natural = None
         for block, (mean, terms) in zip(self._blocks, local, strict=True):
-            shift = terms.mean_gradient + terms.precision * mean
-            block.proposal = GaussianSites(shift, terms.precision.expand(shift.shape))
+            block.proposal = terms.best_sites(mean)
 
     def _proposed_natural(self) -> tuple[Tensor, Tensor]:
         if self._next_natural is None:

@@ -19,11 +19,11 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
 from torch import Tensor
 
-from gpext.inference import augmented_sites, require_augmentation
+from gpext.inference import augmented_sites, augmented_terms, exact_terms, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.likelihoods.checks import check_finite
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
-from gpext.variational.bound_gradients import augmented_terms, backpropagate, exact_terms
+from gpext.variational.bound_gradients import backpropagate
 from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
 
 

@@ -209,7 +209,7 @@ def test_every_cavi_step_increases_the_bound(member, seed):
     (prior, _, _), y = problem(member, 40, seed, lengthscale=0.3 + 0.4 * seed, outputscale=0.5 + 3 * seed, mean=0.2)
     result = CAVI(max_steps=3000, tolerance=1e-7).infer(prior, member.likelihood, y)
     assert result.status is Status.CONVERGED
-    assert result.num_steps == len(result.trace) > 3
+    assert result.num_steps == len(result.trace) > 2
     rounding = 1e-12 * result.trace.abs().max()
     assert bool((result.trace.diff() >= -rounding).all())
     assert float(result.trace[-1] - result.trace[0]) > 1e-6

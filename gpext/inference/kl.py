@@ -1,0 +1,97 @@
+r"""The best Gaussian approximation under a bound on the expected log likelihood [KMM12].
+
+    max over m, V:   sum_i f_b(y_i, m_i, v_i) - KL(N(m, V) || N(mu, K))                      [KMM12 Eq. 6]
+
+is stationary where V^-1 = K^-1 + diag(tau), tau_i = -2 df_b/dv_i, and K^-1 (m - mu) = df_b/dm [KMM12 Eqs. 7, 8]: at
+Gaussian sites. For the bounds of :mod:`gpext.bounds` on log-concave likelihoods there is one such point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from gpext.bounds import Bound, Quadrature
+from gpext.inference.fixed_point import Terms, ascend
+from gpext.inference.local_terms import LocalTerms, bound_terms
+from gpext.inference.problem import Problem
+from gpext.inference.result import InferenceResult
+from gpext.inference.scalar import solve_scalar
+from gpext.sites import GaussianSites
+
+_START_STEPS = 20
+
+
+@dataclass(frozen=True)
+class KL:
+    """Variational Gaussian inference: maximise the evidence lower bound over all Gaussians.
+
+    Args:
+        bound: what stands for E_q[log p(y | f)]: any of `gpext.bounds`; the exact expectation by default.
+        schedule: "parallel" moves all sites at once, one Cholesky factorisation a step.
+        max_steps: most steps taken.
+        tolerance: converged when no site would move the mean of its own marginal by more than this many standard
+            deviations, or its variance by more than this fraction, if it alone were updated.
+        jitter: added to the diagonal of the prior covariance; none is needed.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
+        >>> result = KL().infer(prior, BernoulliLogitLikelihood(), torch.tensor([0.0, 1.0]).double())
+        >>> result.status.name
+        'CONVERGED'
+    """
+
+    bound: Bound = field(default_factory=Quadrature)
+    schedule: Literal["auto", "parallel", "sequential"] = "auto"
+    max_steps: int = 500
+    tolerance: float = 1e-7
+    jitter: float = 0.0
+
+    def infer(
+        self,
+        prior: MultivariateNormal,
+        likelihood: Any,
+        targets: Tensor,
+        *,
+        start: GaussianSites | None = None,
+    ) -> InferenceResult:
+        """Return the posterior, its sites and the bound on the log evidence.
+
+        Args:
+            prior: p(f) at the training inputs, (..., N), or (..., D, N) for a likelihood of D latents.
+            likelihood: any gpext likelihood, or any gpytorch likelihood of one latent whose `forward` returns a
+                distribution with `log_prob`.
+            targets: (..., N), or what the likelihood takes.
+            start: sites to start from, of an earlier result for these data.
+
+        Raises:
+            TypeError: the bound does not apply to the likelihood, or half precision.
+            ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
+        """
+        problem = Problem.of(prior, likelihood, targets, self.jitter)
+        local = self.bound.bind(likelihood, targets)
+
+        def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
+            return bound_terms(local, mean, variance)
+
+        starts = [lambda: _independent(problem, terms), problem.no_sites]
+        if start is not None:
+            starts.insert(0, lambda: start)
+        name = f"KL({type(self.bound).__name__})"
+        return ascend(problem, local, terms, name, starts, self.max_steps, self.tolerance, accelerate=True)
+
+
+def _independent(problem: Problem, terms: Terms) -> GaussianSites:
+    """Return the best sites of data that are each alone with their prior marginal, to start from: no N x N algebra."""
+    with torch.no_grad():
+        precision = 1 / problem.covariance.diagonal(dim1=-2, dim2=-1).expand(problem.mean.shape)
+        ones = torch.ones_like(precision)  # likelihoods are about as wide as this, priors may be far wider
+        calm = GaussianSites(ones * problem.mean, ones)
+        return solve_scalar(terms, precision * problem.mean, precision, calm, max_steps=_START_STEPS, tolerance=1e-2)

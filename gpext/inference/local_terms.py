@@ -1,0 +1,72 @@
+"""What a rule has to know of the likelihood at the current marginals: the terms of its bound and their derivatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpext.augmentations import Augmentation
+from gpext.bounds import LocalBound
+from gpext.likelihoods import AugmentedLikelihood
+from gpext.sites import GaussianSites
+
+
+@dataclass(frozen=True)
+class LocalTerms:
+    """F_i(m_i, v_i) and its derivatives in the marginals; `values` is in the graph of the likelihood's parameters.
+
+    With D independent latents a datum's F_i depends on D marginals: values (..., N), the derivatives (..., D, N).
+    """
+
+    values: Tensor  # F_i (..., N)
+    mean_gradient: Tensor  # g_i = dF_i/dm_i (..., N)
+    precision: Tensor  # tau_i = -2 dF_i/dv_i (..., N)
+
+    @property
+    def total(self) -> Tensor:
+        """sum_i F_i (...), float64, outside the graph."""
+        return self.values.detach().double().sum(-1)
+
+    def best_sites(self, mean: Tensor) -> GaussianSites:
+        """Return tau_i and nu_i = g_i + tau_i m_i: where a natural-gradient step of length one goes."""
+        shift = self.mean_gradient + self.precision * mean
+        return GaussianSites(shift, self.precision.expand(shift.shape))
+
+
+def bound_terms(bound: LocalBound, mean: Tensor, variance: Tensor) -> LocalTerms:
+    """Return the terms of any differentiable bound at N(mean, variance)."""
+    with torch.enable_grad():
+        mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
+        values = bound(mean, variance)
+        by_mean, by_variance = torch.autograd.grad(
+            values.sum(), (mean, variance), retain_graph=True, materialize_grads=True
+        )
+    # What a Gaussian tail leaves at distant targets is far below rounding, but denormal products with it are slow.
+    negligible = by_variance.abs() < torch.finfo(by_variance.dtype).eps ** 2 * by_variance.abs().max()
+    return LocalTerms(values, by_mean, -2 * by_variance.masked_fill(negligible, 0.0))
+
+
+def exact_terms(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> LocalTerms:
+    """Return E[log p(y_i | f_i)] under N(mean, variance) itself."""
+    return bound_terms(partial(likelihood.expected_log_density, y), mean, variance)
+
+
+def augmented_sites(augmentation: Augmentation, mean: Tensor, variance: Tensor) -> GaussianSites:
+    """Return the sites at the optimal q(w) for the marginals N(mean, variance), all (..., N) [GWO20 Alg. 1]."""
+    shape = torch.broadcast_tensors(mean, variance)[0].shape
+    shift, precision = augmentation.site(augmentation.radial.mean(augmentation.tilt(mean, variance)))
+    return GaussianSites(shift.expand(shape).to(mean.dtype), precision.expand(shape).to(mean.dtype))
+
+
+def augmented_terms(
+    likelihood: AugmentedLikelihood, y: Tensor, mean: Tensor, variance: Tensor, sites: GaussianSites
+) -> LocalTerms:
+    """Return the augmented bound on E[log p(y_i | f_i)] at N(mean, variance), whose sites are these."""
+    trainable = any(parameter.requires_grad for parameter in likelihood.parameters())
+    with torch.set_grad_enabled(trainable):
+        values = likelihood.augmentation(y).bound(mean, variance)
+    return LocalTerms(values, sites.shift - sites.precision * mean, sites.precision)

@@ -1,0 +1,117 @@
+"""A Gaussian prior, a likelihood and its targets at the door of every inference rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
+from torch import Tensor
+
+from gpext.bounds import conditional_log_prob
+from gpext.inference.result import InferenceResult, Status
+from gpext.likelihoods.checks import check_targets
+from gpext.posteriors import DensePosterior, condition_dense
+from gpext.quadrature import log_expectation
+from gpext.sites import GaussianSites
+
+
+@dataclass(frozen=True)
+class Problem:
+    """p(f) = N(mean, covariance) in float64, in the graph of the prior, and what belongs to the data.
+
+    With D latents a datum the prior is a batch of D independent ones: (..., D, N).
+    """
+
+    mean: Tensor  # mu (..., N)
+    covariance: Tensor  # K + jitter I (..., N, N)
+    likelihood: Any
+    targets: Tensor
+    num_latents: int | None
+    dtype: torch.dtype
+    jitter: float
+
+    @classmethod
+    def of(cls, prior: MultivariateNormal, likelihood: Any, targets: Tensor, jitter: float) -> Problem:
+        """Check the three and return them as a problem.
+
+        Raises:
+            TypeError: half precision.
+            ValueError: the shapes do not belong together, or an entry is not finite.
+        """
+        mean, covariance = prior.mean, prior.covariance_matrix
+        if mean.dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
+        check_targets(targets)
+        num_latents = getattr(likelihood, "num_latents", None)
+        if num_latents is not None and mean.shape[-2:-1] != (num_latents,):
+            raise ValueError(
+                f"{type(likelihood).__qualname__} has {num_latents} latent functions: expected a prior of batch shape "
+                f"(..., {num_latents}), got {tuple(prior.batch_shape)}."
+            )
+        num_data = mean.size(-1)
+        trials = num_latents is not None and targets.dim() > 1 and targets.size(-2) == num_data
+        if targets.shape[-1:] != (num_data,) and not trials:
+            raise ValueError(f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}.")
+        if not bool(mean.isfinite().all() and covariance.isfinite().all()):
+            raise ValueError("the prior has NaN or infinite entries; check the inputs and the kernel's parameters.")
+        mean, covariance = mean.double(), covariance.double()
+        if jitter:
+            covariance = covariance + jitter * torch.eye(num_data, dtype=torch.float64, device=covariance.device)
+        if num_latents is None:  # a batch of targets may share one prior
+            mean = mean.expand(torch.broadcast_shapes(mean.shape, targets.shape))
+        return cls(mean, covariance, likelihood, targets, num_latents, prior.mean.dtype, jitter)
+
+    def no_sites(self) -> GaussianSites:
+        """Return the sites that leave the prior as it is."""
+        return GaussianSites(torch.zeros_like(self.mean), torch.zeros_like(self.mean))
+
+    def condition(self, sites: GaussianSites) -> DensePosterior:
+        """Return the prior conditioned on sites, outside the graph."""
+        with torch.no_grad():
+            return condition_dense(self.mean.detach(), self.covariance.detach(), sites)
+
+    def over_latents(self, value: Tensor) -> Tensor:
+        """Sum what belongs to D independent latents, (..., D) -> (...)."""
+        return value if self.num_latents is None else value.sum(-1)
+
+    def evidence(self, sites: GaussianSites, local: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return A(nu, tau) + sum_i [local_i - E log t_i] (...), in the graph of the prior and of `local` (..., N).
+
+        For a bound local_i on E_q[log p(y_i | f_i)] this is that bound minus KL(q || p). The sites are held fixed,
+        which at a stationary point gives the total derivative.
+        """
+        conditioned = condition_dense(self.mean, self.covariance, sites)
+        replaced = sites.expected_log(mean, variance).sum(-1)
+        return self.over_latents(conditioned.log_normalizer - replaced) + local.double().sum(-1)
+
+    def result(
+        self, name: str, posterior: DensePosterior, log_evidence: Tensor, status: Status, trace: list[Tensor]
+    ) -> InferenceResult:
+        """Return what a rule has found."""
+        covariance = to_linear_operator(posterior.covariance.to(self.dtype))
+        message = f"{name}, {len(trace)} steps: {status.value}"
+        return InferenceResult(
+            posterior=MultivariateNormal(posterior.mean.to(self.dtype), covariance),
+            sites=posterior.sites.to(self.dtype),
+            log_evidence=log_evidence.to(self.dtype),
+            status=status,
+            num_steps=len(trace),
+            trace=torch.stack(trace) if trace else log_evidence.detach().new_zeros((0, *log_evidence.shape)),
+            message=message + (f"; jitter {self.jitter:g}." if self.jitter else "."),
+            log_density=partial(log_density, self.likelihood),
+            targets=self.targets,
+            cavities=posterior.leave_one_out,
+        )
+
+
+def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return log int p(y_i | f) N(f | m_i, v_i) df (..., N) for any likelihood."""
+    own: Callable[..., Tensor] | None = getattr(likelihood, "log_density", None)
+    if own is not None:
+        return own(targets, mean, variance)
+    return log_expectation(lambda f: conditional_log_prob(likelihood, targets, f), mean, variance)
