@@ -95,8 +95,8 @@ def ascend(
     variance by more than that fraction, if it alone were replaced by its best value.
     """
     iterate, trace, status = climb(problem, terms, starts, max_steps, tolerance, accelerate=accelerate)
-    values = bound(iterate.mean, iterate.variance)  # in the graph of the likelihood's parameters
-    evidence = problem.evidence(iterate.sites, values, iterate.mean, iterate.variance)
+    local = bound(iterate.mean, iterate.variance).double().sum(-1)
+    evidence = problem.attach(iterate.value, local, iterate.posterior)
     return problem.result(name, iterate.posterior, evidence, status, trace)
 
 

@@ -9,8 +9,10 @@ from functools import cached_property
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
+from gpext.posteriors import DensePosterior
 from gpext.sites import GaussianSites
 
 
@@ -29,29 +31,38 @@ class InferenceResult:
     """The outcome of `rule.infer(prior, likelihood, targets)`.
 
     Attributes:
-        posterior: q(f) at the training inputs, in the dtype of the prior; a batch of D for D latents.
-        sites: the Gaussian sites that stand for the likelihood.
-        log_evidence: lower bound on, or approximation of, log p(y), shape (...); differentiable in the prior and in the
-            likelihood's parameters, the way through the sites included (which is none at a stationary point).
+        log_evidence: lower bound on, or approximation of, log p(y), shape (...); differentiable (once) in the prior and
+            in the likelihood's parameters, the way through the sites included (which is none at a stationary point).
         status: how the iteration ended.
         num_steps: how many steps it took, each with one Cholesky factorisation.
         trace: the evidence after each step, (num_steps, ...).
         message: one sentence on how it went.
+        conditioned: the prior conditioned on the sites, float64.
+        dtype: that of the prior, and of what is returned.
         targets: what was conditioned on.
-        cavities: means and variances (..., N) of each latent value given all sites but its own.
         log_density: (targets, mean, variance) -> log int p(y | f) N(f | mean, variance) df.
     """
 
-    posterior: MultivariateNormal
-    sites: GaussianSites
     log_evidence: Tensor
     status: Status
     num_steps: int
     trace: Tensor
     message: str
+    conditioned: DensePosterior = field(repr=False)
+    dtype: torch.dtype = field(repr=False)
     targets: Tensor = field(repr=False)
-    cavities: tuple[Tensor, Tensor] = field(repr=False)
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
+
+    @cached_property
+    def posterior(self) -> MultivariateNormal:
+        """q(f) at the training inputs, in the dtype of the prior; a batch of D for D latents."""
+        covariance = to_linear_operator(self.conditioned.covariance.to(self.dtype))
+        return MultivariateNormal(self.conditioned.mean.to(self.dtype), covariance)
+
+    @property
+    def sites(self) -> GaussianSites:
+        """The Gaussian sites that stand for the likelihood."""
+        return self.conditioned.sites.to(self.dtype)
 
     @cached_property
     def log_loo(self) -> Tensor:
@@ -60,9 +71,9 @@ class InferenceResult:
         The log density of y_i under :math:`\int p(y_i|f) N(f | m_{-i}, v_{-i}) df`; nan where a cavity has no positive
         variance, as a site of very negative precision can leave it.
         """
-        mean, variance = self.cavities
+        mean, variance = self.conditioned.leave_one_out
         proper = variance > 0
         with torch.no_grad():
             values = self.log_density(self.targets, torch.where(proper, mean, 0), torch.where(proper, variance, 1))
         proper = proper if values.dim() == mean.dim() else proper.all(-2)
-        return torch.where(proper, values, torch.nan).to(self.sites.shift.dtype)
+        return torch.where(proper, values, torch.nan).to(self.dtype)

@@ -31,6 +31,12 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
             SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
         )
 
+    def log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) = log sigma(s f), elementwise, with all its derivatives in f."""
+        check_targets(targets)
+        check_binary(targets)
+        return torch.nn.functional.logsigmoid((2 * floating(targets) - 1) * f)
+
     def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
         """Return log p(y | f) = y f - softplus(f)."""
         check_targets(targets)

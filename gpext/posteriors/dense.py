@@ -11,12 +11,14 @@ The sites are split by sign, T = P^2 - Q^2, and conditioned on in turn:
 
 B1 is positive definite whatever K and P are, duplicates included; B2 failing means that V is not positive definite,
 which the result says. The second stage is skipped where no precision is negative. Everything is computed in float64,
-in O(N^3): one Cholesky and one triangular solve with N right-hand sides a stage.
+in O(N^3): one Cholesky a stage, and one triangular solve with N right-hand sides where variances are asked for; the
+mean and the evidence do without.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -38,17 +40,32 @@ class DensePosterior:
     prior_covariance: Tensor  # (..., N, N)
     sites: GaussianSites
     chol_positive: Tensor  # L1 (..., N, N)
-    whitened_positive: Tensor  # W1 (..., N, N)
     chol_negative: Tensor | None  # L2
-    whitened_negative: Tensor | None  # W2
     positive_definite: Tensor  # (...), bool
 
-    @property
+    @cached_property
+    def whitened_positive(self) -> Tensor:
+        """W1 = L1^-1 P K (..., N, N)."""
+        root, _ = _sign_split(self.sites.precision)
+        return torch.linalg.solve_triangular(
+            self.chol_positive, root.unsqueeze(-1) * self.prior_covariance, upper=False
+        )
+
+    @cached_property
+    def whitened_negative(self) -> Tensor | None:
+        """W2 = L2^-1 Q V1 (..., N, N), if there are negative precisions."""
+        if self.chol_negative is None:
+            return None
+        _, negative = _sign_split(self.sites.precision)
+        remaining = _remaining(self.prior_covariance, self.whitened_positive)
+        return torch.linalg.solve_triangular(self.chol_negative, negative.unsqueeze(-1) * remaining, upper=False)
+
+    @cached_property
     def mean(self) -> Tensor:
         """The posterior mean (..., N)."""
-        return self.prior_mean + self._covariance_times(self._residual_shift)
+        return self.prior_mean + self.covariance_times(self._residual_shift)
 
-    @property
+    @cached_property
     def variance(self) -> Tensor:
         """The posterior marginal variances (..., N)."""
         variance = self.prior_covariance.diagonal(dim1=-2, dim2=-1) - self.whitened_positive.square().sum(-2)
@@ -59,7 +76,7 @@ class DensePosterior:
     @property
     def covariance(self) -> Tensor:
         """The posterior covariance V (..., N, N)."""
-        covariance = self.prior_covariance - self.whitened_positive.mT @ self.whitened_positive
+        covariance = _remaining(self.prior_covariance, self.whitened_positive)
         if self.whitened_negative is not None:
             covariance = covariance + self.whitened_negative.mT @ self.whitened_negative
         return covariance
@@ -80,7 +97,23 @@ class DensePosterior:
         """
         mu, residual = self.prior_mean, self._residual_shift
         at_mean = (self.sites.shift * mu - 0.5 * self.sites.precision * mu.square()).sum(-1)
-        return at_mean + 0.5 * (residual * self._covariance_times(residual)).sum(-1) - 0.5 * self.log_det
+        return at_mean + 0.5 * (residual * self.covariance_times(residual)).sum(-1) - 0.5 * self.log_det
+
+    @property
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """Derivatives of `log_normalizer` at fixed sites in the prior mean (..., N) and covariance (..., N, N).
+
+        With a = K^-1 (m - mu): a, and (a a' - R) / 2 where R = (K + T^-1)^-1 = P B1^-1 P = T - T V T.
+        """
+        weights = self.weights
+        outer = weights.unsqueeze(-1) * weights.unsqueeze(-2)
+        if self.chol_negative is None:
+            root = self.sites.precision.sqrt()
+            inverse = torch.cholesky_inverse(self.chol_positive)
+            return weights, 0.5 * (outer - root.unsqueeze(-1) * inverse * root.unsqueeze(-2))
+        tau = self.sites.precision
+        response = torch.diag_embed(tau) - tau.unsqueeze(-1) * self.covariance * tau.unsqueeze(-2)
+        return weights, 0.5 * (outer - response)
 
     @property
     def leave_one_out(self) -> tuple[Tensor, Tensor]:
@@ -121,9 +154,13 @@ class DensePosterior:
     def _residual_shift(self) -> Tensor:
         return self.sites.shift - self.sites.precision * self.prior_mean
 
-    def _covariance_times(self, vector: Tensor) -> Tensor:
+    def covariance_times(self, vector: Tensor) -> Tensor:
+        """Return V vector (..., N), in O(N^2) where no precision is negative."""
+        root, _ = _sign_split(self.sites.precision)
+        root, product = root.unsqueeze(-1), self.prior_covariance @ vector.unsqueeze(-1)
         column = vector.unsqueeze(-1)
-        product = self.prior_covariance @ column - self.whitened_positive.mT @ (self.whitened_positive @ column)
+        solved = torch.cholesky_solve(root * product, self.chol_positive)
+        product = product - self.prior_covariance @ (root * solved)
         if self.whitened_negative is not None:
             product = product + self.whitened_negative.mT @ (self.whitened_negative @ column)
         return product.squeeze(-1)
@@ -139,24 +176,27 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
     """
     prior_mean, covariance, sites = prior_mean.double(), prior_covariance.double(), sites.to(torch.float64)
     root, negative = _sign_split(sites.precision)
-    chol_positive, whitened_positive, ok = _stage(covariance, root, sign=1)
-    chol_negative, whitened_negative = None, None
+    chol_positive, ok = _factor(covariance, root, sign=1)
+    chol_negative = None
     if bool(negative.any()):
-        remaining = covariance - whitened_positive.mT @ whitened_positive
-        chol_negative, whitened_negative, second_ok = _stage(remaining, negative, sign=-1)
+        scaled = root.unsqueeze(-1) * covariance
+        whitened = torch.linalg.solve_triangular(chol_positive, scaled, upper=False)
+        chol_negative, second_ok = _factor(_remaining(covariance, whitened), negative, sign=-1)
         ok = ok & second_ok
-    return DensePosterior(
-        prior_mean, covariance, sites, chol_positive, whitened_positive, chol_negative, whitened_negative, ok
-    )
+    return DensePosterior(prior_mean, covariance, sites, chol_positive, chol_negative, ok)
 
 
-def _stage(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return L with L L' = I + sign R C R, then L^-1 R C, and whether the factorisation succeeded."""
-    scaled = root.unsqueeze(-1) * covariance
-    inner = sign * scaled * root.unsqueeze(-2)
-    inner = inner + torch.eye(inner.size(-1), dtype=inner.dtype, device=inner.device)
+def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor]:
+    """Return L with L L' = I + sign R C R, and whether the factorisation succeeded."""
+    inner = covariance * (sign * root.unsqueeze(-1) * root.unsqueeze(-2))
+    inner.diagonal(dim1=-2, dim2=-1).add_(1)
     chol, info = torch.linalg.cholesky_ex(inner)
-    return chol, torch.linalg.solve_triangular(chol, scaled, upper=False), info == 0
+    return chol, info == 0
+
+
+def _remaining(covariance: Tensor, whitened: Tensor) -> Tensor:
+    """Return V1 = K - W1' W1."""
+    return covariance - whitened.mT @ whitened
 
 
 def _sign_split(precision: Tensor) -> tuple[Tensor, Tensor]:
