@@ -2,20 +2,22 @@
 
 Two chains share their linear algebra:
 
-    y, f -> likelihood -> augmentation -> SITES -> posterior -> prediction
+    y, f -> likelihood -> (augmentation | bound | derivatives) -> SITES -> posterior -> prediction
     x, theta -> kernel -> bound and its gradient -> training -> prediction
 
-`likelihoods` say what p(y | f) is, `augmentations` turn it into a Gaussian `sites` factor a datum, `inference` finds
-the sites, `posteriors` condition the prior on them; `variational` and `mlls` are the gpytorch shells around that, and
-`fit` trains.
+`likelihoods` say what p(y | f) is, `augmentations` and `bounds` turn it into a Gaussian `sites` factor a datum,
+`inference` finds the sites, `posteriors` condition the prior on them; `variational`, `models` and `mlls` are the
+gpytorch shells around that, and `fit` trains.
 """
 
 from gpext import (
     augmentations,
+    bounds,
     distributions,
     inference,
     likelihoods,
     mlls,
+    models,
     optim,
     posteriors,
     quadrature,
@@ -30,11 +32,13 @@ __all__ = [
     "FitStatus",
     "__version__",
     "augmentations",
+    "bounds",
     "distributions",
     "fit",
     "inference",
     "likelihoods",
     "mlls",
+    "models",
     "optim",
     "posteriors",
     "quadrature",

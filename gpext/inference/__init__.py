@@ -4,13 +4,14 @@ from gpext.inference.cavi import CAVI, require_augmentation
 from gpext.inference.kl import KL
 from gpext.inference.laplace import Laplace
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms, exact_terms
-from gpext.inference.result import InferenceResult, Status
+from gpext.inference.result import InferenceResult, InferenceWarning, Status
 from gpext.inference.taylor import Taylor
 
 __all__ = [
     "CAVI",
     "KL",
     "InferenceResult",
+    "InferenceWarning",
     "Laplace",
     "LocalTerms",
     "Status",

@@ -59,6 +59,8 @@ class Problem:
         if not bool(mean.isfinite().all() and covariance.isfinite().all()):
             raise ValueError("the prior has NaN or infinite entries; check the inputs and the kernel's parameters.")
         mean, covariance = mean.double(), covariance.double()
+        if prior.mean.dtype != torch.float64:
+            covariance = 0.5 * (covariance + covariance.mT)  # rounding may have made it unsymmetric
         if jitter:
             covariance = covariance + jitter * torch.eye(num_data, dtype=torch.float64, device=covariance.device)
         if num_latents is None:  # a batch of targets may share one prior

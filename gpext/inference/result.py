@@ -26,6 +26,10 @@ class Status(Enum):
     NOT_FINITE = "a value overflowed or became NaN; rescale the targets or work in float64"
 
 
+class InferenceWarning(UserWarning):
+    """An inference has ended otherwise than by converging; the message is the result's."""
+
+
 @dataclass(frozen=True)
 class InferenceResult:
     """The outcome of `rule.infer(prior, likelihood, targets)`.

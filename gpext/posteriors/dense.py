@@ -23,6 +23,7 @@ from functools import cached_property
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
+from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
 from gpext.sites import GaussianSites
@@ -130,8 +131,10 @@ class DensePosterior:
         """K^-1 (m - mu) = nu - tau m (..., N): what prediction at new inputs multiplies."""
         return self.sites.shift - self.sites.precision * self.mean
 
-    def predict(self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor) -> MultivariateNormal:
-        """Return the posterior at S new inputs.
+    def predict(
+        self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor | LinearOperator
+    ) -> MultivariateNormal:
+        """Return the posterior at S new inputs, its covariance lazily; differentiable in the arguments.
 
         Args:
             test_mean: (..., S) prior mean there.
@@ -143,12 +146,12 @@ class DensePosterior:
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
         root, negative = _sign_split(self.sites.precision)
         reduced = torch.linalg.solve_triangular(self.chol_positive, root.unsqueeze(-1) * cross, upper=False)
-        covariance = test_covariance.double() - reduced.mT @ reduced
+        covariance = to_linear_operator(test_covariance) + _gram(reduced, -1, dtype)
         if self.chol_negative is not None:
             remaining = cross - self.whitened_positive.mT @ reduced  # covariance of the two under V1
             extra = torch.linalg.solve_triangular(self.chol_negative, negative.unsqueeze(-1) * remaining, upper=False)
-            covariance = covariance + extra.mT @ extra
-        return MultivariateNormal(mean.to(dtype), to_linear_operator(covariance.to(dtype)))
+            covariance = covariance + _gram(extra, 1, dtype)
+        return MultivariateNormal(mean.to(dtype), covariance)
 
     @property
     def _residual_shift(self) -> Tensor:
@@ -192,6 +195,12 @@ def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Ten
     inner.diagonal(dim1=-2, dim2=-1).add_(1)
     chol, info = torch.linalg.cholesky_ex(inner)
     return chol, info == 0
+
+
+def _gram(columns: Tensor, sign: int, dtype: torch.dtype) -> LinearOperator:
+    """Return sign columns' columns."""
+    columns = columns.to(dtype)
+    return MatmulLinearOperator(sign * columns.mT, columns)
 
 
 def _remaining(covariance: Tensor, whitened: Tensor) -> Tensor:

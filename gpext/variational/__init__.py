@@ -2,10 +2,13 @@
 
 from gpext.variational.collapsed_bound import CollapsedBound
 from gpext.variational.inducing_points import greedy_inducing_points, kmeans_inducing_points
+from gpext.variational.latent_variational_strategy import LatentVariationalStrategy, Rule
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy, check_batch, check_dtype
 
 __all__ = [
     "CollapsedBound",
+    "LatentVariationalStrategy",
+    "Rule",
     "SiteVariationalStrategy",
     "check_batch",
     "check_dtype",

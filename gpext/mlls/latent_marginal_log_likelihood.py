@@ -1,0 +1,62 @@
+"""The log evidence of a LatentGP, where ExactMarginalLogLikelihood stands for an ExactGP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.mlls import MarginalLogLikelihood
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+
+from gpext.inference import Status
+from gpext.models import LatentGP
+
+
+class LatentMarginalLogLikelihood(MarginalLogLikelihood):
+    """log p(y) as the model's rule sees it, per datum: `-mll(model(train_x), train_y)` is a loss for any optimiser.
+
+    Every evaluation runs the inference to convergence, from the sites of the last one; the derivative is the total one.
+    Log densities of registered priors and added losses come in as with ExactMarginalLogLikelihood.
+
+    Args:
+        likelihood: that of the model.
+        model: the LatentGP.
+
+    Raises:
+        TypeError: the model is no LatentGP.
+        ValueError: the likelihood is another one than the model's.
+    """
+
+    def __init__(self, likelihood: Likelihood, model: LatentGP) -> None:
+        if not isinstance(model, LatentGP):
+            raise TypeError(
+                f"LatentMarginalLogLikelihood needs a gpext.models.LatentGP; got {type(model).__qualname__}. Models "
+                "with inducing points take gpext.mlls.AugmentedELBO or gpytorch.mlls.VariationalELBO."
+            )
+        if likelihood is not model.likelihood:
+            raise ValueError("the likelihood must be the one the model was made with: pass model.likelihood.")
+        super().__init__(likelihood, model)
+
+    def forward(self, function_dist: MultivariateNormal, target: Tensor, *params: Any) -> Tensor:
+        """Return the log evidence divided by N (...), differentiable once.
+
+        Args:
+            function_dist: the prior at the training inputs, `model(train_x)` in train mode.
+            target: the training targets.
+            *params: handed to added losses, as gpytorch does.
+
+        Raises:
+            NotPSDError, NanError: there is no posterior at these parameters; an optimiser may step back from them.
+        """
+        result = self.model.variational_strategy.infer(function_dist, target)
+        if not bool(result.log_evidence.isfinite().all()):
+            raise (NotPSDError if result.status is Status.NOT_POSITIVE_DEFINITE else NanError)(result.message)
+        value = result.log_evidence
+        for added_loss in self.model.added_loss_terms():
+            value = value + added_loss.loss(*params)
+        for _, module, prior, closure, _ in self.model.named_priors():
+            term = prior.log_prob(closure(module))
+            value = value + term.reshape(*term.shape[: value.dim()], -1).sum(-1)
+        return value / function_dist.event_shape[-1]

@@ -1,0 +1,155 @@
+"""ExactGP's way of working for any likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+from gpext.inference import KL, InferenceResult
+from gpext.likelihoods.checks import check_finite, check_targets
+from gpext.variational import LatentVariationalStrategy, Rule, check_dtype
+
+
+class LatentGP(ApproximateGP):
+    """A Gaussian process on the full data with any likelihood: subclass it and write `forward`, as with ExactGP.
+
+    In train mode `model(train_x)` is the prior there, for :class:`gpext.mlls.LatentMarginalLogLikelihood`; in eval mode
+    `model(x)` is the posterior of f, and `likelihood(model(x))` the predictive distribution. A likelihood of D latents
+    (`likelihood.num_latents`) wants a `forward` that returns a batch of D: give mean and kernel
+    `batch_shape=torch.Size([D])`.
+
+    Args:
+        train_inputs: X, (N, d), (N,) or (..., N, d).
+        train_targets: y, (..., N), or what the likelihood takes.
+        likelihood: any gpext likelihood, or a gpytorch one that the rule can serve.
+        inference: a rule of `gpext.inference`; KL() by default.
+
+    Raises:
+        TypeError: half precision.
+        ValueError: inputs or targets are not finite, empty, or do not belong together.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood)
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 10)
+        >>> likelihood = gpext.likelihoods.BernoulliLogitLikelihood()
+        >>> model = Model(x, (x > 0.5).float(), likelihood).eval()
+        >>> likelihood(model(x)).probs.shape
+        torch.Size([10])
+    """
+
+    def __init__(
+        self, train_inputs: Tensor, train_targets: Tensor, likelihood: Likelihood, inference: Rule | None = None
+    ) -> None:
+        train_inputs = _columns(train_inputs)
+        _check(train_inputs, train_targets)
+        super().__init__(LatentVariationalStrategy(self, train_inputs, KL() if inference is None else inference))
+        self.likelihood = likelihood
+        object.__setattr__(self, "_train_targets", train_targets)
+
+    @property
+    def train_inputs(self) -> tuple[Tensor]:
+        """The training inputs, (..., N, d), as the one entry of a tuple."""
+        return (self.variational_strategy.inducing_points,)
+
+    @property
+    def train_targets(self) -> Tensor:
+        """The training targets."""
+        return self._train_targets
+
+    @property
+    def inference(self) -> Rule:
+        """The rule; set it to another one to compare."""
+        return self.variational_strategy.rule
+
+    @inference.setter
+    def inference(self, rule: Rule) -> None:
+        self.variational_strategy.set_rule(rule)
+
+    @property
+    def result(self) -> InferenceResult:
+        """The inference at the present parameters: sites, evidence, leave-one-out densities, status."""
+        return self.variational_strategy.result()
+
+    def set_train_data(self, inputs: Tensor | None = None, targets: Tensor | None = None, strict: bool = True) -> None:
+        """Replace the training data; parameters stay as they are, the sites start anew.
+
+        Args:
+            inputs: new X, or None to keep it.
+            targets: new y, or None to keep it.
+            strict: demand the shapes, dtypes and devices of the present data, as gpytorch does.
+
+        Raises:
+            RuntimeError: `strict`, and they differ.
+            TypeError, ValueError: as the constructor. Nothing has changed after an error.
+        """
+        new_inputs = self.train_inputs[0] if inputs is None else _columns(inputs)
+        new_targets = self.train_targets if targets is None else targets
+        if strict:
+            for name, new, old in (
+                ("inputs", new_inputs, self.train_inputs[0]),
+                ("targets", new_targets, self.train_targets),
+            ):
+                for attribute in ("shape", "dtype", "device"):
+                    expected, found = getattr(old, attribute), getattr(new, attribute)
+                    if expected != found:
+                        raise RuntimeError(
+                            f"cannot modify {attribute} of {name} (expected {expected}, found {found}); pass "
+                            "strict=False to allow it."
+                        )
+        _check(new_inputs, new_targets)
+        self.variational_strategy.set_inputs(new_inputs)
+        object.__setattr__(self, "_train_targets", new_targets)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> LatentGP:
+        object.__setattr__(self, "_train_targets", fn(self._train_targets))
+        return super()._apply(fn, *args, **kwargs)
+
+    def __call__(self, inputs: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
+        """Return the prior at the training inputs in train mode, the posterior of f at any inputs in eval mode.
+
+        Raises:
+            RuntimeError: other inputs in train mode.
+            TypeError: inputs in another dtype than the training inputs.
+            ValueError: inputs that are not finite.
+        """
+        inputs = _columns(inputs)
+        check_finite("inputs", inputs)
+        check_dtype(inputs, self.train_inputs[0])
+        if self.training and settings.debug.on() and not torch.equal(inputs, self.train_inputs[0]):
+            raise RuntimeError(
+                "in train mode the model takes its training inputs; call model.eval() to predict, or "
+                "model.set_train_data() to train on others."
+            )
+        return self.variational_strategy(inputs, prior=prior or self.training or settings.prior_mode.on(), **kwargs)
+
+
+def _columns(x: Tensor) -> Tensor:
+    return x.unsqueeze(-1) if x.dim() == 1 else x
+
+
+def _check(inputs: Tensor, targets: Tensor) -> None:
+    if inputs.dim() < 2 or inputs.size(-2) == 0:
+        raise ValueError(f"expected at least one datum, inputs (..., N, d); got shape {tuple(inputs.shape)}.")
+    if inputs.size(-2) not in targets.shape[-2:]:
+        raise ValueError(
+            f"inputs and targets must be equally many; got {tuple(inputs.shape)} and {tuple(targets.shape)}."
+        )
+    if inputs.dtype in (torch.float16, torch.bfloat16):
+        raise TypeError(f"inputs in {inputs.dtype} are not supported; convert with x.float() or x.double().")
+    check_finite("inputs", inputs)
+    check_targets(targets)

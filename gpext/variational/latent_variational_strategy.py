@@ -1,0 +1,146 @@
+r"""A gpytorch variational strategy with one Gaussian site for each datum: full-data inference, no inducing points.
+
+The "inducing points" are the training inputs, and q(f) = p(f) prod_i t_i(f_i) / Z is the posterior that an inference
+rule finds there; the sites are what is stored. Predictions condition the joint prior on them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.models import ApproximateGP
+from gpytorch.variational import _VariationalDistribution, _VariationalStrategy
+from torch import Tensor
+
+from gpext.inference import InferenceResult, InferenceWarning, Status
+from gpext.sites import GaussianSites
+from gpext.variational.prior_blocks import FactorCache
+
+
+class Rule(Protocol):
+    """What `gpext.inference` offers: Taylor, Laplace, KL, CAVI."""
+
+    def infer(
+        self, prior: MultivariateNormal, likelihood: Any, targets: Tensor, *, start: GaussianSites | None = None
+    ) -> InferenceResult:
+        """Return the posterior of f at the training inputs."""
+
+
+class _Sites(_VariationalDistribution):
+    """The sites as buffers, so that they are saved with the model."""
+
+    def __init__(self, num_data: int, like: Tensor) -> None:
+        super().__init__(num_data, torch.Size())
+        self.register_buffer("shift", like.new_zeros(num_data))
+        self.register_buffer("precision", like.new_zeros(num_data))
+
+    @property
+    def value(self) -> GaussianSites:
+        return GaussianSites(self.shift, self.precision)
+
+    def set(self, sites: GaussianSites) -> None:
+        self.shift, self.precision = sites.shift.detach(), sites.precision.detach()
+
+    def forward(self) -> Any:
+        raise NotImplementedError("sites alone are no distribution; see LatentVariationalStrategy.posterior().")
+
+    def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
+        """Do nothing: sites of zero are the prior."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("shift", "precision"):  # a batch or several latents show only when the model is first called
+            if prefix + name in state_dict:
+                setattr(self, name, torch.zeros_like(state_dict[prefix + name]).to(getattr(self, name)))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class LatentVariationalStrategy(_VariationalStrategy):
+    """q(f) at the training inputs by a rule of `gpext.inference`, and predictions from it.
+
+    Args:
+        model: the model this belongs to, with `likelihood` and `train_targets`.
+        train_inputs: (..., N, d).
+        rule: how to infer.
+    """
+
+    def __init__(self, model: ApproximateGP, train_inputs: Tensor, rule: Rule) -> None:
+        super().__init__(model, train_inputs, _Sites(train_inputs.size(-2), train_inputs), False)
+        self.rule = rule
+        self._known = FactorCache()
+        self._result: InferenceResult | None = None
+
+    def set_rule(self, rule: Rule) -> None:
+        """Infer by another rule from now on."""
+        self.rule, self._result = rule, None
+
+    def set_inputs(self, train_inputs: Tensor) -> None:
+        """Replace the training inputs; the sites start anew."""
+        self.inducing_points = train_inputs
+        self._variational_distribution = _Sites(train_inputs.size(-2), train_inputs)
+        self.variational_params_initialized.fill_(0)
+        self._result = None
+
+    @property
+    def prior_distribution(self) -> MultivariateNormal:
+        """p(f) at the training inputs."""
+        return self.model.forward(self.inducing_points)
+
+    @property
+    def variational_distribution(self) -> MultivariateNormal:
+        """q(f) at the training inputs."""
+        return self.result().posterior
+
+    def kl_divergence(self) -> Tensor:
+        """Return KL(q(f) || p(f)) (...), summed over the latents of a datum."""
+        conditioned = self.result().conditioned
+        expected = conditioned.sites.expected_log(conditioned.mean, conditioned.variance).sum(-1)
+        divergence = expected - conditioned.log_normalizer
+        several = getattr(self.model.likelihood, "num_latents", None) is not None
+        return divergence.sum(-1) if several else divergence
+
+    def infer(self, prior: MultivariateNormal, targets: Tensor) -> InferenceResult:
+        """Run the rule, starting from the sites of the last time.
+
+        Args:
+            prior: p(f) at the training inputs; the evidence is differentiable in it.
+            targets: what was observed there.
+        """
+        start = self._variational_distribution.value
+        warm = bool(self.variational_params_initialized.item()) and start.shift.shape[-1:] == prior.event_shape
+        result = self.rule.infer(prior, self.model.likelihood, targets, start=start if warm else None)
+        if result.status is not Status.CONVERGED:
+            warnings.warn(result.message, InferenceWarning, stacklevel=3)
+        if bool(result.log_evidence.isfinite().all()):
+            self._variational_distribution.set(result.sites)
+            self.variational_params_initialized.fill_(1)
+        return result
+
+    @torch.no_grad()
+    def result(self) -> InferenceResult:
+        """Return the inference at the present parameters, outside the graph; kept while they stay as they are."""
+        key = [*self.model.parameters(), self.inducing_points, self.model.train_targets]
+        if self._result is None or self._known.get(key) is None:
+            result = self.infer(self.prior_distribution, self.model.train_targets)
+            self._result = replace(result, log_evidence=result.log_evidence.detach())
+            self._known.put(key, self.inducing_points)
+        return self._result
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return q(f) at new inputs (..., S, d), differentiable in them."""
+        conditioned = self.result().conditioned
+        train_x = self.inducing_points
+        if train_x.shape[:-2] != x.shape[:-2]:
+            x, train_x = self._expand_inputs(x, train_x)
+        size = train_x.size(-2)
+        joint = self.model.forward(torch.cat([train_x, x], dim=-2))
+        covariance = joint.lazy_covariance_matrix
+        cross = covariance[..., :size, size:].to_dense()
+        return conditioned.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
+
+    def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
+        """Return p(f) (with `prior`) or q(f) at inputs x."""
+        return self.model.forward(x, **kwargs) if prior else self.forward(x)
