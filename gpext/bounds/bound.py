@@ -41,8 +41,12 @@ class SoftplusTerms:
         self, expected_softplus: Callable[[Tensor, Tensor], Tensor], mean: Tensor, variance: Tensor
     ) -> Tensor:
         """Return the bound per datum (..., N) from an upper bound on E[softplus(x)], x ~ N(m, v)."""
-        expected = expected_softplus(self.sign * mean + self.offset, variance.expand(mean.shape))
-        varying = self.slope * mean - (self.weight * expected).sum(0)
+        lead = (1,) * (mean.dim() + 1 - self.sign.dim())  # a batch of marginals may share the targets
+        weight, sign, offset = (
+            t.reshape(t.shape[:1] + lead + t.shape[1:]) for t in (self.weight, self.sign, self.offset)
+        )
+        expected = expected_softplus(sign * mean + offset, variance.expand(mean.shape).expand_as(sign * mean))
+        varying = self.slope * mean - (weight * expected).sum(0)
         return self.constant + (varying.sum(-2) if self.has_several_latents else varying)
 
 

@@ -54,11 +54,8 @@ class Iterate:
 
     @property
     def residual(self) -> Tensor:
-        """How far the proposal would move a marginal if its site alone were changed (..., N): see `ascend`."""
-        proposal = self.proposal
-        precision = proposal.precision - self.sites.precision
-        shift = proposal.shift - self.sites.shift - precision * self.mean
-        return torch.maximum(shift.abs() * self.variance.sqrt(), precision.abs() * self.variance)
+        """How far the proposal would move the marginals, were each site alone replaced (..., N)."""
+        return self.terms.residual(self.sites, self.mean, self.variance)
 
 
 def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
@@ -88,16 +85,28 @@ def ascend(
     tolerance: float,
     *,
     accelerate: bool = False,
+    trace: Sequence[Tensor] = (),
 ) -> InferenceResult:
     """Return the result of maximising F from the first of `starts` where it is finite.
 
     Converged when no site would move its own marginal's mean by more than `tolerance` standard deviations, or its
-    variance by more than that fraction, if it alone were replaced by its best value.
+    variance by more than that fraction, if it alone were replaced by its best value. `trace` is F after steps made
+    before.
     """
-    iterate, trace, status = climb(problem, terms, starts, max_steps, tolerance, accelerate=accelerate)
+    iterate, steps, status = climb(problem, terms, starts, max_steps, tolerance, accelerate=accelerate)
     local = bound(iterate.mean, iterate.variance).double().sum(-1)
     evidence = problem.attach(iterate.value, local, iterate.posterior)
-    return problem.result(name, iterate.posterior, evidence, status, trace)
+    return problem.result(name, iterate.posterior, evidence, status, [*trace, *steps])
+
+
+@torch.no_grad()
+def first_finite(problem: Problem, terms: Terms, starts: Sequence[Callable[[], GaussianSites]]) -> Iterate:
+    """Return the iterate at the first of `starts` where F is finite, or at the last of them."""
+    for start in starts:
+        iterate = visit(problem, terms, start().to(torch.float64))
+        if bool(iterate.value.isfinite().all()):
+            break
+    return iterate
 
 
 @torch.no_grad()
@@ -111,10 +120,7 @@ def climb(
     accelerate: bool = False,
 ) -> tuple[Iterate, list[Tensor], Status]:
     """Return the last iterate, F after each step and how it ended: :func:`ascend` without its result."""
-    for start in starts:
-        iterate = visit(problem, terms, start().to(torch.float64))
-        if bool(iterate.value.isfinite().all()):
-            break
+    iterate = first_finite(problem, terms, starts)
     trace: list[Tensor] = []
     mixing = _Mixing(problem) if accelerate else None
     rate = torch.ones_like(iterate.value)

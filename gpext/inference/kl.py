@@ -16,11 +16,12 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
-from gpext.inference.fixed_point import Terms, ascend
+from gpext.inference.fixed_point import Terms, ascend, first_finite
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult
 from gpext.inference.scalar import solve_scalar
+from gpext.inference.sequential import sweep_sequentially
 from gpext.sites import GaussianSites
 
 _START_STEPS = 20
@@ -85,7 +86,19 @@ class KL:
         if start is not None:
             starts.insert(0, lambda: start)
         name = f"KL({type(self.bound).__name__})"
-        return ascend(problem, local, terms, name, starts, self.max_steps, self.tolerance, accelerate=True)
+        if self.schedule != "sequential":
+            return ascend(problem, local, terms, name, starts, self.max_steps, self.tolerance, accelerate=True)
+
+        def terms_at(part: slice) -> Terms:
+            there = self.bound.bind(likelihood, targets[part])
+            return lambda mean, variance: bound_terms(there, mean, variance)
+
+        begin = first_finite(problem, terms, starts)
+        sites, trace = sweep_sequentially(problem, terms, terms_at, begin, self.max_steps, self.tolerance)
+        steps_left = max(self.max_steps - len(trace), 0)
+        return ascend(
+            problem, local, terms, name, [lambda: sites], steps_left, self.tolerance, accelerate=True, trace=trace
+        )
 
 
 def _independent(problem: Problem, terms: Terms) -> GaussianSites:

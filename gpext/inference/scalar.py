@@ -50,10 +50,8 @@ def solve_scalar(
         if values.dim() < m.dim():  # several latents share a datum: they move together
             values = values.unsqueeze(-2)
         objective = values + _sum_like(values, 0.5 * v.log() - 0.5 * r * (v + m.square()) + b * m)
-        best = local.best_sites(m)
-        precision, shift = best.precision - sites.precision, best.shift - sites.shift
-        residual = torch.maximum((shift - precision * m).abs() * v.sqrt(), precision.abs() * v)
-        return torch.where(_all_like(values, proper) & objective.isfinite(), objective, -torch.inf), best, residual
+        objective = torch.where(_all_like(values, proper) & objective.isfinite(), objective, -torch.inf)
+        return objective, local.best_sites(m), local.residual(sites, m, v)
 
     value, best, residual = visit(sites)
     rate = torch.ones_like(value)
