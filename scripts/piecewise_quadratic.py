@@ -118,8 +118,7 @@ def best_bound(num_pieces: int) -> tuple[float, list[Piece]]:
             c = math.nextafter(c, math.inf)
         raised.append((end, a, b, c))
         low = end
-    constant = float(mpmath.log1p(mpmath.exp(-mpmath.mpf(low))))
-    return math.nextafter(constant, math.inf), raised
+    return float(mpmath.log1p(mpmath.exp(-mpmath.mpf(low)))), raised
 
 
 @mpmath.workdps(50)
@@ -149,7 +148,8 @@ def main() -> None:
         print(f"R = {num_pieces:2d}: largest gap {gap:.6e}, knots {', '.join(f'{end:.4f}' for end in starts[1:])}")
         print("        of the pieces, over it, minus 1:", ", ".join(f"{g / gap - 1:.0e}" for g in largest))
         lines = "".join(f"            {piece!r},\n" for piece in pieces)
-        entries.append(f"    {num_pieces}: (\n        {max(gap, *largest)!r},\n        [\n{lines}        ],\n    ),\n")
+        largest_gap = math.nextafter(max(gap, *largest), math.inf)  # rounded up
+        entries.append(f"    {num_pieces}: (\n        {largest_gap!r},\n        [\n{lines}        ],\n    ),\n")
     OUTPUT.write_text(HEADER + "".join(entries) + "}\n")
 
 
