@@ -42,7 +42,7 @@ class PiecewiseQuadratic(SoftplusBound):
 
     The two outer pieces are linear, and the bound minus x / 2 is even. It jumps at its knots other than zero: there it
     touches log(1 + e^x) from the outer side and is the whole gap above it on the inner one. The expectation is smooth
-    for v > 0, but within a few standard deviations of a knot its derivative in v carries up to 0.12 gap / v of the jump.
+    for v > 0, but a few standard deviations around a knot its derivative in v carries up to 0.12 gap / v of the jump.
 
     Args:
         num_pieces: R, one of 3, 5, 10, 20. The coefficients come from scripts/piecewise_quadratic.py.
