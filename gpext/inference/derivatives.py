@@ -13,7 +13,7 @@ from gpext.bounds import conditional_log_prob
 def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int) -> list[Tensor]:
     """Return log p(y_i | f_i) and its derivatives in f_i up to `order`, each (..., N).
 
-    They are in the graph of the likelihood's parameters; f counts as fixed.
+    They are in the graph of the likelihood's parameters, and of f if that has one.
 
     Raises:
         TypeError: the likelihood has several latents a datum.
@@ -25,7 +25,7 @@ def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int
         )
     wanted = torch.is_grad_enabled()
     with torch.enable_grad():
-        f = f.detach().requires_grad_()
+        f = f if f.requires_grad else f.detach().requires_grad_()
         values = [conditional_log_prob(likelihood, targets, f)]
         for _ in range(order):
             last = values[-1]

@@ -183,6 +183,8 @@ def _follow(
         dr, db = r - r0, b - b0
         is_far = is_far or abs(dr) > _FAR * r0 or abs(db) * v**0.5 > _FAR
         tau, nu = tau + tau_r * dr + tau_b * db, nu + nu_r * dr + nu_b * db
+        if r + tau <= 0:  # too far for the first order
+            tau, nu, is_far = taus[i], nus[i], True
         d, dn = tau - taus[i], nu - nus[i]
         columns[i:, i] = column
         weight[i] = d / (1 + d * v)

@@ -60,13 +60,13 @@ class Taylor:
         derivatives = log_prob_derivatives(likelihood, targets, point, 2)
         require_curvature(likelihood, derivatives)
         log_p, g, bend = derivatives
-        posterior = problem.condition(GaussianSites((g - bend * point).detach(), -bend.detach()))
+        log_p0, g0, bend0, point0 = (t.detach() for t in (log_p, g, bend, point))
+        posterior = problem.condition(GaussianSites(g0 - bend0 * point0, -bend0))
         if not bool(posterior.positive_definite.all()):
-            log_evidence = log_p.detach().sum(-1) - torch.inf
+            log_evidence = log_p0.sum(-1) - torch.inf
             status = Status.NOT_POSITIVE_DEFINITE
             return problem.result("Taylor", problem.condition(problem.no_sites()), log_evidence, status, [log_evidence])
-        sites = posterior.sites
-        constants = log_p.detach() - sites.expected_log(point, torch.zeros_like(point))
+        constants = log_p0 - posterior.sites.expected_log(point0, torch.zeros_like(point0))
         value = posterior.log_normalizer + constants.sum(-1)
         gap = posterior.mean - point
         local = log_p + gap * g + 0.5 * (gap.square() + posterior.variance) * bend  # E_q of the expansion
@@ -76,6 +76,6 @@ class Taylor:
     def _point(self, problem: Problem) -> Tensor:
         choose = self.expansion_point or getattr(problem.likelihood, "expansion_point", None)
         if choose is None:
-            return problem.mean.detach()
-        point = choose(problem.targets).detach().double()
+            return problem.mean
+        point = choose(problem.targets).double()
         return point.expand(torch.broadcast_shapes(point.shape, problem.mean.shape))

@@ -1,0 +1,115 @@
+"""Likelihoods for the laws of full-data inference: each with targets, the rules that serve it, and its parameters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
+
+from gpext.inference import CAVI, KL, Laplace, Taylor
+from tests.members import F64, MEMBERS
+
+RULES = {
+    "kl": KL(tolerance=1e-9),
+    "laplace": Laplace(tolerance=1e-9),
+    "taylor": Taylor(),
+    "cavi": CAVI(max_steps=5000, tolerance=1e-10),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One likelihood in float64."""
+
+    make: Callable
+    targets: Callable  # (generator, n) -> targets
+    rules: tuple
+    num_latents: int | None = None
+    unimodal: bool = True
+
+    def problem(self, n, *, seed=0, lengthscale=0.7, outputscale=1.3, mean=0.1):
+        """A likelihood, a prior with its parameters, and targets."""
+        generator = torch.Generator().manual_seed(seed)
+        x = 3 * torch.rand(n, 2, generator=generator, dtype=F64)
+        targets = self.targets(generator, n)
+        parameters = torch.tensor([lengthscale, outputscale], dtype=F64).log().requires_grad_()
+        constant = torch.tensor(mean, dtype=F64, requires_grad=True)
+        return self.make(), Prior(x, parameters, constant, self.num_latents), targets
+
+
+@dataclass
+class Prior:
+    """A prior that can be made anew after its parameters have changed."""
+
+    x: torch.Tensor
+    log_kernel: torch.Tensor
+    mean: torch.Tensor
+    num_latents: int | None
+
+    def __call__(self):
+        lengthscale, outputscale = self.log_kernel.exp()
+        K = outputscale * torch.exp(-0.5 * (torch.cdist(self.x, self.x) / lengthscale).square())
+        K = K + 1e-6 * torch.eye(len(self.x), dtype=F64)
+        mean = self.mean.expand(len(self.x))
+        if self.num_latents is not None:  # a different kernel and mean for each latent
+            scale = 1 + 0.3 * torch.arange(self.num_latents, dtype=F64)
+            K, mean = scale.view(-1, 1, 1) * K, scale.view(-1, 1) * mean
+        return MultivariateNormal(mean, to_linear_operator(K))
+
+
+def binary(generator, n):
+    return (torch.rand(n, generator=generator, dtype=F64) < 0.6).to(F64)
+
+
+def counts(generator, n):
+    return torch.poisson(torch.full((n,), 2.0, dtype=F64), generator=generator)
+
+
+def real(generator, n):
+    return 1.5 * torch.randn(n, generator=generator, dtype=F64)
+
+
+def unit(generator, n):
+    return 0.05 + 0.9 * torch.rand(n, generator=generator, dtype=F64)
+
+
+def classes(num_classes):
+    return lambda generator, n: torch.randint(num_classes, (n,), generator=generator).to(F64)
+
+
+def augmented(name, rules=("kl", "laplace", "taylor", "cavi"), unimodal=True):
+    member = MEMBERS[name]
+    return Case(member.make, lambda generator, n: member.targets(n), rules, unimodal=unimodal)
+
+
+def stock(kind, **values):
+    def make():
+        likelihood = kind().double()
+        likelihood.initialize(**values)
+        return likelihood
+
+    return make
+
+
+SMOOTH = ("kl", "laplace", "taylor")
+CASES = {
+    "bernoulli_logit": augmented("bernoulli_logit"),
+    "negative_binomial": augmented("negative_binomial"),
+    "student_t": augmented("student_t", ("kl", "laplace", "cavi"), unimodal=False),
+    "laplace": augmented("laplace", ("kl", "cavi")),
+    "matern32": augmented("matern32", ("kl", "laplace", "cavi"), unimodal=False),
+    "pseudo_huber": augmented("pseudo_huber"),
+    "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),
+    "stock_bernoulli": Case(gpytorch.likelihoods.BernoulliLikelihood, binary, SMOOTH),
+    "stock_poisson": Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH),
+    "stock_student_t": Case(
+        stock(gpytorch.likelihoods.StudentTLikelihood, deg_free=torch.tensor(4.5, dtype=F64), noise=0.3),
+        real,
+        ("kl", "laplace"),
+        unimodal=False,
+    ),
+    "stock_beta": Case(stock(gpytorch.likelihoods.BetaLikelihood, scale=7.0), unit, SMOOTH),
+}
+PAIRS = [(name, rule) for name, case in CASES.items() for rule in case.rules]
