@@ -16,7 +16,7 @@ from gpext.mlls import AugmentedELBO
 from gpext.optim import RobbinsMonro
 from gpext.training import full_batch
 from tests.members import F64, MEMBERS, learnable
-from tests.models import SparseGP
+from tests.sparse_models import SparseGP
 
 N, M = 120, 10
 _STAGE_LOSS = full_batch._Stage.loss

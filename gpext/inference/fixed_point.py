@@ -28,7 +28,6 @@ Terms = Callable[[Tensor, Tensor], LocalTerms]
 
 _MEMORY = 5
 _MOST_HALVINGS = 30
-_SLACK = 1e-12  # what rounding may take from F, relative to the sizes that make it up
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,10 @@ def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     value = problem.over_latents(posterior.log_normalizer - replaced) + local.total
     proper = proper if problem.num_latents is None else proper.all(-1)
     value = torch.where(proper & value.isfinite(), value, -torch.inf)
-    rounding = _SLACK * (local.values.detach().abs().double().sum(-1) + problem.over_latents(replaced.abs()))
+    prior_variance = problem.covariance.detach().diagonal(dim1=-2, dim2=-1)
+    lost = (sites.precision.abs() * prior_variance).sum(-1)  # in variances, which are differences of larger numbers
+    sizes = problem.over_latents(replaced.abs() + lost) + local.values.detach().abs().double().sum(-1)
+    rounding = 1e4 * torch.finfo(torch.float64).eps * sizes
     return Iterate(posterior, mean, variance, local, value, rounding)
 
 

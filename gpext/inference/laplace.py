@@ -76,6 +76,7 @@ class Laplace:
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
+        require_curvature(likelihood, targets)
         posterior, f, status, trace = self._climb(problem, start)
         log_p, g, bend, third = log_prob_derivatives(likelihood, targets, f, 3)
         variance = posterior.variance
@@ -94,9 +95,7 @@ class Laplace:
         f, weights = _begin(problem, start)
         trace: list[Tensor] = []
         while True:
-            derivatives = log_prob_derivatives(problem.likelihood, problem.targets, f, 2)
-            require_curvature(problem.likelihood, derivatives)
-            log_p, g, bend = derivatives
+            log_p, g, bend = log_prob_derivatives(problem.likelihood, problem.targets, f, 2)
             psi = log_p.sum(-1) - 0.5 * ((f - problem.mean) * weights).sum(-1)
             if not bool(psi.isfinite().all() and g.isfinite().all() and bend.isfinite().all()):
                 return problem.condition(problem.no_sites()), f, Status.NOT_FINITE, trace

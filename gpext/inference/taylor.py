@@ -28,7 +28,8 @@ class Taylor:
 
     Args:
         expansion_point: maps targets to f~ (..., N); by default what the likelihood's `expansion_point(targets)` says,
-            and the prior mean for a likelihood that says nothing.
+            and zero for a likelihood that says nothing. It should not move with the hyperparameters: the evidence of a
+            moving expansion has no upper bound.
         jitter: added to the diagonal of the prior covariance; none is needed.
     """
 
@@ -56,10 +57,9 @@ class Taylor:
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
+        require_curvature(likelihood, targets)
         point = self._point(problem)
-        derivatives = log_prob_derivatives(likelihood, targets, point, 2)
-        require_curvature(likelihood, derivatives)
-        log_p, g, bend = derivatives
+        log_p, g, bend = log_prob_derivatives(likelihood, targets, point, 2)
         log_p0, g0, bend0, point0 = (t.detach() for t in (log_p, g, bend, point))
         posterior = problem.condition(GaussianSites(g0 - bend0 * point0, -bend0))
         if not bool(posterior.positive_definite.all()):
@@ -76,6 +76,6 @@ class Taylor:
     def _point(self, problem: Problem) -> Tensor:
         choose = self.expansion_point or getattr(problem.likelihood, "expansion_point", None)
         if choose is None:
-            return problem.mean
+            return torch.zeros_like(problem.mean)
         point = choose(problem.targets).double()
         return point.expand(torch.broadcast_shapes(point.shape, problem.mean.shape))

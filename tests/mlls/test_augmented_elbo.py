@@ -6,7 +6,7 @@ from gpytorch.variational import VariationalStrategy
 
 from gpext.mlls import AugmentedELBO
 from tests.members import F64, MEMBERS, student_t
-from tests.models import SparseGP, inputs, randomise
+from tests.sparse_models import SparseGP, inputs, randomise
 
 N, M = 30, 7
 

@@ -6,7 +6,7 @@ from gpext.likelihoods import StudentTLikelihood
 from gpext.mlls import AugmentedELBO
 from gpext.variational import CollapsedBound, collapsed_bound
 from tests.members import F64, MEMBERS
-from tests.models import SparseGP, inputs, randomise
+from tests.sparse_models import SparseGP, inputs, randomise
 
 N, M = 25, 6
 BOUNDS = {"augmented": AugmentedELBO, "exact": VariationalELBO}

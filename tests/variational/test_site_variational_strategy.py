@@ -15,7 +15,7 @@ from gpext.likelihoods import StudentTLikelihood
 from gpext.mlls import AugmentedELBO
 from gpext.variational import SiteVariationalStrategy
 from tests.members import F64, MEMBERS, student_t
-from tests.models import SparseGP, inputs, pair, randomise
+from tests.sparse_models import SparseGP, inputs, pair, randomise
 
 N, M = 30, 7
 
