@@ -69,5 +69,10 @@ def floating(targets: Tensor) -> Tensor:
     return targets if targets.is_floating_point() else targets.to(torch.get_default_dtype())
 
 
+def floating_like(targets: Tensor, like: Tensor) -> Tensor:
+    """Return targets in the floating dtype that they and `like` have in common."""
+    return targets.to(torch.promote_types(targets.dtype, like.dtype))
+
+
 def _show(index: tuple[int, ...]) -> str:
     return str(index[0]) if len(index) == 1 else str(index)

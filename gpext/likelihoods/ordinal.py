@@ -152,8 +152,8 @@ class OrdinalLikelihood(LatentLikelihood):
 class OrdinalLogitLikelihood(OrdinalLikelihood):
     r""":math:`p(y \le k|f) = \sigma(b_k - f)`: the proportional odds model.
 
-    :math:`\log p(y=k|f) = \log\sigma(b_k - f) + \log\sigma(f - b_{k-1}) + \log(1 - e^{-(b_k - b_{k-1})})`: each class is
-    a sum of two softplus functions. Arguments, parameters and errors are those of :class:`OrdinalLikelihood`.
+    :math:`\log p(y=k|f) = \log\sigma(b_k - f) + \log\sigma(f - b_{k-1}) + \log(1 - e^{-(b_k - b_{k-1})})`, a sum of two
+    softplus functions. Arguments, parameters and errors are those of :class:`OrdinalLikelihood`.
     """
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:

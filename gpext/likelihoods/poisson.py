@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpext.distributions import Poisson
-from gpext.likelihoods.checks import check_counts, floating
+from gpext.likelihoods.checks import check_counts, floating, floating_like
 from gpext.likelihoods.latent import LatentLikelihood
 
 
@@ -23,7 +23,7 @@ class PoissonLikelihood(LatentLikelihood):
         check_counts(targets)
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        return targets * f - f.exp() - torch.lgamma(floating(targets) + 1)
+        return targets * f - f.exp() - torch.lgamma(floating_like(targets, f) + 1)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return y m - exp(m + v/2) - log y!, elementwise.
@@ -32,7 +32,7 @@ class PoissonLikelihood(LatentLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        return targets * mean - (mean + 0.5 * variance).exp() - torch.lgamma(floating(targets) + 1)
+        return targets * mean - (mean + 0.5 * variance).exp() - torch.lgamma(floating_like(targets, mean) + 1)
 
     def _knots(self, targets: Tensor) -> Tensor:
         # The likelihood peaks at log y with width 1 / sqrt(y); exp(-e^f) falls off near f = 0.

@@ -1,4 +1,4 @@
-r"""Integrals of the softmax over K independent Gaussians, from one-dimensional ones; no sampling, no K-dimensional grid.
+r"""Integrals of the softmax over K independent Gaussians, from one-dimensional ones: no samples, no grid in R^K.
 
 With independent standard Gumbel variables G_k, log sum_k e^{f_k} + Gumbel is distributed as max_k(f_k + G_k), whose
 distribution function is a product. And 1 / S^n = int e^{-n u} e^{-S e^{-u}} du / Gamma(n) separates S = sum_k e^{f_k}:
@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 _DIGITS = 34.0  # -log of the error of every sum
 _REACH = math.sqrt(2 * _DIGITS)  # a Gaussian has fallen to it, in standard deviations
 _WIDE = 2.0  # standard deviation above which the Gumbel variable is integrated instead of the Gaussian one
-_CHUNK = 2**20  # values of the innermost integrand at a time
+_CHUNK = 2**18  # values of the innermost integrand at a time
 _HEIGHTS = (0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.4, 1.48)
 _SOLVER_STEPS = 7  # of Newton's method for the peak; the largest number that any argument takes
 
@@ -169,14 +169,17 @@ def _log_sum_exp_plan(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int
 def _evaluate_log_sum_exp(u: Tensor, step: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     star = (m - _fall(v)).argmax(-1, keepdim=True)
     is_star = torch.zeros_like(m).scatter(-1, star, 1.0)[..., None] > 0  # (B, K, 1)
-    log_cdf, slope, bend = _log_kernel(torch.zeros_like(m), 1.0, u, m, v)  # (B, K, U)
-    cdf = torch.where(is_star, log_cdf, 0.0).sum(1).exp()
+    cdf, by_mean, by_variance = _cumulative(u, m, v)  # (B, K, U)
+    log_cdf = cdf.log()
+    of_star = torch.where(is_star, cdf, 0.0).sum(1)
     log_others = torch.where(is_star, 0.0, log_cdf).sum(1)
     above = -torch.expm1(log_others)
-    value = m.gather(-1, star).squeeze(-1) + step * (cdf * above).sum(-1)
-    weight = step[:, None, None] * cdf[:, None] * torch.where(is_star, above[:, None], -log_others.exp()[:, None])
-    slope = torch.where(is_star[..., 0], 1.0, 0.0) + (weight * slope).sum(-1)
-    return value, slope, (weight * bend).sum(-1)
+    value = m.gather(-1, star).squeeze(-1) + step * (of_star * above).sum(-1)
+    # The integrand's derivative in F_k: 1 - prod F_j for the star, -F_* prod_{j != *, k} F_j for the others.
+    weight = torch.where(cdf > 0, (log_others[:, None] - log_cdf).exp(), 0.0) * -of_star[:, None]
+    weight = step[:, None, None] * torch.where(is_star, above[:, None], weight)
+    slope = torch.where(is_star[..., 0], 1.0, 0.0) + (weight * by_mean).sum(-1)
+    return value, slope, (weight * by_variance).sum(-1)
 
 
 def _fall(v: Tensor) -> Tensor:
@@ -271,53 +274,99 @@ def _count(start: Tensor, end: Tensor, step: Tensor) -> Tensor:
     return ((end - start) / step).ceil().clamp(min=0).long() + 1
 
 
-# ---- the kernels A_k -----------------------------------------------------------------------------------------------
+# ---- the distribution functions F_k, to an absolute error -----------------------------------------------------------
+
+
+def _cumulative(u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return F_k(u) and its derivatives in m and v, (B, K, U) each, from u (B, U), m and v (B, K)."""
+    return _by_width(m[..., None] - u[:, None], v, (v,), _cumulative_over_gaussian, _cumulative_over_gumbel)
+
+
+def _cumulative_over_gaussian(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate exp(-x) and its derivatives over f = m + s z; x = e^{d + s z} is a product of exponentials."""
+    s = v.sqrt()
+    step = torch.where(s < 0.1, math.pi * math.sqrt(2 / _DIGITS), 0.0)  # the best height is sqrt(2 digits) s
+    for a in _HEIGHTS:
+        step = torch.maximum(step, 2 * math.pi * a * s / (_DIGITS * v + 0.5 * a**2).clamp(min=0.1))
+    num_nodes = math.ceil(2 * _REACH / float(step.min())) + 1 if d.numel() else 1
+    z = torch.linspace(-_REACH, _REACH, num_nodes, dtype=d.dtype, device=d.device)
+    weight = torch.softmax(-0.5 * z.square(), 0)
+    by_node, by_place = torch.exp(s * z), torch.exp(d.clamp(max=100.0))  # exp(-e^80) is 0
+    kernel = torch.exp(-by_node[..., None] * by_place[..., None, :])  # (R, Q, U)
+    moments = torch.stack([weight.expand_as(by_node), weight * by_node, weight * by_node.square()], -2) @ kernel
+    first, second = by_place * moments[..., 1, :], by_place.square() * moments[..., 2, :]
+    return moments[..., 0, :], -first, 0.5 * (second - first)
+
+
+def _cumulative_over_gumbel(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate Phi((u - m - g) / s) over the Gumbel density and, by parts, over its derivatives."""
+    low, high = -math.log(_DIGITS + 12), _DIGITS
+    step = float(_gumbel_step(torch.ones(())))
+    g = torch.arange(math.ceil((high - low) / step) + 1, dtype=d.dtype, device=d.device) * step + low
+    x = torch.exp(-g)
+    density = step * torch.exp(-g - x)
+    densities = torch.stack([density, (x - 1) * density, ((x - 1).square() - x) * density], -1)  # (Q, 3)
+    moments = torch.special.ndtr(-(d[..., None] + g) / v.sqrt()[..., None]) @ densities
+    return moments[..., 0], -moments[..., 1], 0.5 * moments[..., 2]
+
+
+def _by_width(
+    d: Tensor, v: Tensor, parameters: tuple[Tensor, ...], narrow: Callable, wide: Callable
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Apply to each row of d (B, K, U) the rule for its width; parameters (B, K) go along as (rows, 1)."""
+    is_wide = v > _WIDE**2
+    result = torch.empty(3, *d.shape, dtype=d.dtype, device=d.device)
+    for rows, rule in ((~is_wide, narrow), (is_wide, wide)):
+        if bool(rows.any()):
+            result[:, rows] = torch.stack(rule(d[rows], *(parameter[rows][:, None] for parameter in parameters)))
+    return result[0], result[1], result[2]
+
+
+# ---- the kernels A_k, to a relative error ------------------------------------------------------------------------
 
 
 def _log_kernel(y: Tensor, n: float, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log A_k(u) and its derivatives in m and v, (B, K, U) each, from u (B, U) and (B, K) of the others."""
-    d = m[..., None] - u[:, None]
-    wide = v > _WIDE**2
-    if not bool(wide.any()):
-        return _over_gaussian(y[..., None], d, v[..., None])
-    result = torch.empty(3, *d.shape, dtype=d.dtype, device=d.device)
-    for rows, rule in ((wide, _over_gumbel), (~wide, _over_gaussian)):
-        if bool(rows.any()):
-            arguments = y[rows][:, None], d[rows], v[rows][:, None]
-            values = rule(*arguments, n) if rule is _over_gumbel else rule(*arguments)
-            for which, value in enumerate(values):
-                result[which][rows] = value
-    return result[0], result[1], result[2]
+
+    def over_gumbel(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _log_kernel_over_gumbel(d, y, v, n)
+
+    return _by_width(m[..., None] - u[:, None], v, (y, v), _log_kernel_over_gaussian, over_gumbel)
 
 
-def _over_gaussian(y: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrate over f = m + s z: the exponent y t - e^t - z^2 / 2, t = d + s z, is concave; the nodes are about its peak."""
+def _log_kernel_over_gaussian(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate over f = m + s z about the peak of the exponent y t - x - z^2 / 2, x = e^t, t = d + s z.
+
+    At r = t - t_peak = s w the exponent has fallen by x_peak (e^r - 1 - r) + w^2 / 2.
+    """
     s = v.sqrt()
-    _, x = _peak(y, d, v)
-    # Left of the peak x (e^tau - 1 - tau) >= x tau^2 / (2 + 2 |tau| / 3), right of it >= x tau^2 / 2; so is the Gaussian's.
-    left = torch.minimum((_DIGITS / 3 + (_DIGITS**2 / 9 + 2 * _DIGITS * x).sqrt()) / (x * s), _limit(d))
-    right = torch.minimum(_REACH / (x.sqrt() * s), _limit(d))
-    width = (1 + x * v).rsqrt()  # of the peak, in z
+    t, x = _peak(y, d, v)
+    # e^r - 1 - r is at least r^2 / 2 to the right of the peak and r^2 / (2 + 2 |r| / 3) to the left.
+    left = ((_DIGITS / 3 + (_DIGITS**2 / 9 + 2 * _DIGITS * x).sqrt()) / (x * s)).clamp(max=_REACH)
+    right = (_REACH / (x.sqrt() * s)).clamp(max=_REACH)
+    width = (1 + x * v).rsqrt()  # of the peak, in w
     narrow = math.pi * math.sqrt(2 / _DIGITS) * width
     step = torch.where(s * width < 0.05, 0.99 * narrow, _gumbel_step((s * width).clamp(min=0.05) ** -2) / s)
     num_steps = int(((left + right) / step).max().ceil()) if d.numel() else 1
-    position = torch.linspace(0, 1, num_steps + 1, dtype=d.dtype, device=d.device).view(-1, *(1,) * d.dim())
-    z = s * (y - x) - left + (left + right) * position  # (Q, ...)
-    t = d + s * z
-    e = t.exp()
-    exponent = y * t - e - 0.5 * z.square()
-    value = torch.logsumexp(exponent, 0) + ((left + right) / num_steps).log() - 0.5 * math.log(2 * math.pi)
-    weight = exponent.softmax(0)
-    excess = y - e
-    return value, (weight * excess).sum(0), 0.5 * (weight * (excess.square() - e)).sum(0)
+    step = (left + right) / num_steps
+
+    position = torch.arange(num_steps + 1, dtype=d.dtype, device=d.device)
+    w = step[..., None] * position - left[..., None]  # (R, U, Q)
+    r = s[..., None] * w
+    growth = torch.expm1(r)
+    weight = torch.addcmul(-0.5 * w.square(), x[..., None], r - growth).exp_()
+    total = weight.sum(-1)
+    # d log A / dm = E[y - x],   d log A / dv = E[(y - x)^2 - x] / 2 under the weights.
+    excess = (y - x)[..., None] - x[..., None] * growth
+    weight *= excess
+    slope = weight.sum(-1) / total
+    square = (weight * excess).sum(-1) / total
+    value = y * t - x - 0.5 * v * (y - x).square() + (total * step).log() - 0.5 * math.log(2 * math.pi)
+    return value, slope, 0.5 * (square - (y - slope))
 
 
-def _limit(like: Tensor) -> Tensor:
-    return torch.full((), _REACH, dtype=like.dtype, device=like.device)
-
-
-def _over_gumbel(y: Tensor, d: Tensor, v: Tensor, n: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrate over the Gumbel variable g: A = e^{y d + y^2 v / 2} int e^{-g - e^-g} Phi(x) dg, x = -(d + g) / s - y s.
+def _log_kernel_over_gumbel(d: Tensor, y: Tensor, v: Tensor, n: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate over the Gumbel variable: A = e^{y d + y^2 v / 2} int e^{-g - e^-g} Phi(x) dg, x = -(d + g) / s - y s.
 
     Where x < 0, Phi(x) = e^{-x^2 / 2} erfcx(-x / sqrt 2) / 2 takes up the large exponents.
     """
@@ -346,7 +395,7 @@ def _over_gumbel(y: Tensor, d: Tensor, v: Tensor, n: float) -> tuple[Tensor, Ten
 
 def _peak(y: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return t and e^t at the peak of y t - e^t - (t - d)^2 / (2v): with w = v e^t, w + log w = log v + d + v y."""
-    log_v = v.clamp(min=1e-300).log()
+    log_v = v.clamp(min=1e-20).log()
     right = log_v + d + v * y
     log_w = torch.where(right > 1, right.clamp(min=1).log(), right)  # right of the root: Newton falls to it
     for _ in range(_SOLVER_STEPS):
