@@ -3,8 +3,13 @@
 from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
+from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
+from gpext.likelihoods.multinomial import MultinomialLogitLikelihood
 from gpext.likelihoods.negative_binomial_logit import NegativeBinomialLogitLikelihood
+from gpext.likelihoods.ordinal import OrdinalLogitLikelihood, OrdinalProbitLikelihood
+from gpext.likelihoods.poisson import PoissonLikelihood
+from gpext.likelihoods.stick_breaking import StickBreakingLikelihood
 from gpext.likelihoods.student_t import StudentTLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood, SuperGaussianLikelihood
 
@@ -13,8 +18,14 @@ __all__ = [
     "BayesianSVMLikelihood",
     "BernoulliLogitLikelihood",
     "LaplaceLikelihood",
+    "LatentLikelihood",
     "Matern32Likelihood",
+    "MultinomialLogitLikelihood",
     "NegativeBinomialLogitLikelihood",
+    "OrdinalLogitLikelihood",
+    "OrdinalProbitLikelihood",
+    "PoissonLikelihood",
+    "StickBreakingLikelihood",
     "StudentTLikelihood",
     "SuperGaussianLikelihood",
 ]

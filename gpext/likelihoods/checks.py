@@ -44,9 +44,34 @@ def check_counts(targets: Tensor) -> None:
         raise ValueError(f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {_show(index)}.")
 
 
+def check_classes(targets: Tensor, num_classes: int) -> None:
+    """Raise ValueError unless every target is one of the classes 0, ..., num_classes - 1."""
+    wrong = (targets < 0) | (targets >= num_classes) | (targets != targets.round())
+    if bool(wrong.any()):
+        index = tuple(wrong.nonzero()[0].tolist())
+        came = sorted({float(value) for value in targets[wrong].flatten()[:100]})[:4]
+        shown = ", ".join(f"{value:g}" for value in came)
+        remedy = " Classes are counted from 0." if came == [num_classes] else ""
+        raise ValueError(
+            f"targets must be classes 0, ..., {num_classes - 1}; got {{{shown}}}, first at index "
+            f"{_show(index)}.{remedy}"
+        )
+
+
+def check_num_classes(num_classes: int) -> None:
+    """Raise ValueError unless there are at least two classes."""
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2; got {num_classes}.")
+
+
 def floating(targets: Tensor) -> Tensor:
     """Return targets in a floating dtype, integers and booleans in torch's default one."""
     return targets if targets.is_floating_point() else targets.to(torch.get_default_dtype())
+
+
+def floating_like(targets: Tensor, like: Tensor) -> Tensor:
+    """Return targets in the floating dtype that they and `like` have in common."""
+    return targets.to(torch.promote_types(targets.dtype, like.dtype))
 
 
 def _show(index: tuple[int, ...]) -> str:

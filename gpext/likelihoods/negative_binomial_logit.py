@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from gpytorch.constraints import Interval, Positive
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.priors import Prior
 from torch import Tensor
 
 from gpext.augmentations import Augmentation, SechRadial
-from gpext.distributions import CompoundDistribution, NegativeBinomial
+from gpext.distributions import NegativeBinomial
 from gpext.likelihoods.checks import check_counts
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
@@ -66,10 +65,6 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:
         """Return p(y | f)."""
         return NegativeBinomial(total_count=self.total_count, logits=function_samples)
-
-    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> CompoundDistribution:
-        """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, quantile, sample."""
-        return CompoundDistribution(self.forward, function_dist.mean, function_dist.variance, log_prob=self.log_density)
 
 
 def _get_total_count(module: NegativeBinomialLogitLikelihood) -> Tensor:

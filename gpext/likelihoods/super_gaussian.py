@@ -8,27 +8,23 @@ is; expectations, marginals, predictions and conjugate inference follow from the
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import Likelihood
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.augmentations import Augmentation, AutomaticRadial, check_completely_monotone
-from gpext.distributions import AdditiveNoisePredictive, CompoundDistribution, RadialNoise, log_normalizer
+from gpext.distributions import AdditiveNoisePredictive, RadialNoise, log_normalizer
 from gpext.likelihoods.checks import check_targets
+from gpext.likelihoods.latent import LatentLikelihood
 
 
-class AugmentedLikelihood(Likelihood, ABC):
-    """A gpytorch likelihood with a scale-mixture augmentation: the base of every super-Gaussian likelihood.
-
-    Works elementwise on latent values of shape (..., N); of a multitask distribution (..., N, T) the T tasks share the
-    parameters and their log densities are summed, as gpytorch's multitask likelihoods do.
-    """
+class AugmentedLikelihood(LatentLikelihood):
+    """A likelihood of one latent with a scale-mixture augmentation: the base of every super-Gaussian likelihood."""
 
     def augmentation(self, targets: Tensor) -> Augmentation:
         """Return the terms of the augmented likelihood for targets (..., N).
@@ -44,37 +40,21 @@ class AugmentedLikelihood(Likelihood, ABC):
     def _augmentation(self, targets: Tensor) -> Augmentation:
         """Return the augmentation of targets known to be finite; a subclass checks its support here."""
 
-    def expected_log_prob(
-        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        """Return E[log p(y | f)] under the marginals of function_dist, (..., N), exact to quadrature tolerance.
-
-        Raises:
-            TypeError: the targets are half precision.
-            ValueError: targets do not fit the latent distribution, are not finite, or are outside the support.
-        """
-        augmentation = self._fitting(observations, function_dist)
-        return _sum_tasks(augmentation.expected_log_prob(function_dist.mean, function_dist.variance), function_dist)
-
-    def log_marginal(
-        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        r"""Return :math:`\log \int p(y_i | f) q(f) df` for each datum, (..., N), exact to quadrature tolerance.
-
-        Raises:
-            TypeError, ValueError: as :meth:`expected_log_prob`.
-        """
-        augmentation = self._fitting(observations, function_dist)
-        return _sum_tasks(augmentation.log_marginal(function_dist.mean, function_dist.variance), function_dist)
-
     def augmented_bound(self, observations: Tensor, function_dist: MultivariateNormal) -> Tensor:
         """Return the augmented lower bound on :meth:`expected_log_prob`, (..., N) [GWO20 App. A.4].
 
         Raises:
             TypeError, ValueError: as :meth:`expected_log_prob`.
         """
-        augmentation = self._fitting(observations, function_dist)
-        return _sum_tasks(augmentation.bound(function_dist.mean, function_dist.variance), function_dist)
+        mean, variance = self._fitting_marginals(observations, function_dist)
+        return self._sum_tasks(self.augmentation(observations).bound(mean, variance), function_dist)
+
+    def check(self, targets: Tensor) -> None:
+        """Raise unless the targets are finite and in the support, as :meth:`augmentation`."""
+        self.augmentation(targets)
+
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        return self._augmentation(targets).log_prob(f)
 
     def log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(targets | f), elementwise."""
@@ -88,28 +68,11 @@ class AugmentedLikelihood(Likelihood, ABC):
         """Return log int p(y | f) N(f | mean, variance) df, elementwise: :meth:`log_marginal` from plain tensors."""
         return self.augmentation(targets).log_marginal(mean, variance)
 
-    def _fitting(self, observations: Tensor, function_dist: MultivariateNormal) -> Augmentation:
-        shape = function_dist.mean.shape
-        try:
-            fits = torch.broadcast_shapes(observations.shape, shape)[-1:] == shape[-1:]
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"targets must broadcast against the latent function; got targets of shape "
-                f"{tuple(observations.shape)} and a latent distribution of shape {tuple(shape)}."
-            )
-        return self.augmentation(observations)
-
-
-def _sum_tasks(log_prob: Tensor, function_dist: MultivariateNormal) -> Tensor:
-    return log_prob.sum(-1) if isinstance(function_dist, MultitaskMultivariateNormal) else log_prob
-
 
 class AdditiveNoiseLikelihood(AugmentedLikelihood):
     """y = f + noise with a symmetric density: its predictive distribution is a location mixture."""
 
-    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> AdditiveNoisePredictive:
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, icdf, quantile, sample."""
         return AdditiveNoisePredictive(
             self.forward, function_dist.mean, function_dist.variance, log_prob=self.log_density
@@ -206,8 +169,8 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
             )
         return RadialNoise(function_samples, self._radial.evaluate, 1.0)
 
-    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> CompoundDistribution:
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y) at the marginals of function_dist as a distribution object."""
         if self._additive:
             return super().marginal(function_dist)
-        return CompoundDistribution(self.forward, function_dist.mean, function_dist.variance, log_prob=self.log_density)
+        return LatentLikelihood.marginal(self, function_dist)

@@ -1,4 +1,4 @@
-"""One-dimensional integrals against a Gaussian: adaptive for all data at once, and fixed Gauss-Hermite.
+"""Integrals against a Gaussian: one-dimensional, adaptive for all data at once or fixed; and of the softmax.
 
     expectation:      E[g] = int g(f) N(f | m, v) df
     log_expectation:  log E[e^l] = log int exp(l(f)) N(f | m, v) df,   wholly in log space
@@ -28,6 +28,7 @@ from gpext.quadrature.adaptive import (
 )
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
+from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
 
 __all__ = [
     "Jet",
@@ -36,10 +37,13 @@ __all__ = [
     "QuadratureWarning",
     "Rule",
     "expectation",
+    "expected_log_sum_exp",
+    "expected_softmax",
     "gauss_hermite",
     "gauss_legendre",
     "integrate",
     "log_expectation",
+    "log_multinomial_marginal",
     "smooth_expectation",
     "trapezoid",
     "trapezoid_nodes",

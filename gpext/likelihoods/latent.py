@@ -1,0 +1,168 @@
+r"""The shared gpytorch shell of a likelihood p(y | f), with f of one or of several latent functions.
+
+What a subclass says of itself are functions of plain tensors; gpytorch's methods are built on them, datum by datum:
+
+    log_prob(y, f)                  log p(y | f)
+    expected_log_density(y, m, v)   E[log p(y | f)],  f ~ N(m, v)
+    log_density(y, m, v)            log E[p(y | f)]
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpext.distributions import CompoundDistribution
+from gpext.likelihoods.checks import check_targets
+from gpext.quadrature import expectation, log_expectation
+
+_CHUNK = 4096  # data in one adaptive integration: some 1000 nodes each, in float64
+
+
+class LatentLikelihood(Likelihood, ABC):
+    """The base of every likelihood of gpext.
+
+    With one latent function per datum (`num_latents` is None) everything works elementwise on latent values (..., N);
+    of a multitask distribution (..., N, T) the T tasks share the parameters and their log densities are summed, as
+    gpytorch's multitask likelihoods do.
+
+    With D latent functions (`num_latents` is D) means, variances and latent values have shape (..., D, N), the latents
+    being independent given q, and results (..., N). gpytorch's methods then take a MultivariateNormal with batch shape
+    (..., D), or a MultitaskMultivariateNormal with D tasks.
+    """
+
+    num_latents: int | None = None
+
+    def check(self, targets: Tensor) -> None:
+        """Raise unless the targets are finite, of a dtype that the algebra works in, and in the support.
+
+        Raises:
+            TypeError: the targets are half precision.
+            ValueError: targets are not finite or outside the support.
+        """
+        check_targets(targets)
+        self._check_support(targets)
+
+    def _check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target, known to be finite, is outside the support."""
+
+    @abstractmethod
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) for targets known to be in the support."""
+
+    def log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), twice differentiable in f (..., N) or (..., D, N).
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        return self._log_prob(targets, f)
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] under N(mean, variance): :meth:`expected_log_prob` from plain tensors.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        return self._in_chunks(expectation, targets, mean, variance)
+
+    def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, variance) df: :meth:`log_marginal` from plain tensors.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        return self._in_chunks(log_expectation, targets, mean, variance)
+
+    def expected_log_prob(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Return E[log p(y | f)] under the marginals of function_dist, (..., N), exact to quadrature tolerance.
+
+        Raises:
+            TypeError: the targets are half precision.
+            ValueError: targets do not fit the latent distribution, are not finite, or are outside the support.
+        """
+        mean, variance = self._fitting_marginals(observations, function_dist)
+        return self._sum_tasks(self.expected_log_density(observations, mean, variance), function_dist)
+
+    def log_marginal(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        r"""Return :math:`\log \int p(y_i | f) q(f) df` for each datum, (..., N), exact to quadrature tolerance.
+
+        Raises:
+            TypeError, ValueError: as :meth:`expected_log_prob`.
+        """
+        mean, variance = self._fitting_marginals(observations, function_dist)
+        return self._sum_tasks(self.log_density(observations, mean, variance), function_dist)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, quantile, sample."""
+        mean, variance = self._marginals(function_dist)
+        return CompoundDistribution(self.forward, mean, variance, log_prob=self.log_density)
+
+    def _knots(self, targets: Tensor) -> Tensor | None:  # (J, ..., N)
+        """Return where p(y | f) has a kink or a feature that may be much narrower than the Gaussian."""
+        return None
+
+    def _in_chunks(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return the integral of log p(y | f) (or of p) over one latent, some thousand data at a time."""
+        targets, mean, variance = torch.broadcast_tensors(targets, mean, variance)
+        size = mean.size(-1) if mean.dim() else 1
+        chunk = max(_CHUNK * size // max(mean.numel(), 1), 1)
+        if size <= chunk:
+            return self._integral(integral, targets, mean, variance)
+        parts = zip(*(tensor.split(chunk, -1) for tensor in (targets, mean, variance)), strict=True)
+        return torch.cat([self._integral(integral, *part) for part in parts], -1)
+
+    def _integral(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return integral(lambda f: self._log_prob(targets, f), mean, variance, knots=self._knots(targets))
+
+    def _marginals(self, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
+        """Return means and variances, (..., N) or (..., D, N)."""
+        mean, variance = function_dist.mean, function_dist.variance
+        if self.num_latents is None:
+            return mean, variance
+        if isinstance(function_dist, MultitaskMultivariateNormal):
+            mean, variance = mean.mT, variance.mT
+        if mean.dim() < 2 or mean.size(-2) != self.num_latents:
+            raise ValueError(
+                f"{type(self).__name__} needs {self.num_latents} latent functions: a MultivariateNormal with batch "
+                f"shape (..., {self.num_latents}) or a MultitaskMultivariateNormal with {self.num_latents} tasks; got "
+                f"a {type(function_dist).__name__} with mean of shape {tuple(function_dist.mean.shape)}."
+            )
+        return mean, variance
+
+    def _datum_shape(self, targets: Tensor) -> torch.Size:
+        """Return the shape of the data, without what belongs to one datum."""
+        return targets.shape
+
+    def _fitting_marginals(self, observations: Tensor, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
+        """Return the marginals; raise if the targets do not broadcast against them."""
+        mean, variance = self._marginals(function_dist)
+        shape = mean.shape if self.num_latents is None else mean.select(-2, 0).shape
+        try:
+            fits = torch.broadcast_shapes(self._datum_shape(observations), shape)[-1:] == shape[-1:]
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"targets must broadcast against the latent function; got targets of shape "
+                f"{tuple(observations.shape)} and a latent distribution of shape {tuple(function_dist.mean.shape)}."
+            )
+        return mean, variance
+
+    def _sum_tasks(self, log_prob: Tensor, function_dist: MultivariateNormal) -> Tensor:
+        tasks = self.num_latents is None and isinstance(function_dist, MultitaskMultivariateNormal)
+        return log_prob.sum(-1) if tasks else log_prob

@@ -1,0 +1,137 @@
+r"""The multinomial likelihood with logit (softmax) link: K latent functions, one class or several trials a datum.
+
+    p(y | f) = n! / (y_1! ... y_K!)  prod_k e^{y_k f_k} / (sum_k e^{f_k})^n
+
+The integrals over independent Gaussian latents are exact: `gpext.quadrature.expected_log_sum_exp` and its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal, base_distributions
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import one_hot
+
+from gpext.bounds import MultinomialTerms
+from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating
+from gpext.likelihoods.latent import LatentLikelihood
+from gpext.quadrature import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
+
+
+class MultinomialLogitLikelihood(LatentLikelihood):
+    """Unordered classes, :math:`p(y=k|f) = e^{f_k} / sum_j e^{f_j}`, or the counts of several trials.
+
+    Args:
+        num_classes: K, the number of classes and of latent functions, at least 2.
+        total_count: trials a datum. With 1, targets are class labels 0, ..., K - 1 (..., N); with more, counts
+            (..., N, K) whose rows sum to it; with None, counts of any totals.
+
+    Raises:
+        ValueError: fewer than two classes, or a total_count below 1.
+    """
+
+    def __init__(self, num_classes: int, total_count: int | None = 1) -> None:
+        super().__init__()
+        check_num_classes(num_classes)
+        if total_count is not None and total_count < 1:
+            raise ValueError(f"total_count must be at least 1, or None for totals that vary; got {total_count}.")
+        self.num_classes = self.num_latents = num_classes
+        self.total_count = total_count
+
+    def _check_support(self, targets: Tensor) -> None:
+        if self.total_count == 1:
+            check_classes(targets, self.num_classes)
+            return
+        if targets.dim() < 2 or targets.size(-1) != self.num_classes:
+            raise ValueError(
+                f"targets must be counts of shape (..., N, {self.num_classes}); got shape {tuple(targets.shape)}. "
+                "Class labels go with total_count=1."
+            )
+        check_counts(targets)
+        totals = targets.sum(-1)
+        if self.total_count is not None and bool((totals != self.total_count).any()):
+            index = tuple((totals != self.total_count).nonzero()[0].tolist())
+            raise ValueError(
+                f"the counts of each datum must sum to total_count={self.total_count}; got {totals[index].item():g} "
+                f"at index {index[0] if len(index) == 1 else index}. With total_count=None the totals may vary."
+            )
+
+    def _datum_shape(self, targets: Tensor) -> torch.Size:
+        return targets.shape if self.total_count == 1 else targets.shape[:-1]
+
+    def _terms(self, targets: Tensor, dtype: torch.dtype) -> MultinomialTerms:
+        by_class = one_hot(targets.long(), self.num_classes) if self.total_count == 1 else targets
+        counts = by_class.to(dtype).mT
+        total = counts.sum(-2)
+        constant = torch.lgamma(total + 1) - torch.lgamma(counts + 1).sum(-2)
+        return MultinomialTerms(constant, counts, total)
+
+    def multinomial_terms(self, targets: Tensor) -> MultinomialTerms:
+        """Return log p(y | f) as a constant, the counts (..., K, N) and the totals, one log-sum-exp a trial.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        return self._terms(targets, floating(targets).dtype)
+
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        terms = self._terms(targets, torch.promote_types(targets.dtype, f.dtype))
+        return terms.constant + (terms.counts * f).sum(-2) - terms.total * f.logsumexp(-2)
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to 1e-11 a trial.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        terms = self._terms(targets, torch.promote_types(targets.dtype, mean.dtype))
+        expected = expected_log_sum_exp(mean, variance)
+        return terms.constant + (terms.counts * mean).sum(-2) - terms.total * expected
+
+    def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, variance) df (..., N), to 1e-10 however small the probability.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        terms = self._terms(targets, torch.promote_types(targets.dtype, mean.dtype))
+        return terms.constant + log_multinomial_marginal(terms.counts, mean, variance)
+
+    def class_probs(self, function_dist: MultivariateNormal) -> Tensor:
+        """Return the probabilities of the classes in one trial, (..., N, K), at the marginals of function_dist."""
+        return expected_softmax(*self._marginals(function_dist)).mT
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y | f) for f (..., K, N): a Categorical, or for several trials a Multinomial distribution.
+
+        Raises:
+            NotImplementedError: the totals vary.
+        """
+        logits = function_samples.mT
+        if self.total_count == 1:
+            return base_distributions.Categorical(logits=logits)
+        if self.total_count is None:
+            raise NotImplementedError(
+                "with total_count=None p(y | f) is no single distribution: log_prob(targets, f) has its values, "
+                "softmax(f, -2) its class probabilities."
+            )
+        return base_distributions.Multinomial(self.total_count, logits=logits)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return the Categorical distribution of y at the marginals of function_dist, its probabilities to 1e-11.
+
+        Raises:
+            NotImplementedError: total_count is not 1.
+        """
+        if self.total_count != 1:
+            raise NotImplementedError(
+                "the predictive distribution of counts is no torch distribution: log_marginal(targets, function_dist) "
+                "has its log probabilities, class_probs(function_dist) its mean in one trial."
+            )
+        return base_distributions.Categorical(probs=self.class_probs(function_dist))

@@ -1,0 +1,103 @@
+r"""The stick-breaking likelihood: unordered classes as a chain of K - 1 binary choices [Khan et al. 2012].
+
+    p(y = k | f) = sigma(f_k) prod_{j < k} (1 - sigma(f_j)),   k < K - 1,   the last class taking what is left
+
+Latent j sees a datum if y >= j, as a logistic regression of whether the stick breaks there; so every integral over
+independent latents is a sum of one-dimensional ones. The order of the classes matters to the prior.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal, base_distributions
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid, pad
+
+from gpext.bounds import Quadrature, SoftplusTerms
+from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
+from gpext.likelihoods.checks import check_classes, check_num_classes, floating
+from gpext.likelihoods.latent import LatentLikelihood
+
+
+class StickBreakingLikelihood(LatentLikelihood):
+    """Classes 0, ..., K - 1 from K - 1 latent functions (..., K - 1, N); targets are class labels (..., N).
+
+    Args:
+        num_classes: K, at least 2; with 2 it is the Bernoulli-logit likelihood of class 0.
+
+    Raises:
+        ValueError: fewer than two classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        check_num_classes(num_classes)
+        self.num_classes = num_classes
+        self.num_latents = num_classes - 1
+
+    def _check_support(self, targets: Tensor) -> None:
+        check_classes(targets, self.num_classes)
+
+    def _breaks(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether the stick breaks at latent j and whether it comes there, bool (..., K - 1, N)."""
+        latent = torch.arange(self.num_latents or 0, device=targets.device).unsqueeze(-1)
+        return targets.unsqueeze(-2) == latent, targets.unsqueeze(-2) >= latent
+
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        breaks, comes = self._breaks(targets)
+        return torch.where(comes, logsigmoid(torch.where(breaks, f, -f)), 0.0).sum(-2)
+
+    def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
+        """Return log p(y | f) as the sum over latents of [y = j] f_j - [y >= j] softplus(f_j).
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        dtype = floating(targets).dtype
+        breaks, comes = (mask.to(dtype) for mask in self._breaks(targets))
+        weight, one = comes.unsqueeze(0), torch.ones_like(comes).unsqueeze(0)
+        return SoftplusTerms(
+            torch.zeros(targets.shape, dtype=dtype, device=targets.device), breaks, weight, one, 0 * one, True
+        )
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K - 1, N), to rounding.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        return self.softplus_terms(targets).lower_bound(Quadrature().expected_softplus, mean, variance)
+
+    def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, variance) df (..., N), relatively accurate in every tail.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        breaks, comes = self._breaks(targets)
+        log_probs = BernoulliLogitLikelihood().log_density(breaks.to(mean.dtype), mean, variance)
+        return torch.where(comes, log_probs, 0.0).sum(-2)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y | f) for f (..., K - 1, N), a Categorical distribution with batch shape (..., N)."""
+        return _categorical(logsigmoid(function_samples), logsigmoid(-function_samples))
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return the Categorical distribution of y at the marginals of function_dist; small probabilities are exact."""
+        mean, variance = self._marginals(function_dist)
+        stops, passes = (
+            BernoulliLogitLikelihood().log_density(label, mean, variance)
+            for label in (torch.ones_like(mean), torch.zeros_like(mean))
+        )
+        return _categorical(stops, passes)
+
+
+def _categorical(stops: Tensor, passes: Tensor) -> Distribution:  # (..., K - 1, N) each
+    """Return the distribution of where the stick breaks, from the log probabilities of every choice."""
+    log_probs = pad(stops.mT, (0, 1)) + pad(passes.mT.cumsum(-1), (1, 0))
+    return base_distributions.Categorical(logits=log_probs)

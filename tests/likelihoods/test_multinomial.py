@@ -1,0 +1,83 @@
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import DiagLinearOperator
+from scipy import stats
+
+from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
+from tests.members import F64, tensor
+
+
+def gaussian(mean, variance):
+    return MultivariateNormal(mean, DiagLinearOperator(variance))
+
+
+def test_counts_have_the_multinomial_density():
+    y, f = torch.tensor([[2, 0, 3], [1, 4, 0]]), torch.randn(3, 2, dtype=F64)
+    expected = stats.multinomial.logpmf(y.numpy(), 5, f.softmax(0).T.numpy())
+    for total_count in (5, None):
+        likelihood = MultinomialLogitLikelihood(3, total_count)
+        assert likelihood.log_prob(y, f).tolist() == pytest.approx(list(expected), rel=1e-12)
+    conditional = MultinomialLogitLikelihood(3, 5)(f)
+    assert conditional.log_prob(y.double()).tolist() == pytest.approx(list(expected), rel=1e-12)
+
+
+def test_multinomial_terms_are_the_log_density():
+    likelihood, y = MultinomialLogitLikelihood(3, None), torch.tensor([[2.0, 0, 3], [0, 0, 1], [0, 0, 0]], dtype=F64)
+    f = torch.randn(3, 3, dtype=F64)
+    terms = likelihood.multinomial_terms(y)
+    assert terms.total.tolist() == [5, 1, 0]
+    value = terms.constant + (terms.counts * f).sum(-2) - terms.total * f.logsumexp(-2)
+    torch.testing.assert_close(value, likelihood.log_prob(y, f))
+
+
+def test_one_trial_of_counts_is_a_label():
+    labels, q = torch.tensor([2, 0, 1, 1]), gaussian(torch.randn(3, 4, dtype=F64), torch.rand(3, 4, dtype=F64))
+    one_hot = torch.nn.functional.one_hot(labels, 3)
+    for method in ("expected_log_prob", "log_marginal"):
+        expected = getattr(MultinomialLogitLikelihood(3), method)(labels, q)
+        torch.testing.assert_close(getattr(MultinomialLogitLikelihood(3, None), method)(one_hot, q), expected)
+
+
+def test_two_classes_are_a_logistic_regression_on_the_difference():
+    mean, variance = tensor(3.0, -200.0, 0.5, 1.0).view(2, 2), tensor(1.0, 9.0, 4.0, 0.0).view(2, 2)
+    y = torch.tensor([0, 1])
+    m, v = mean[1] - mean[0], variance.sum(0)
+    two, one = MultinomialLogitLikelihood(2), BernoulliLogitLikelihood()
+    for method in ("expected_log_density", "log_density"):
+        for labels in (y, 1 - y):
+            expected = getattr(one, method)(labels.to(F64), m, v)
+            torch.testing.assert_close(getattr(two, method)(labels, mean, variance), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_hopeless_class_keeps_its_log_probability():
+    """log E[softmax(f)_0] ~ m_0 - m_1 + (v_0 + v_1) / 2 where class 1 is certain."""
+    mean, variance = tensor(-600.0, 300.0, 0.0).unsqueeze(-1), tensor(2.0, 3.0, 1.0).unsqueeze(-1)
+    value = MultinomialLogitLikelihood(3).log_density(torch.tensor([0]), mean, variance)
+    assert value.item() == pytest.approx(-900 + 2.5, rel=1e-12)
+
+
+def test_class_probs_are_the_mean_of_one_trial():
+    q = gaussian(torch.randn(2, 3, 5, dtype=F64), torch.rand(2, 3, 5, dtype=F64))
+    probs = MultinomialLogitLikelihood(3, 7).class_probs(q)
+    assert probs.shape == (2, 5, 3)
+    torch.testing.assert_close(probs, MultinomialLogitLikelihood(3)(q).probs)
+
+
+def test_what_has_no_distribution_says_what_to_use():
+    q = gaussian(torch.zeros(3, 2), torch.ones(3, 2))
+    for total_count in (None, 5):
+        with pytest.raises(NotImplementedError, match=r"log_marginal\(targets, function_dist\).*class_probs"):
+            MultinomialLogitLikelihood(3, total_count)(q)
+    with pytest.raises(NotImplementedError, match="log_prob"):
+        MultinomialLogitLikelihood(3, None)(torch.zeros(3, 2))
+
+
+def test_wrong_counts_are_refused():
+    q = gaussian(torch.zeros(3, 2), torch.ones(3, 2))
+    with pytest.raises(ValueError, match=r"must sum to total_count=5; got 4 at index 1. With total_count=None"):
+        MultinomialLogitLikelihood(3, 5).log_marginal(torch.tensor([[5, 0, 0], [2, 2, 0]]), q)
+    with pytest.raises(ValueError, match=r"counts of shape \(..., N, 3\); got shape \(2,\). Class labels go with"):
+        MultinomialLogitLikelihood(3, 5).check(torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="total_count must be at least 1, or None for totals that vary; got 0"):
+        MultinomialLogitLikelihood(3, 0)
