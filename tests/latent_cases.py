@@ -8,6 +8,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
+from gpext import likelihoods
 from gpext.inference import CAVI, KL, Laplace, Taylor
 from tests.members import F64, MEMBERS
 
@@ -79,6 +80,18 @@ def classes(num_classes):
     return lambda generator, n: torch.randint(num_classes, (n,), generator=generator).to(F64)
 
 
+def trials(num_classes, total):
+    def draw(generator, n):
+        drawn = torch.randint(num_classes, (n, total), generator=generator)
+        return torch.nn.functional.one_hot(drawn, num_classes).sum(-2).to(F64)
+
+    return draw
+
+
+def double(make):
+    return lambda: make().double()
+
+
 def augmented(name, rules=("kl", "laplace", "taylor", "cavi"), unimodal=True):
     member = MEMBERS[name]
     return Case(member.make, lambda generator, n: member.targets(n), rules, unimodal=unimodal)
@@ -101,6 +114,12 @@ CASES = {
     "laplace": augmented("laplace", ("kl", "cavi")),
     "matern32": augmented("matern32", ("kl", "laplace", "cavi"), unimodal=False),
     "pseudo_huber": augmented("pseudo_huber"),
+    "poisson": Case(likelihoods.PoissonLikelihood, counts, SMOOTH),
+    "ordinal_logit": Case(double(lambda: likelihoods.OrdinalLogitLikelihood(4)), classes(4), SMOOTH),
+    "ordinal_probit": Case(double(lambda: likelihoods.OrdinalProbitLikelihood(4)), classes(4), SMOOTH),
+    "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), ("kl",), num_latents=3),
+    "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), ("kl",), num_latents=3),
+    "stick_breaking": Case(lambda: likelihoods.StickBreakingLikelihood(3), classes(3), ("kl",), num_latents=2),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),
     "stock_bernoulli": Case(gpytorch.likelihoods.BernoulliLikelihood, binary, SMOOTH),
     "stock_poisson": Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH),

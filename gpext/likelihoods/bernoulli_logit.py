@@ -12,7 +12,7 @@ from torch import Tensor
 from gpext.augmentations import Augmentation, SechRadial
 from gpext.bounds import SoftplusTerms
 from gpext.distributions import Bernoulli
-from gpext.likelihoods.checks import check_binary, check_targets, floating
+from gpext.likelihoods.checks import check_binary, floating
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -31,16 +31,12 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
             SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
         )
 
-    def log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        """Return log p(targets | f) = log sigma(s f), elementwise, with all its derivatives in f."""
-        check_targets(targets)
-        check_binary(targets)
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid((2 * floating(targets) - 1) * f)
 
     def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
         """Return log p(y | f) = y f - softplus(f)."""
-        check_targets(targets)
-        check_binary(targets)
+        self.check(targets)
         targets = floating(targets)
         one = torch.ones_like(targets)
         return SoftplusTerms(0 * one, targets, one.unsqueeze(0), one.unsqueeze(0), 0 * one.unsqueeze(0))

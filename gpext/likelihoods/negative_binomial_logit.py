@@ -9,8 +9,10 @@ import torch
 from gpytorch.constraints import Interval, Positive
 from gpytorch.priors import Prior
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from gpext.augmentations import Augmentation, SechRadial
+from gpext.bounds import SoftplusTerms
 from gpext.distributions import NegativeBinomial
 from gpext.likelihoods.checks import check_counts
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
@@ -56,11 +58,27 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
 
     def _augmentation(self, targets: Tensor) -> Augmentation:
         check_counts(targets)
+        r, y, log_binomial = self._terms(targets)
+        zero = torch.zeros_like(r)
+        log_constant = log_binomial - math.log(2) * (y + r)
+        return Augmentation(SechRadial(y + r), log_constant, 0.5 * (y - r), zero, zero + 0.25, zero)
+
+    def _terms(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return r, y and the logarithm of the binomial coefficient."""
         r = self.total_count
         y = targets.to(r.dtype) if not targets.is_floating_point() else targets
-        zero = torch.zeros_like(r)
-        log_constant = torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1) - math.log(2) * (y + r)
-        return Augmentation(SechRadial(y + r), log_constant, 0.5 * (y - r), zero, zero + 0.25, zero)
+        return r, y, torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
+
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        r, y, log_binomial = self._terms(targets)
+        return log_binomial + y * logsigmoid(f) + r * logsigmoid(-f)
+
+    def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
+        """Return log p(y | f) = log binomial + y f - (y + r) softplus(f)."""
+        self.check(targets)
+        r, y, log_binomial = self._terms(targets)
+        one = torch.ones_like(log_binomial).unsqueeze(0)
+        return SoftplusTerms(log_binomial, y, (y + r).unsqueeze(0), one, 0 * one)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:
         """Return p(y | f)."""

@@ -56,10 +56,6 @@ class AugmentedLikelihood(LatentLikelihood):
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         return self._augmentation(targets).log_prob(f)
 
-    def log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        """Return log p(targets | f), elementwise."""
-        return self.augmentation(targets).log_prob(f)
-
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] under N(mean, variance), elementwise: :meth:`expected_log_prob` from plain tensors."""
         return self.augmentation(targets).expected_log_prob(mean, variance)
