@@ -26,13 +26,14 @@ class Dataset:
 
     Attributes:
         name: Key in :data:`SOURCES`.
-        task: ``"regression"`` (targets standardised with the training mean and scale) or ``"binary"`` (targets 0, 1).
+        task: ``"regression"`` (targets standardised with the training mean and scale), ``"binary"`` (targets 0, 1),
+            ``"classes"`` or ``"ordinal"`` (targets 0, 1, ..., K - 1).
         train_x: (N, d)
         train_y: (N,)
         test_x: (N*, d)
         test_y: (N*,)
-        target_mean: Subtracted from the regression targets; 0 for a binary task.
-        target_scale: The regression targets were divided by it; 1 for a binary task. A log density in original
+        target_mean: Subtracted from the regression targets; 0 for classes.
+        target_scale: The regression targets were divided by it; 1 for classes. A log density in original
             units is the standardised one minus ``log(target_scale)``.
     """
 
@@ -77,6 +78,16 @@ def _openml(data_id: int, positive: str | None = None) -> Callable[[], Table]:
     return fetch
 
 
+def _openml_classes(data_id: int) -> Callable[[], Table]:
+    def fetch() -> Table:
+        from sklearn.datasets import fetch_openml
+
+        features, targets = fetch_openml(data_id=data_id, as_frame=False, return_X_y=True)
+        return Table(np.asarray(features, float), np.unique(targets, return_inverse=True)[1].astype(float))
+
+    return fetch
+
+
 def _covtype() -> Table:
     """Every 50th row after the 15120 class-balanced ones, lodgepole pine (class 2 of 1..7) against the rest."""
     from sklearn.datasets import fetch_covtype
@@ -111,6 +122,16 @@ SOURCES: dict[str, Source] = {
     "magic": Source("binary", "magic04", fetch=_openml(1120, positive="g")),
     "heart": Source("binary", "heart_cleveland"),
     "heart_statlog": Source("binary", "heart_statlog", fetch=_openml(53, positive="present")),
+    "ionosphere": Source("binary", "ionosphere", fetch=_openml(59, positive="g")),
+    "sonar": Source("binary", "sonar", fetch=_openml(40, positive="Mine")),
+    "usps_3vs5": Source("binary", "usps_3vs5"),
+    "usps": Source("classes", "usps"),
+    "glass": Source("classes", "glass", fetch=_openml_classes(41)),
+    "vehicle": Source("classes", "vehicle", fetch=_openml_classes(54)),
+    **{
+        f"ordinal_{name}": Source("ordinal", f"ordinal_{name}", target=target)
+        for name, target in (("boston", "y5"), ("machine_cpu", "y5"), ("esl", "y"), ("lev", "y"), ("stocks", "y5"))
+    },
     "synthetic_regression": Source("regression", None, fetch=_synthetic(binary=False)),
     "synthetic_binary": Source("binary", None, fetch=_synthetic(binary=True)),
 }
@@ -120,7 +141,7 @@ def _read(path: Path, target: str, positive: float | None) -> Table:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         names = file.readline().strip().split(",")
         values = np.loadtxt(file, delimiter=",", dtype=float, ndmin=2)
-    features = [i for i, c in enumerate(names) if c not in ("split", "y") and not c.startswith("y_")]
+    features = [i for i, c in enumerate(names) if c not in ("split", "y", "y5", "y10") and not c.startswith("y_")]
     targets = values[:, names.index(target)]
     if positive is not None:
         targets = (targets == positive).astype(float)

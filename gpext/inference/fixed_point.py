@@ -26,7 +26,7 @@ from gpext.sites import GaussianSites
 
 Terms = Callable[[Tensor, Tensor], LocalTerms]
 
-_MEMORY = 5
+_MEMORY = 10
 _MOST_HALVINGS = 30
 
 

@@ -51,7 +51,7 @@ class KL:
 
     bound: Bound = field(default_factory=Quadrature)
     schedule: Literal["auto", "parallel", "sequential"] = "auto"
-    max_steps: int = 500
+    max_steps: int = 1000
     tolerance: float = 1e-7
     jitter: float = 0.0
 
