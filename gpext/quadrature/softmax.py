@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpext.quadrature.adaptive import require
+
 _DIGITS = 34.0  # -log of the error of every sum
 _REACH = math.sqrt(2 * _DIGITS)  # a Gaussian has fallen to it, in standard deviations
 _WIDE = 2.0  # standard deviation above which the Gumbel variable is integrated instead of the Gaussian one
@@ -49,8 +51,11 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
 
     Returns:
         (..., N).
+
+    Raises:
+        ValueError: means or variances are not finite, or a variance is negative.
     """
-    mean, variance = torch.broadcast_tensors(mean, variance)
+    mean, variance = _marginals(mean, variance)
     return _PerDatum.apply(mean, variance, _log_sum_exp_plan, ())
 
 
@@ -58,7 +63,7 @@ def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> 
     """Return log E[prod_k e^{y_k f_k} / (sum_k e^{f_k})^n], n = sum_k y_k, once differentiable in mean and variance.
 
     The multinomial coefficient is not included. The absolute error is below 1e-10 max(1, n), however small the
-    probability is. The cost grows with the square root of n.
+    probability is. The cost grows at most in proportion to n.
 
     Args:
         counts: y (..., K, N), nonnegative.
@@ -67,7 +72,11 @@ def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> 
 
     Returns:
         (..., N); 0 where all counts are.
+
+    Raises:
+        ValueError: as :func:`expected_log_sum_exp`.
     """
+    mean, variance = _marginals(mean, variance)
     mean, variance, counts = torch.broadcast_tensors(mean, variance, counts)
     return _PerDatum.apply(mean, variance, _multinomial_plan, (_rows(counts.detach()),))
 
@@ -84,8 +93,18 @@ def expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
 
     Returns:
         (..., K, N), summing to one over K.
+
+    Raises:
+        ValueError: as :func:`expected_log_sum_exp`.
     """
-    return _ExpectedSoftmax.apply(*torch.broadcast_tensors(mean, variance))
+    return _ExpectedSoftmax.apply(*_marginals(mean, variance))
+
+
+def _marginals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    mean, variance = torch.broadcast_tensors(mean, variance)
+    require(mean, mean.isfinite(), "mean must be finite")
+    require(variance, variance.isfinite() & (variance >= 0), "variance must be finite and not negative")
+    return mean, variance
 
 
 class _PerDatum(torch.autograd.Function):
