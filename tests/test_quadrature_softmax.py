@@ -191,3 +191,15 @@ def test_many_data_are_integrated_as_few():
     together = expected_log_sum_exp(m, v)
     alone = torch.cat([expected_log_sum_exp(m[:, i : i + 1], v[:, i : i + 1]) for i in range(0, 300, 37)])
     torch.testing.assert_close(together[::37], alone, rtol=1e-12, atol=1e-12)
+
+
+def test_no_data_and_bad_marginals():
+    empty = torch.zeros(3, 0, dtype=F64, requires_grad=True)
+    assert expected_log_sum_exp(empty, empty).shape == (0,)
+    assert log_multinomial_marginal(empty, empty, empty).shape == (0,)
+    assert expected_softmax(empty, empty).shape == (3, 0)
+    for function in (expected_log_sum_exp, expected_softmax, lambda m, v: log_multinomial_marginal(m, m, v)):
+        with pytest.raises(ValueError, match=r"mean must be finite; got nan at index \(1, 0\)"):
+            function(column(0, math.nan), column(1, 1))
+        with pytest.raises(ValueError, match=r"variance must be finite and not negative; got -1.0 at index \(0, 0\)"):
+            function(column(0, 0), column(-1, 1))

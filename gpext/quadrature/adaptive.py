@@ -137,8 +137,8 @@ def integrate(
     if relative_tolerance is None:
         relative_tolerance = 1e-10 if dtype == torch.float64 else 1e-6
     mean, variance = torch.broadcast_tensors(mean, variance)
-    _require(mean, torch.isfinite(mean), "mean must be finite")
-    _require(variance, torch.isfinite(variance) & (variance >= 0), "variance must be finite and not negative")
+    require(mean, torch.isfinite(mean), "mean must be finite")
+    require(variance, torch.isfinite(variance) & (variance >= 0), "variance must be finite and not negative")
     mean, variance = mean.double(), variance.double()
     with torch.no_grad():
         sd = variance.sqrt()
@@ -170,7 +170,8 @@ def integrate(
     )
 
 
-def _require(tensor: Tensor, valid: Tensor, expected: str) -> None:
+def require(tensor: Tensor, valid: Tensor, expected: str) -> None:
+    """Raise ValueError, with the first offending index, unless every entry is valid."""
     if bool(valid.all()):
         return
     index = tuple((~valid).nonzero()[0].tolist())
@@ -195,7 +196,7 @@ def _standardised_knots(knots: Tensor | None, mean: Tensor, sd: Tensor) -> Tenso
     if knots is None:
         return mean.new_zeros((0, *mean.shape))
     knots = knots.detach().to(mean).expand(knots.shape[0], *mean.shape)
-    _require(knots, torch.isfinite(knots), "knots must be finite")
+    require(knots, torch.isfinite(knots), "knots must be finite")
     # All nodes coincide when sd = 0, and z^2 must not overflow when sd is tiny.
     return torch.where(sd > 0, (knots - mean) / sd, torch.zeros_like(mean)).clamp(-1e100, 1e100)
 

@@ -1,0 +1,173 @@
+r"""Expectations of exp(y t - e^t) over t ~ N(d, v), the factors that the integrals of the softmax are made of.
+
+With d = m - u these are A_k(u) of :mod:`gpext.quadrature.softmax`; at y = 0, F_k(u), the distribution function of a
+N(m, v) variable plus an independent standard Gumbel one. A narrow Gaussian is integrated over itself, a wide one by
+parts over the Gumbel density, so that some hundred nodes serve every variance. The nodes are equally spaced: where the
+integrand is analytic in the strip |Im| < a and grows by e^b towards its border, a step h errs by exp(b - 2 pi a / h)
+[Trefethen & Weideman 2014, Thm. 5.1]. For exp(w t - e^t), a < pi/2 and b = -w log cos a; for a Gaussian of standard
+deviation s, b = a^2 / (2 s^2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+DIGITS = 34.0  # -log of the error of every sum
+REACH = math.sqrt(2 * DIGITS)  # a Gaussian has fallen to it, in standard deviations
+_WIDE = 2.0  # standard deviation above which the Gumbel variable is integrated instead of the Gaussian one
+_HEIGHTS = (0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.4, 1.48)
+_SOLVER_STEPS = 7  # of Newton's method for the peak; the largest number that any argument takes
+
+
+def gumbel_step(weight: Tensor) -> Tensor:
+    """Return the step that resolves exp(w t - e^t), w = weight, and what is narrower by factors e^{-c t^2 / 2}, w + c.
+
+    At the height a its integral grows by (cos a)^-w, and every a gives a valid step: 2 pi a / h + w log cos a = digits.
+    """
+    step = 0.99 * math.pi * math.sqrt(2 / DIGITS) * weight.rsqrt() * (weight > 400)
+    for a in _HEIGHTS:
+        step = torch.maximum(step, 2 * math.pi * a / (DIGITS - weight * math.log(math.cos(a))))
+    return step
+
+
+# ---- the distribution functions F_k, to an absolute error -----------------------------------------------------------
+
+
+def cumulative(u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return F_k(u) and its derivatives in m and v, (B, K, U) each, from u (B, U), m and v (B, K)."""
+    return _by_width(m[..., None] - u[:, None], v, (v,), _cumulative_over_gaussian, _cumulative_over_gumbel)
+
+
+def _cumulative_over_gaussian(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate exp(-x) and its derivatives over f = m + s z; x = e^{d + s z} is a product of exponentials."""
+    s = v.sqrt()
+    step = torch.where(s < 0.1, math.pi * math.sqrt(2 / DIGITS), 0.0)  # the best height is sqrt(2 digits) s
+    for a in _HEIGHTS:
+        step = torch.maximum(step, 2 * math.pi * a * s / (DIGITS * v + 0.5 * a**2).clamp(min=0.1))
+    num_nodes = math.ceil(2 * REACH / float(step.min())) + 1 if d.numel() else 1
+    z = torch.linspace(-REACH, REACH, num_nodes, dtype=d.dtype, device=d.device)
+    weight = torch.softmax(-0.5 * z.square(), 0)
+    by_node, by_place = torch.exp(s * z), torch.exp(d.clamp(max=100.0))  # exp(-e^80) is 0
+    kernel = torch.exp(-by_node[..., None] * by_place[..., None, :])  # (R, Q, U)
+    moments = torch.stack([weight.expand_as(by_node), weight * by_node, weight * by_node.square()], -2) @ kernel
+    first, second = by_place * moments[..., 1, :], by_place.square() * moments[..., 2, :]
+    return moments[..., 0, :], -first, 0.5 * (second - first)
+
+
+def _cumulative_over_gumbel(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate Phi((u - m - g) / s) over the Gumbel density and, by parts, over its derivatives."""
+    low, high = -math.log(DIGITS + 12), DIGITS
+    step = float(gumbel_step(torch.ones(())))
+    g = torch.arange(math.ceil((high - low) / step) + 1, dtype=d.dtype, device=d.device) * step + low
+    x = torch.exp(-g)
+    density = step * torch.exp(-g - x)
+    densities = torch.stack([density, (x - 1) * density, ((x - 1).square() - x) * density], -1)  # (Q, 3)
+    moments = torch.special.ndtr(-(d[..., None] + g) / v.sqrt()[..., None]) @ densities
+    return moments[..., 0], -moments[..., 1], 0.5 * moments[..., 2]
+
+
+def _by_width(
+    d: Tensor, v: Tensor, parameters: tuple[Tensor, ...], narrow: Callable, wide: Callable
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Apply to each row of d (B, K, U) the rule for its width; parameters (B, K) go along as (rows, 1)."""
+    is_wide = v > _WIDE**2
+    result = torch.empty(3, *d.shape, dtype=d.dtype, device=d.device)
+    for rows, rule in ((~is_wide, narrow), (is_wide, wide)):
+        if bool(rows.any()):
+            result[:, rows] = torch.stack(rule(d[rows], *(parameter[rows][:, None] for parameter in parameters)))
+    return result[0], result[1], result[2]
+
+
+# ---- the kernels A_k, to a relative error ------------------------------------------------------------------------
+
+
+def log_kernel(y: Tensor, n: float, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log A_k(u) and its derivatives in m and v, (B, K, U) each, from u (B, U) and (B, K) of the others."""
+
+    def over_gumbel(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _log_kernel_over_gumbel(d, y, v, n)
+
+    return _by_width(m[..., None] - u[:, None], v, (y, v), _log_kernel_over_gaussian, over_gumbel)
+
+
+def _log_kernel_over_gaussian(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate over f = m + s z about the peak of the exponent y t - x - z^2 / 2, x = e^t, t = d + s z.
+
+    At r = t - t_peak = s w the exponent has fallen by x_peak (e^r - 1 - r) + w^2 / 2.
+    """
+    s = v.sqrt()
+    t, x = kernel_peak(y, d, v)
+    # e^r - 1 - r is at least r^2 / 2 to the right of the peak and r^2 / (2 + 2 |r| / 3) to the left.
+    left = ((DIGITS / 3 + (DIGITS**2 / 9 + 2 * DIGITS * x).sqrt()) / (x * s)).clamp(max=REACH)
+    right = (REACH / (x.sqrt() * s)).clamp(max=REACH)
+    width = (1 + x * v).rsqrt()  # of the peak, in w
+    narrow = math.pi * math.sqrt(2 / DIGITS) * width
+    step = torch.where(s * width < 0.05, 0.99 * narrow, gumbel_step((s * width).clamp(min=0.05) ** -2) / s)
+    num_steps = int(((left + right) / step).max().ceil()) if d.numel() else 1
+    step = (left + right) / num_steps
+
+    position = torch.arange(num_steps + 1, dtype=d.dtype, device=d.device)
+    w = step[..., None] * position - left[..., None]  # (R, U, Q)
+    r = s[..., None] * w
+    growth = torch.expm1(r)
+    weight = torch.addcmul(-0.5 * w.square(), x[..., None], r - growth).exp_()
+    total = weight.sum(-1)
+    # d log A / dm = E[y - x],   d log A / dv = E[(y - x)^2 - x] / 2 under the weights.
+    excess = (y - x)[..., None] - x[..., None] * growth
+    weight *= excess
+    slope = weight.sum(-1) / total
+    square = (weight * excess).sum(-1) / total
+    value = y * t - x - 0.5 * v * (y - x).square() + (total * step).log() - 0.5 * math.log(2 * math.pi)
+    return value, slope, 0.5 * (square - (y - slope))
+
+
+def _log_kernel_over_gumbel(d: Tensor, y: Tensor, v: Tensor, n: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate over the Gumbel variable: A = e^{y d + y^2 v / 2} int e^{-g - e^-g} Phi(x) dg, x = -(d + g) / s - y s.
+
+    Where x < 0, Phi(x) = e^{-x^2 / 2} erfcx(-x / sqrt 2) / 2 takes up the large exponents.
+    """
+    s = v.sqrt()
+    low, high = -math.log(2 * n + DIGITS), DIGITS
+    step = float(gumbel_step(torch.tensor(2.0 * n + 1)))
+    g = torch.arange(math.ceil((high - low) / step) + 1, dtype=d.dtype, device=d.device) * step + low
+    g = g.view(-1, *(1,) * d.dim())  # (Q, ...)
+    x = -(d + g) / s - y * s
+    below = x < 0
+    scaled = torch.special.erfcx(-x.clamp(max=0) * math.sqrt(0.5))
+    log_ndtr = torch.special.log_ndtr(x.clamp(min=0))
+    exponent = torch.where(
+        below, -0.5 * (d + g).square() / v - y * g + (0.5 * scaled).log(), y * d + 0.5 * y.square() * v + log_ndtr
+    )
+    exponent = exponent - g - torch.exp(-g)
+    ratio = torch.where(  # of the normal density to Phi
+        below, math.sqrt(2 / math.pi) / scaled, torch.exp(-0.5 * x.square() - log_ndtr) / math.sqrt(2 * math.pi)
+    )
+    value = torch.logsumexp(exponent, 0) + math.log(step)
+    weight = exponent.softmax(0)
+    slope = y - (weight * ratio).sum(0) / s
+    bend = 0.5 * y.square() - (weight * ratio * (y / s + 0.5 * x / v)).sum(0)
+    return value, slope, bend
+
+
+def kernel_peak(y: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return t and e^t at the peak of y t - e^t - (t - d)^2 / (2v): with w = v e^t, w + log w = log v + d + v y."""
+    log_v = v.clamp(min=1e-20).log()
+    right = log_v + d + v * y
+    log_w = torch.where(right > 1, right.clamp(min=1).log(), right)  # right of the root: Newton falls to it
+    for _ in range(_SOLVER_STEPS):
+        w = log_w.exp()
+        log_w = log_w - (w + log_w - right) / (w + 1)
+    t = (log_w - log_v).clamp(max=300.0)
+    return t, t.exp()
+
+
+def inner_nodes(n: float, v: Tensor) -> int:
+    """Return about how many nodes each value of A_k takes, for the size of a chunk."""
+    s = float(v.max().sqrt()) if v.numel() else 0.0
+    if s > _WIDE:
+        return int((math.log(2 * n + DIGITS) + DIGITS) / float(gumbel_step(torch.tensor(2.0 * n + 1)))) + 25
+    return int(25 + 57 * s)
