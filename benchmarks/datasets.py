@@ -168,12 +168,13 @@ def _raw(name: str, source: Source) -> Table:
         raise FileNotFoundError(f"The original of the data set {name!r} could not be downloaded. {remedy}") from error
 
 
-def load(name: str, *, seed: int = 0, max_train: int | None = None) -> Dataset:
+def load(name: str, *, seed: int = 0, max_train: int | None = None, test_fraction: float = TEST_FRACTION) -> Dataset:
     """Read, split and standardise one data set.
 
     Args:
         name: A key of :data:`SOURCES`.
-        seed: Chooses which tenth of the rows is the test part, unless the set brings a split of its own.
+        seed: Chooses which rows are the test part, unless the set brings a split of its own.
+        test_fraction: How much is the test part, unless the set brings a split of its own.
         max_train: Keep at most so many training rows, for quick runs; the standardisation uses the kept rows.
 
     Returns:
@@ -189,7 +190,7 @@ def load(name: str, *, seed: int = 0, max_train: int | None = None) -> Dataset:
     raw = _raw(name, source)
     order = np.random.default_rng(seed).permutation(len(raw.targets))
     if raw.is_test is None:
-        num_test = round(TEST_FRACTION * len(order))
+        num_test = round(test_fraction * len(order))
         train, test = order[num_test:], order[:num_test]
     else:
         train, test = order[~raw.is_test[order]], np.flatnonzero(raw.is_test)
