@@ -4,8 +4,8 @@ Parts, any of which may be named on the command line:
 
 * flops: k(x, x') = sigma^2 exp(-|x - x'|^2 / (2 s^2)), (log s, log sigma) over {-1, 1, 3}^2; Ionosphere (80 % of 351),
   Sonar and USPS 3 against 5 with the logit, Glass with stick-breaking; standardised features. Floating point
-  operations and seconds until the bound rises by less than 1e-3: KMM12's Algorithm 1 as printed, gpext's two schedules, and Opper &
-  Archambeau's parameterisation with L-BFGS.
+  operations and seconds until the bound rises by less than 1e-3: KMM12's Algorithm 1 as printed, gpext's two
+  schedules, and Opper & Archambeau's parameterisation with L-BFGS.
 * sweeps: a sequential sweep against a parallel one against its Cholesky factorisation and triangular solve.
 * training: USPS 3 against 5 to convergence: gpext, scikit-learn's GaussianProcessClassifier, and gpytorch's full
   variational GP (NGD + Adam).

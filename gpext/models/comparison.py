@@ -1,0 +1,84 @@
+"""What several inference rules make of one model at its present parameters."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpext.inference import CAVI, KL, InferenceWarning, Laplace, Taylor
+from gpext.models.latent_gp import LatentGP
+from gpext.variational import Rule
+
+
+@dataclass(frozen=True)
+class ComparedRule:
+    """One line of a comparison.
+
+    Attributes:
+        name: of the rule.
+        log_evidence: what it makes of log p(y), summed over a batch; nan if it does not apply.
+        log_loo: mean leave-one-out log density of a datum.
+        seconds: of the inference, from cold.
+        num_steps: Cholesky factorisations.
+        status: how it ended, or why it does not apply.
+    """
+
+    name: str
+    log_evidence: float
+    log_loo: float
+    seconds: float
+    num_steps: int
+    status: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several rules on one model; printing it shows the table."""
+
+    rules: tuple[ComparedRule, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{'rule':<24}{'log evidence':>14}{'LOO a datum':>13}{'seconds':>9}{'steps':>7}  status"]
+        lines += [
+            f"{row.name:<24}{row.log_evidence:>14.4f}{row.log_loo:>13.4f}{row.seconds:>9.3f}{row.num_steps:>7}  "
+            f"{row.status}"
+            for row in self.rules
+        ]
+        return "\n".join(lines)
+
+
+def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> Comparison:
+    """Run several rules on a model as it is, each from cold, and return what they say; the model does not change.
+
+    Args:
+        model: a LatentGP; its own rule and sites are as before afterwards.
+        rules: KL(), Laplace(), CAVI() and Taylor() by default. One that does not apply to the likelihood says so.
+
+    Example:
+        >>> print(compare_inference(model))  # doctest: +SKIP
+        rule                      log evidence  LOO a datum  seconds  steps  status
+        KL(Quadrature)                -22.3714      -0.5121    0.004      5  CONVERGED
+        Laplace                       -22.3102      -0.5140    0.002      4  CONVERGED
+    """
+    rows = []
+    prior, targets = model.variational_strategy.prior_distribution, model.train_targets
+    for rule in (KL(), Laplace(), CAVI(), Taylor()) if rules is None else rules:
+        started = time.perf_counter()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", InferenceWarning)  # the status says it
+                result = rule.infer(prior, model.likelihood, targets)
+        except TypeError as error:
+            nan = float("nan")
+            rows.append(ComparedRule(type(rule).__name__, nan, nan, nan, 0, str(error)))
+            continue
+        seconds = time.perf_counter() - started
+        name, evidence, loo = (
+            result.message.split(",")[0],
+            result.log_evidence.sum().item(),
+            result.log_loo.mean().item(),
+        )
+        rows.append(ComparedRule(name, evidence, loo, seconds, result.num_steps, result.status.name))
+    return Comparison(tuple(rows))

@@ -1,0 +1,33 @@
+import copy
+
+import torch
+
+from gpext.inference import CAVI, KL, Laplace
+from gpext.likelihoods import LaplaceLikelihood
+from gpext.models import compare_inference
+from tests.models.test_latent_gp import Model, data, made
+
+
+def test_runs_every_rule_and_leaves_the_model_alone():
+    model, _, _, _ = made(Laplace())
+    before = copy.deepcopy(model.state_dict())
+    comparison = compare_inference(model)
+    assert [row.name for row in comparison.rules] == ["KL(Quadrature)", "Laplace", "CAVI", "Taylor"]
+    assert all(row.status == "CONVERGED" for row in comparison.rules)
+    kl, cavi = comparison.rules[0], comparison.rules[2]
+    assert kl.log_evidence > cavi.log_evidence
+    assert (
+        kl.log_evidence == KL().infer(model(model.train_inputs[0]), model.likelihood, model.train_targets).log_evidence
+    )
+    assert isinstance(model.inference, Laplace)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "log evidence" in str(comparison)
+    assert len(str(comparison).splitlines()) == 5
+
+
+def test_a_rule_that_does_not_apply_says_so():
+    x, y = data()
+    model = Model(x, y, LaplaceLikelihood()).double()
+    comparison = compare_inference(model, [CAVI(), Laplace()])
+    assert comparison.rules[0].status == "CONVERGED"
+    assert "second derivative" in comparison.rules[1].status
