@@ -72,8 +72,8 @@ def gap(bound, m: Tensor, v: Tensor) -> Tensor:
 
 
 m = torch.linspace(-8, 8, 161 if SMOKE else 401)
-variances = torch.logspace(-2, 2, 41 if SMOKE else 81)
-wide = torch.linspace(0, 40, 201 if SMOKE else 801)  # every gap is even in m
+variances = torch.logspace(-2, 2, 21 if SMOKE else 81)
+wide = torch.linspace(0, 40, 101 if SMOKE else 801)  # every gap is even in m
 figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
 for (name, bound), color in zip(bounds.items(), plots.COLORS, strict=True):
     axes[0].semilogy(m, gap(bound, m, torch.tensor(2.0)), color=color, label=name)
@@ -224,7 +224,7 @@ class GP(LatentGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-n = 40 if SMOKE else 100
+n = 20 if SMOKE else 100
 x = 10 * torch.rand(n, generator=generator).sort().values
 y = (torch.rand(n, generator=generator) < torch.sigmoid(3 * torch.sin(1.2 * x))).double()
 grid = torch.linspace(-1, 11, 241)
@@ -331,7 +331,8 @@ for edge, label in ((latent.mean - half, "95 % of the rate"), (latent.mean + hal
     ax.plot(grid, edge.exp(), color=plots.BLUE, linestyle=":", linewidth=1.2, label=label)
 ax.plot(grid, torch.exp(1.2 + 1.2 * torch.sin(grid)), color="black", linestyle="--", linewidth=1, label="true rate")
 plots.observations(x, counts, ax=ax, label="counts")
-ax.set(xlabel="x", ylabel="count", ylim=(-1, 32))
+ax.axvspan(6.5, 8.5, facecolor="none", edgecolor=plots.GREY, hatch="//", alpha=0.25, linewidth=0, label="no data")
+ax.set(xlabel="x", ylabel="count", ylim=(-1, 26))
 ax.legend(fontsize=9, ncols=3, loc="upper left")
 plt.show()
 

@@ -30,7 +30,7 @@ def data():
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_both_sides_of_the_diff_run(data, sign):
-    (diff,) = blocks("diff")
+    diff, _ = blocks("diff")
     torch.manual_seed(0)
     exec(compile(side(diff, sign), f"README diff {sign}", "exec"), data)
     assert data["predictive"].mean.shape[-1] == 30
@@ -40,8 +40,29 @@ def test_both_sides_of_the_diff_run(data, sign):
         assert data["result"].status.name == "CONVERGED"
 
 
+@pytest.mark.parametrize("sign", ["-", "+"])
+def test_both_sides_of_the_full_data_diff_run(data, sign, capsys):
+    _, diff = blocks("diff")
+    exec(compile(side(diff, sign), f"README diff {sign}", "exec"), data)
+    assert data["predictive"].mean.shape[-1] == 30
+    if sign == "-":
+        return
+    assert (data["predictive"].mean - torch.sin(5 * data["test_x"][:, 0])).square().mean().sqrt() < 0.1
+    assert data["result"].status.name == "CONVERGED"
+    (sequel,) = [block for block in blocks("python") if continues(block)]
+    exec(compile(sequel, "README sequel", "exec"), data)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split("(")[0].split(",")[0] for line in printed] == ["KL", "Laplace"]
+    assert all("converged" in line for line in printed)
+
+
+def continues(block):
+    """Whether a block needs the names of the diff above it."""
+    return "import" not in block
+
+
 def test_python_blocks_run(capsys):
-    code = blocks("python")
+    code = [block for block in blocks("python") if not continues(block)]
     assert code
     for block in code:
         exec(compile(block, "README python", "exec"), {})
@@ -57,6 +78,6 @@ def test_links_lead_somewhere():
 def test_every_likelihood_is_in_the_table():
     import gpext.likelihoods
 
-    abstract = {"AugmentedLikelihood"}
+    abstract = {"AugmentedLikelihood", "LatentLikelihood"}
     named = set(re.findall(r"^\| `(\w+Likelihood)` \|", README, flags=re.MULTILINE))
     assert named == {name for name in gpext.likelihoods.__all__ if name.endswith("Likelihood")} - abstract
