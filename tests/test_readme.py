@@ -51,9 +51,9 @@ def test_both_sides_of_the_full_data_diff_run(data, sign, capsys):
     assert data["result"].status.name == "CONVERGED"
     (sequel,) = [block for block in blocks("python") if continues(block)]
     exec(compile(sequel, "README sequel", "exec"), data)
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split("(")[0].split(",")[0] for line in printed] == ["KL", "Laplace"]
-    assert all("converged" in line for line in printed)
+    printed = capsys.readouterr().out
+    assert "log evidence" in printed
+    assert re.search(r"^Laplace, \d+ steps: converged", printed, flags=re.MULTILINE)
 
 
 def continues(block):
