@@ -62,6 +62,9 @@ class MultinomialTerms:
 class Bound(ABC):
     """A family of lower bounds on E_q[log p(y | f)]."""
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     @abstractmethod
     def bind(self, likelihood: Any, targets: Tensor) -> LocalBound:
         """Return the bound as a function of the marginals, differentiable in them and in the likelihood's parameters.

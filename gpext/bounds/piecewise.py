@@ -56,6 +56,9 @@ class PiecewiseQuadratic(SoftplusBound):
             raise ValueError(f"num_pieces must be one of {', '.join(map(str, PIECES))}; got {num_pieces}.")
         self.num_pieces = num_pieces
 
+    def __repr__(self) -> str:
+        return f"PiecewiseQuadratic({self.num_pieces})"
+
     @property
     def largest_gap(self) -> float:
         """The largest gap between the bound and log(1 + e^x), and between their expectations."""

@@ -31,6 +31,9 @@ class ProductOfSigmoids(MultinomialBound):
     def __init__(self, inner: SoftplusBound | None = None) -> None:
         self.inner = PiecewiseQuadratic() if inner is None else inner
 
+    def __repr__(self) -> str:
+        return f"ProductOfSigmoids({self.inner!r})"
+
     def expected_log_sum_exp(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return min over alpha of alpha + sum_k E[log(1 + exp(f_k - alpha))], (..., N).
 

@@ -17,7 +17,7 @@ from typing import Any
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.fixed_point import ascend
+from gpext.inference.fixed_point import climb, conclude
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult
@@ -92,4 +92,5 @@ class CAVI:
             return augmented_terms(likelihood, targets, mean, variance, augmented_sites(augmentation, mean, variance))
 
         starts = [problem.no_sites] if start is None else [lambda: start, problem.no_sites]
-        return ascend(problem, augmentation.bound, terms, "CAVI", starts, self.max_steps, self.tolerance)
+        iterate, steps, status = climb(problem, terms, starts, self.max_steps, self.tolerance)
+        return conclude(problem, augmentation.bound, "CAVI", iterate, status, steps)

@@ -77,28 +77,16 @@ def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     return Iterate(posterior, mean, variance, local, value, rounding)
 
 
-def ascend(
-    problem: Problem,
-    bound: LocalBound,
-    terms: Terms,
-    name: str,
-    starts: Sequence[Callable[[], GaussianSites]],
-    max_steps: int,
-    tolerance: float,
-    *,
-    accelerate: bool = False,
-    trace: Sequence[Tensor] = (),
+def conclude(
+    problem: Problem, bound: LocalBound, name: str, iterate: Iterate, status: Status, trace: list[Tensor]
 ) -> InferenceResult:
-    """Return the result of maximising F from the first of `starts` where it is finite.
+    """Return the result of a climb, its evidence in the graph of the prior and of the likelihood's parameters.
 
-    Converged when no site would move its own marginal's mean by more than `tolerance` standard deviations, or its
-    variance by more than that fraction, if it alone were replaced by its best value. `trace` is F after steps made
-    before.
+    At a stationary point the sites' own way through the parameters adds nothing to the derivatives.
     """
-    iterate, steps, status = climb(problem, terms, starts, max_steps, tolerance, accelerate=accelerate)
     local = bound(iterate.mean, iterate.variance).double().sum(-1)
     evidence = problem.attach(iterate.value, local, iterate.posterior)
-    return problem.result(name, iterate.posterior, evidence, status, [*trace, *steps])
+    return problem.result(name, iterate.posterior, evidence, status, trace)
 
 
 @torch.no_grad()
@@ -121,7 +109,11 @@ def climb(
     *,
     accelerate: bool = False,
 ) -> tuple[Iterate, list[Tensor], Status]:
-    """Return the last iterate, F after each step and how it ended: :func:`ascend` without its result."""
+    """Maximise F from the first of `starts` where it is finite; return the last iterate, F after each step, and how.
+
+    Converged when no site would move its own marginal's mean by more than `tolerance` standard deviations, or its
+    variance by more than that fraction, if it alone were replaced by its best value.
+    """
     iterate = first_finite(problem, terms, starts)
     trace: list[Tensor] = []
     mixing = _Mixing(problem) if accelerate else None

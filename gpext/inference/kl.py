@@ -16,16 +16,16 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
-from gpext.inference.fixed_point import Terms, ascend, climb
+from gpext.inference.fixed_point import Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
-from gpext.inference.result import InferenceResult
+from gpext.inference.result import InferenceResult, Status
 from gpext.inference.scalar import solve_scalar
 from gpext.inference.sequential import sweep_sequentially
 from gpext.sites import GaussianSites
 
 _START_STEPS = 20
-_PARALLEL_START = 3  # parallel steps before the first sweep of the sequential schedule
+_PATIENCE = {"parallel": 10**9, "auto": 60, "sequential": 3}  # parallel steps before the first sequential sweep
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class KL:
         schedule: "parallel" moves all sites at once, accelerated, one Cholesky factorisation and one triangular solve a
             sweep. "sequential" is KMM12's Algorithm 1: after three parallel steps site by site, each raising the bound,
             in blocks; it takes about half as many sweeps, each about twice as long, and serves one posterior of one
-            latent. "auto" is the faster: "parallel" on everything measured (`benchmarks/concave_kl.py`).
+            latent. "auto" is parallel, the faster of the two on all data measured (`benchmarks/concave_kl.py`), and goes
+            on sequentially where 60 steps are not enough (prior variances of 1e6, say).
         max_steps: most steps taken.
         tolerance: converged when no site would move the mean of its own marginal by more than this many standard
             deviations, or its variance by more than this fraction, if it alone were updated. The default leaves
@@ -59,6 +60,12 @@ class KL:
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bound, Bound):
+            raise TypeError(
+                f"bound must be an instance of one of gpext.bounds, such as Quadrature(); got {self.bound!r}."
+            )
 
     def infer(
         self,
@@ -97,20 +104,24 @@ class KL:
         starts = [lambda: _independent(problem, terms), problem.no_sites]
         if start is not None:
             starts.insert(0, lambda: start)
-        name = f"KL({type(self.bound).__name__})"
-        if self.schedule != "sequential":
-            return ascend(problem, local, terms, name, starts, self.max_steps, self.tolerance, accelerate=True)
+        name = f"KL({self.bound!r})"
+        patience = _PATIENCE[self.schedule] if problem.mean.dim() == 1 else self.max_steps
+        parallel = min(patience, self.max_steps)
+        iterate, steps, status = climb(problem, terms, starts, parallel, self.tolerance, accelerate=True)
+        if self.schedule == "sequential":
+            steps = []  # they belong to the start
+        if status is not Status.MAX_STEPS or parallel == self.max_steps:
+            return conclude(problem, local, name, iterate, status, steps)
 
         def terms_at(part: slice) -> Terms:
             there = self.bound.bind(likelihood, targets[part])
             return lambda mean, variance: bound_terms(there, mean, variance)
 
-        begin, _, _ = climb(problem, terms, starts, _PARALLEL_START, self.tolerance, accelerate=True)
-        sites, trace = sweep_sequentially(problem, terms, terms_at, begin, self.max_steps, self.tolerance)
-        steps_left = max(self.max_steps - len(trace), 0)
-        return ascend(
-            problem, local, terms, name, [lambda: sites], steps_left, self.tolerance, accelerate=True, trace=trace
-        )
+        left = self.max_steps - len(steps)
+        sites, sweeps = sweep_sequentially(problem, terms, terms_at, iterate, left, self.tolerance)
+        left -= len(sweeps)
+        iterate, rest, status = climb(problem, terms, [lambda: sites], left, self.tolerance, accelerate=True)
+        return conclude(problem, local, name, iterate, status, [*steps, *sweeps, *rest])
 
 
 def _independent(problem: Problem, terms: Terms) -> GaussianSites:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
@@ -39,13 +40,18 @@ class Problem:
         """Check the three and return them as a problem.
 
         Raises:
-            TypeError: half precision.
+            TypeError: half precision, or a likelihood that no rule can serve.
             ValueError: the shapes do not belong together, or an entry is not finite.
         """
         mean, covariance = prior.mean, prior.covariance_matrix
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_targets(targets)
+        if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
+            raise TypeError(
+                "gpytorch's SoftmaxLikelihood works on samples; use gpext.likelihoods.MultinomialLogitLikelihood("
+                "num_classes), the same likelihood without mixing weights."
+            )
         num_latents = getattr(likelihood, "num_latents", None)
         if num_latents is not None and mean.shape[-2:-1] != (num_latents,):
             raise ValueError(
@@ -106,7 +112,8 @@ class Problem:
         self, name: str, posterior: DensePosterior, log_evidence: Tensor, status: Status, trace: list[Tensor]
     ) -> InferenceResult:
         """Return what a rule has found."""
-        message = f"{name}, {len(trace)} steps: {status.value}"
+        steps = f"{len(trace)} steps" if trace else "no step needed"
+        message = f"{name}, {steps}: {status.value}"
         return InferenceResult(
             conditioned=posterior,
             dtype=self.dtype,

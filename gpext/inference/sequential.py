@@ -45,7 +45,7 @@ def sweep_sequentially(
 ) -> tuple[GaussianSites, list[Tensor]]:
     """Return the sites after as many sweeps as it takes, and F after each.
 
-    Ends when the residual of every site (see `fixed_point.ascend`) is below `tolerance`, after `max_sweeps`, or at once
+    Ends when the residual of every site (see `fixed_point.climb`) is below `tolerance`, after `max_sweeps`, or at once
     where a sweep lowers F: the sites before it are returned then.
 
     Args:

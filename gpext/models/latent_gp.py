@@ -32,7 +32,7 @@ class LatentGP(ApproximateGP):
         inference: a rule of `gpext.inference`; KL() by default.
 
     Raises:
-        TypeError: half precision.
+        TypeError: half precision, or something else than a rule for `inference`.
         ValueError: inputs or targets are not finite, empty, or do not belong together.
 
     Example:
@@ -57,6 +57,8 @@ class LatentGP(ApproximateGP):
     ) -> None:
         train_inputs = _columns(train_inputs)
         _check(train_inputs, train_targets)
+        if inference is not None:
+            _check_rule(inference)
         super().__init__(LatentVariationalStrategy(self, train_inputs, KL() if inference is None else inference))
         self.likelihood = likelihood
         object.__setattr__(self, "_train_targets", train_targets)
@@ -78,6 +80,7 @@ class LatentGP(ApproximateGP):
 
     @inference.setter
     def inference(self, rule: Rule) -> None:
+        _check_rule(rule)
         self.variational_strategy.set_rule(rule)
 
     @property
@@ -140,6 +143,11 @@ class LatentGP(ApproximateGP):
 
 def _columns(x: Tensor) -> Tensor:
     return x.unsqueeze(-1) if x.dim() == 1 else x
+
+
+def _check_rule(rule: Any) -> None:
+    if isinstance(rule, type) or not hasattr(rule, "infer"):
+        raise TypeError(f"inference must be an instance of a rule of gpext.inference, such as KL(); got {rule!r}.")
 
 
 def _check(inputs: Tensor, targets: Tensor) -> None:

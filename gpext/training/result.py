@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 Callback = Callable[[int, float], bool | None]
 

@@ -254,6 +254,11 @@ def test_errors_say_what_was_expected():
         model.eval()(x.float())
     with pytest.raises(ValueError, match="finite"):
         model(x * float("nan"))
+    for bad_rule in (KL, "laplace"):
+        with pytest.raises(TypeError, match="instance of a rule"):
+            Model(x, y, BernoulliLogitLikelihood(), bad_rule)
+        with pytest.raises(TypeError, match="instance of a rule"):
+            model.inference = bad_rule
     with pytest.raises(TypeError, match="LatentGP"):
         LatentMarginalLogLikelihood(model.likelihood, gpytorch.models.GP())
     with pytest.raises(ValueError, match=r"model\.likelihood"):

@@ -1,0 +1,107 @@
+"""KL beyond the laws: options, starts, bad input."""
+
+import gpytorch
+import pytest
+import torch
+
+from gpext.bounds import Bohning, Jaakkola, LogSumExp, PiecewiseQuadratic, ProductOfSigmoids, Quadrature
+from gpext.inference import CAVI, KL, Laplace, Status, Taylor
+from gpext.likelihoods import BernoulliLogitLikelihood, PoissonLikelihood
+from tests.latent_cases import CASES
+from tests.members import F64
+
+
+def test_jaakkolas_bound_is_cavi():
+    likelihood, prior, y = CASES["bernoulli_logit"].problem(30, outputscale=4.0)
+    kl, cavi = KL(Jaakkola(), tolerance=1e-9).infer(prior(), likelihood, y), CAVI().infer(prior(), likelihood, y)
+    torch.testing.assert_close(kl.log_evidence, cavi.log_evidence, rtol=1e-10, atol=1e-9)
+    torch.testing.assert_close(kl.sites.precision, cavi.sites.precision, rtol=1e-5, atol=1e-7)
+
+
+def test_bounds_of_one_log_sum_exp_are_below_its_expectation():
+    likelihood, prior, y = CASES["multinomial"].problem(12)
+    exact = KL().infer(prior(), likelihood, y).log_evidence
+    for bound in (LogSumExp(), ProductOfSigmoids(), ProductOfSigmoids(Bohning())):
+        result = KL(bound).infer(prior(), likelihood, y)
+        assert result.status is Status.CONVERGED, result.message
+        assert result.log_evidence < exact
+
+
+def test_stick_breaking_serves_every_bound_of_the_softplus():
+    likelihood, prior, y = CASES["stick_breaking"].problem(12)
+    exact = KL().infer(prior(), likelihood, y).log_evidence
+    for bound in (PiecewiseQuadratic(20), Jaakkola(), Bohning()):
+        assert KL(bound).infer(prior(), likelihood, y).log_evidence < exact
+    assert KL(Quadrature()).infer(prior(), likelihood, y).log_evidence == exact
+
+
+@pytest.mark.parametrize("name", ["bernoulli_logit", "ordinal_probit", "stock_bernoulli", "poisson"])
+def test_a_prior_of_enormous_variance(name):
+    likelihood, prior, y = CASES[name].problem(8, outputscale=1e6, lengthscale=1e-3)
+    result = KL().infer(prior(), likelihood, y)
+    assert result.status is Status.CONVERGED, result.message
+    assert bool((result.trace.diff() >= -1e-8 * result.log_evidence.abs()).all())
+
+
+def test_counts_of_a_thousand_next_to_zero():
+    likelihood, prior, _ = CASES["poisson"].problem(4, outputscale=400.0)
+    y = torch.tensor([1000.0, 0.0, 0.0, 1e5], dtype=F64)
+    for rule in (KL(), KL(schedule="sequential"), Laplace()):
+        result = rule.infer(prior(), likelihood, y)
+        assert result.status in (Status.CONVERGED, Status.STALLED), result.message  # terms of 1e6 cancel
+        assert result.posterior.mean[0].exp().item() == pytest.approx(1000, rel=0.01)
+
+
+def test_a_start_from_the_answer_needs_no_step():
+    likelihood, prior, y = CASES["student_t"].problem(20)
+    first = KL().infer(prior(), likelihood, y)
+    again = KL().infer(prior(), likelihood, y, start=first.sites)
+    assert again.num_steps == 0
+    assert "no step needed" in again.message
+    torch.testing.assert_close(again.log_evidence, first.log_evidence)
+
+
+def test_a_start_that_is_no_posterior_is_left_for_a_cold_one():
+    likelihood, prior, y = CASES["bernoulli_logit"].problem(20)
+    first = KL().infer(prior(), likelihood, y)
+    bad = type(first.sites)(first.sites.shift, -100 * torch.ones_like(first.sites.precision))
+    for rule in (KL(), CAVI(), Laplace()):
+        cold = rule.infer(prior(), likelihood, y)
+        torch.testing.assert_close(rule.infer(prior(), likelihood, y, start=bad).log_evidence, cold.log_evidence)
+
+
+def test_a_batch_decides_for_each_posterior_alone():
+    likelihood, prior, y = CASES["student_t"].problem(15)
+    ys = torch.stack([y, 30 * y, torch.zeros_like(y)])
+    together = KL().infer(prior(), likelihood, ys)
+    assert together.status is Status.CONVERGED
+    for i in range(3):
+        alone = KL().infer(prior(), likelihood, ys[i])
+        torch.testing.assert_close(together.log_evidence[i], alone.log_evidence, rtol=1e-8, atol=1e-7)
+
+
+def test_errors_say_what_to_do():
+    likelihood, prior, y = CASES["bernoulli_logit"].problem(10)
+    p = prior()
+    with pytest.raises(TypeError, match=r"Quadrature\(\)"):
+        KL(Quadrature)
+    with pytest.raises(TypeError, match="Quadrature"):
+        KL(PiecewiseQuadratic()).infer(p, PoissonLikelihood(), y)
+    with pytest.raises(TypeError, match="multinomial"):
+        KL(LogSumExp()).infer(p, BernoulliLogitLikelihood(), y)
+    with pytest.raises(TypeError, match="MultinomialLogitLikelihood"):
+        KL().infer(p, gpytorch.likelihoods.SoftmaxLikelihood(num_classes=2, mixing_weights=False), y)
+    with pytest.raises(ValueError, match="schedule"):
+        KL(schedule="both").infer(p, likelihood, y)
+    with pytest.raises(ValueError, match="shape"):
+        KL().infer(p, likelihood, y[:-1])
+    with pytest.raises(ValueError, match=r"\{0, 1\}"):
+        KL().infer(p, likelihood, y + 1)
+    several, latents, classes = CASES["multinomial"].problem(10)
+    with pytest.raises(ValueError, match="3 latent functions"):
+        KL().infer(p, several, classes)
+    for rule in (Laplace(), Taylor()):
+        with pytest.raises(TypeError, match="one latent"):
+            rule.infer(latents(), several, classes)
+    with pytest.raises(ValueError, match="sequential"):
+        KL(schedule="sequential").infer(latents(), several, classes)
