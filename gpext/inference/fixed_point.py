@@ -25,9 +25,13 @@ from gpext.posteriors import DensePosterior
 from gpext.sites import GaussianSites
 
 Terms = Callable[[Tensor, Tensor], LocalTerms]
+Curvature = Callable[[LocalTerms, Tensor], Tensor]
+"""(F_i's terms, direction p (..., D, N)) -> H p, with H_i about -d^2 F_i / dm dm', positive semidefinite."""
 
 _MEMORY = 10
 _MOST_HALVINGS = 30
+_CG_TOLERANCE = 0.03
+_MOST_CG_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,21 @@ def climb(
     tolerance: float,
     *,
     accelerate: bool = False,
+    curvature: Curvature | None = None,
 ) -> tuple[Iterate, list[Tensor], Status]:
     """Maximise F from the first of `starts` where it is finite; return the last iterate, F after each step, and how.
 
     Converged when no site would move its own marginal's mean by more than `tolerance` standard deviations, or its
     variance by more than that fraction, if it alone were replaced by its best value.
+
+    Args:
+        problem: prior, likelihood and targets.
+        terms: F_i and its derivatives at given marginals.
+        starts: sites to begin at.
+        max_steps: most steps.
+        tolerance: of the residual.
+        accelerate: whether to mix the last steps.
+        curvature: couples the latents of a datum, see :func:`coupled_target`.
     """
     iterate = first_finite(problem, terms, starts)
     trace: list[Tensor] = []
@@ -124,7 +138,7 @@ def climb(
         if bool((iterate.residual < tolerance).all()):
             status = Status.CONVERGED
             break
-        target = iterate.proposal
+        target = iterate.proposal if curvature is None else coupled_target(problem, iterate, curvature)
         mixed = mixing.mix(iterate, target) if mixing is not None and bool((rate == 1).all()) else None
         candidate = visit(problem, terms, _between(problem, iterate.sites, mixed or target, rate))
         better = (candidate.value >= iterate.value - iterate.rounding) & candidate.value.isfinite()
@@ -146,6 +160,40 @@ def climb(
             status = Status.NOT_POSITIVE_DEFINITE if improper else failure
             break
     return iterate, trace, status
+
+
+def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> GaussianSites:
+    """Return the proposal with the mean of a Newton step for all latents together.
+
+    The proposal moves each latent as if the others stood still; where they share a datum (a softmax knows differences
+    only) that crawls. The Newton step solves (K^-1 + H) dm = g - K^-1 (m - mu) by conjugate gradients preconditioned
+    with V, in the form A p = y + (H - T) p with y = V^-1 p, which needs products with V and no inverse of K.
+    """
+    posterior, tau = iterate.posterior, iterate.sites.precision
+    weights = iterate.sites.shift - tau * iterate.mean  # K^-1 (m - mu)
+    residual = iterate.terms.mean_gradient - weights
+    move, dual = torch.zeros_like(residual), torch.zeros_like(residual)
+    z = posterior.covariance_times(residual)
+    p, y = z, residual
+    size = _inner(residual, z)
+    goal = _CG_TOLERANCE**2 * size
+    for _ in range(_MOST_CG_STEPS):
+        product = y + curvature(iterate.terms, p) - tau * p
+        step = size / _inner(p, product).clamp_min(torch.finfo(size.dtype).tiny)
+        move, dual, residual = move + step * p, dual + step * y, residual - step * product
+        z = posterior.covariance_times(residual)
+        new_size = _inner(residual, z)
+        if bool((new_size <= goal).all()):
+            break
+        p, y = z + new_size / size * p, residual + new_size / size * y
+        size = new_size
+    mean, weights = iterate.mean + move, weights + dual - tau * move
+    return GaussianSites(weights + iterate.terms.precision * mean, iterate.terms.precision.expand(mean.shape))
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner product over the latents and data of a posterior, (..., 1, 1)."""
+    return (a * b).sum((-2, -1), keepdim=True)
 
 
 def _per_datum(problem: Problem, value: Tensor) -> Tensor:

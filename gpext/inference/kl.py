@@ -16,7 +16,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
-from gpext.inference.fixed_point import Terms, climb, conclude
+from gpext.inference.fixed_point import Curvature, Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
@@ -105,9 +105,12 @@ class KL:
         if start is not None:
             starts.insert(0, lambda: start)
         name = f"KL({self.bound!r})"
+        curvature = _softmax_curvature(likelihood, targets) if hasattr(likelihood, "multinomial_terms") else None
         patience = _PATIENCE[self.schedule] if problem.mean.dim() == 1 else self.max_steps
         parallel = min(patience, self.max_steps)
-        iterate, steps, status = climb(problem, terms, starts, parallel, self.tolerance, accelerate=True)
+        iterate, steps, status = climb(
+            problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature
+        )
         if self.schedule == "sequential":
             steps = []  # they belong to the start
         if status is not Status.MAX_STEPS or parallel == self.max_steps:
@@ -122,6 +125,19 @@ class KL:
         left -= len(sweeps)
         iterate, rest, status = climb(problem, terms, [lambda: sites], left, self.tolerance, accelerate=True)
         return conclude(problem, local, name, iterate, status, [*steps, *sweeps, *rest])
+
+
+def _softmax_curvature(likelihood: Any, targets: Tensor) -> Curvature:
+    """Return n (diag(pi) - pi pi') p, with pi from g = y - n pi."""
+    with torch.no_grad():
+        multinomial = likelihood.multinomial_terms(targets)
+    counts, total = multinomial.counts, multinomial.total.unsqueeze(-2)
+
+    def curvature(local: LocalTerms, p: Tensor) -> Tensor:
+        weighted = (counts - local.mean_gradient).clamp_min(0)  # n pi
+        return weighted * (p - (weighted * p).sum(-2, keepdim=True) / total.clamp_min(1))
+
+    return curvature
 
 
 def _independent(problem: Problem, terms: Terms) -> GaussianSites:

@@ -105,3 +105,10 @@ def test_errors_say_what_to_do():
             rule.infer(latents(), several, classes)
     with pytest.raises(ValueError, match="sequential"):
         KL(schedule="sequential").infer(latents(), several, classes)
+
+
+def test_latents_that_share_a_datum_move_together():
+    likelihood, prior, y = CASES["trials"].problem(40, outputscale=30.0)
+    result = KL(LogSumExp()).infer(prior(), likelihood, y)
+    assert result.status is Status.CONVERGED
+    assert result.num_steps < 40  # 170 if each latent moves as if the others stood still
