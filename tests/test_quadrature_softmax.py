@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpext.quadrature import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
+from gpext.quadrature import expected_log_sum_exp, expected_softmax, log_multinomial_marginal, softmax
 from tests.members import F64, tensor
 
 # means, variances of two classes: narrow, moderate, on both sides of the change of rule at 4, wide, mixed, far apart
@@ -203,3 +203,17 @@ def test_no_data_and_bad_marginals():
             function(column(0, math.nan), column(1, 1))
         with pytest.raises(ValueError, match=r"variance must be finite and not negative; got -1.0 at index \(0, 0\)"):
             function(column(0, 0), column(-1, 1))
+
+
+@pytest.mark.parametrize("largest", [1e-6, 1e-2, 0.1, 0.13, 1.0, 10.0, 100.0])
+def test_one_grid_for_all_data_agrees_with_a_grid_for_each(largest):
+    generator = torch.Generator().manual_seed(0)
+    mean = 3 * torch.randn(5, 30, generator=generator, dtype=F64)
+    variance = largest * torch.rand(5, 30, generator=generator, dtype=F64)
+    outcomes = []
+    for plan in (None, softmax._log_sum_exp_plan):
+        m, v = mean.clone().requires_grad_(), variance.clone().requires_grad_()
+        value = softmax._PerDatum.apply(m, v, plan, ())
+        outcomes.append((value.detach(), *torch.autograd.grad(value.sum(), (m, v))))
+    for together, alone, tolerance in zip(*outcomes, (1e-11, 1e-10, 1e-8), strict=True):
+        torch.testing.assert_close(together, alone, rtol=0, atol=tolerance)

@@ -8,7 +8,9 @@ distribution function is a product. And 1 / S^n = int e^{-n u} e^{-S e^{-u}} du 
     E[softmax_k] = int F_k'(u) prod_{j != k} F_j(u) du
     E[prod_k e^{y_k f_k} / S^n] = int prod_k A_k(u) du / Gamma(n),   n = sum_k y_k
 
-Both integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.gumbel` computes.
+Where the data are not too spread, E[log sum exp] of all of them is one matrix product
+(:mod:`gpext.quadrature.shared_grid`).
+Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.gumbel` computes.
 
 Derivatives in m_k and v_k are those of A_k, closed forms under the same nodes:
 d/dm = E[(y - x) ...], d/dv = E[((y - x)^2 - x) ...] / 2, x = e^{f - u}. Everything is computed in float64.
@@ -26,7 +28,10 @@ from torch.autograd.function import once_differentiable
 
 from gpext.quadrature.adaptive import require
 from gpext.quadrature.gumbel import DIGITS, REACH, cumulative, gumbel_step, inner_nodes, kernel_peak, log_kernel
+from gpext.quadrature.shared_grid import REACH as GRID_REACH
+from gpext.quadrature.shared_grid import log_sum_exp_on_grid
 
+_LONGEST_GRID = 300.0
 _CHUNK = 2**18  # values of the innermost integrand at a time
 
 # mean, variance (B, K) -> values (B,), derivatives in mean and variance (B, K)
@@ -50,7 +55,7 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
         ValueError: means or variances are not finite, or a variance is negative.
     """
     mean, variance = _marginals(mean, variance)
-    return _PerDatum.apply(mean, variance, _log_sum_exp_plan, ())
+    return _PerDatum.apply(mean, variance, _log_sum_exp_plan if _is_spread(mean, variance) else None, ())
 
 
 def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -105,12 +110,20 @@ class _PerDatum(torch.autograd.Function):
     """A scalar for each datum, with its derivatives from the same nodes, some data at a time.
 
     `plan(mean, variance, *extra)` lays out the outer sums: start and step (B,), how many nodes each datum needs (B,),
-    how many inner nodes (an int), and the function that evaluates some data on a grid.
+    how many inner nodes (an int), and the function that evaluates some data on a grid. None stands for
+    E[log sum exp] of all data on one grid.
     """
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, plan: Callable, extra: tuple[Tensor, ...]) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, plan: Callable | None, extra: tuple[Tensor, ...]) -> Tensor:
         m, v = _rows(mean), _rows(variance)
+        value, slope, bend = log_sum_exp_on_grid(m, v) if plan is None else _PerDatum._in_groups(m, v, plan, extra)
+        shape = (*mean.shape[:-2], mean.size(-1), mean.size(-2))
+        ctx.save_for_backward(*(t.view(shape).mT.to(mean.dtype) for t in (slope, bend)))
+        return value.view(shape[:-1]).to(mean.dtype)
+
+    @staticmethod
+    def _in_groups(m: Tensor, v: Tensor, plan: Callable, extra: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         start, step, num_outer, num_inner, evaluate = plan(m, v, *extra)
         value, slope, bend = torch.empty_like(start), torch.empty_like(m), torch.empty_like(v)
         order = num_outer.argsort()
@@ -126,9 +139,7 @@ class _PerDatum(torch.autograd.Function):
             u = start[part, None] + step[part, None] * nodes  # (B, U)
             value[part], slope[part], bend[part] = evaluate(u, step[part], m[part], v[part], *(e[part] for e in extra))
             done = last
-        shape = (*mean.shape[:-2], mean.size(-1), mean.size(-2))
-        ctx.save_for_backward(*(t.view(shape).mT.to(mean.dtype) for t in (slope, bend)))
-        return value.view(shape[:-1]).to(mean.dtype)
+        return value, slope, bend
 
     @staticmethod
     @once_differentiable
@@ -145,7 +156,7 @@ class _ExpectedSoftmax(torch.autograd.Function):
         ctx.save_for_backward(mean, variance)
         with torch.enable_grad():
             m = mean.detach().double().requires_grad_()
-            value = _PerDatum.apply(m, variance.detach().double(), _log_sum_exp_plan, ())
+            value = expected_log_sum_exp(m, variance.detach().double())
             (probs,) = torch.autograd.grad(value.sum(), m)
         probs = probs.clamp(min=0)
         return (probs / probs.sum(-2, keepdim=True)).to(mean.dtype)
@@ -161,6 +172,14 @@ class _ExpectedSoftmax(torch.autograd.Function):
             log_probs = log_multinomial_marginal(one_hot, mean, variance).movedim(0, -2)
             slopes = torch.autograd.grad((grad.double() * log_probs.exp()).sum(), (mean, variance))
         return slopes[0].to(grad.dtype), slopes[1].to(grad.dtype)
+
+
+def _is_spread(mean: Tensor, variance: Tensor) -> bool:
+    """Whether one grid for all data would be longer than it is worth."""
+    if not mean.numel():
+        return True
+    below = (mean.amax(-2, keepdim=True) - mean).double() + GRID_REACH * variance.double().sqrt()
+    return float(below.detach().amax()) > _LONGEST_GRID
 
 
 def _rows(tensor: Tensor) -> Tensor:  # (..., K, N) -> (B, K)
