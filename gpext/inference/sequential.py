@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.fixed_point import Iterate, Terms
+from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem
 from gpext.inference.scalar import solve_scalar
 from gpext.sites import GaussianSites
@@ -100,8 +101,9 @@ class _State:
         columns = self._columns(part)
         inner = torch.eye(len(d), dtype=d.dtype, device=d.device) + d.unsqueeze(-1) * block
         factor, pivots = torch.linalg.lu_factor(inner)
-        move = torch.linalg.lu_solve(factor, pivots, (dn - d * mean).unsqueeze(-1))
-        change = torch.linalg.lu_solve(factor, pivots, d.unsqueeze(-1) * columns.mT)
+        # (I + D V_bb)^-1 [D, dnu - D m_b]; the small inverse makes the large product one of matrices
+        solved = torch.linalg.lu_solve(factor, pivots, torch.cat([d.diag(), (dn - d * mean).unsqueeze(-1)], -1))
+        move, change = solved[:, -1:], solved[:, :-1] @ columns.mT
         self.log_det = self.log_det + factor.diagonal().abs().log().sum()
         self.mean = self.mean + (columns @ move).squeeze(-1)
         for start in range(0, len(columns), _PANEL):  # the lower triangle only
@@ -135,11 +137,15 @@ class _Response:
     """
 
     def __init__(self, terms: Terms, r: Tensor, b: Tensor, sites: GaussianSites) -> None:
-        sites = solve_scalar(terms, b, r, sites, max_steps=20, tolerance=_SOLVED)
         v = 1 / (r + sites.precision)
         m = v * (b + sites.shift)
-        there = terms(torch.stack([m, m + _STEP * v.sqrt(), m]), torch.stack([v, v, (1 + _STEP) * v]))
-        (f_m, sideways, wider), (tau, _, wider_tau) = there.mean_gradient, there.precision
+        around = _look_around(terms, m, v)
+        if bool((around.residual(sites, m, v)[0] > _SOLVED).any()):
+            sites = solve_scalar(terms, b, r, sites, max_steps=20, tolerance=_SOLVED)
+            v = 1 / (r + sites.precision)
+            m = v * (b + sites.shift)
+            around = _look_around(terms, m, v)
+        (f_m, sideways, wider), (tau, _, wider_tau) = around.mean_gradient, around.precision
         f_mm, f_mv = (sideways - f_m) / (_STEP * v.sqrt()), (wider - f_m) / (_STEP * v)
         f_vv = -0.5 * (wider_tau - tau) / (_STEP * v)
         # Newton's step for (m, v), and its derivatives in (r, b)
@@ -162,6 +168,11 @@ class _Response:
             torch.where(safe, m_b / v - m * v_b / v.square() - 1, 0),  # nu_b
         ]
         self.rows: list[list[float]] = torch.stack(columns, -1).tolist()
+
+
+def _look_around(terms: Terms, m: Tensor, v: Tensor) -> LocalTerms:
+    """Return the terms at the marginals, beside them in the mean, and beside them in the variance, (3, N) each."""
+    return terms(torch.stack([m, m + _STEP * v.sqrt(), m]), torch.stack([v, v, (1 + _STEP) * v]))
 
 
 def _follow(
