@@ -9,7 +9,14 @@ from gpytorch.distributions import MultivariateNormal
 
 import gpext
 from gpext.inference import CAVI, KL, InferenceWarning, Laplace, Status, Taylor
-from gpext.likelihoods import BernoulliLogitLikelihood, StudentTLikelihood
+from gpext.likelihoods import (
+    BernoulliLogitLikelihood,
+    MultinomialLogitLikelihood,
+    OrdinalLogitLikelihood,
+    PoissonLikelihood,
+    StickBreakingLikelihood,
+    StudentTLikelihood,
+)
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from tests.members import F64
@@ -307,3 +314,40 @@ def test_odd_data(rule, case):
     assert result.status in (gpext.FitStatus.CONVERGED, gpext.FitStatus.MAX_STEPS)
     predictive = model.likelihood(model.eval()(x + 0.1))
     assert bool(predictive.probs.isfinite().all())
+
+
+# ---- other likelihoods ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [MultinomialLogitLikelihood, StickBreakingLikelihood, OrdinalLogitLikelihood])
+def test_classes_train_and_predict(kind):
+    x, _ = data(60)
+    y = (x[:, 0] / 4 * 3).floor().clamp(0, 2)
+    likelihood = kind(3).double()
+    batch = () if likelihood.num_latents is None else (likelihood.num_latents,)
+    model = Model(x, y, likelihood, batch=batch).double()
+    mll = LatentMarginalLogLikelihood(likelihood, model)
+    before = mll(model(x), y).item()
+    result = gpext.fit(mll, x, y, max_steps=15, progress=False)
+    assert result.objective > before + 0.1
+    probs = likelihood(model.eval()(x)).probs
+    assert probs.shape == (60, 3)
+    assert (probs.argmax(-1) == y).double().mean() > 0.9
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(x[:3]).mean, model(x[:3]).mean)
+    fresh = Model(x, y, kind(3).double(), batch=batch).double()
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(fresh.eval()(x[:3]).mean, model(x[:3]).mean, rtol=1e-5, atol=1e-5)
+
+
+def test_counts_train_and_predict():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(0, 6, 60, dtype=F64)
+    rate = torch.exp(1 + torch.sin(x))
+    y = torch.poisson(rate, generator=generator)
+    likelihood = PoissonLikelihood()
+    model = Model(x, y, likelihood).double()
+    result = gpext.fit(LatentMarginalLogLikelihood(likelihood, model), x, y, progress=False)
+    assert result.status is gpext.FitStatus.CONVERGED
+    predictive = likelihood(model.eval()(x))
+    assert (predictive.mean / rate).log().abs().mean() < 0.2
