@@ -25,7 +25,8 @@ from gpext.inference.sequential import sweep_sequentially
 from gpext.sites import GaussianSites
 
 _START_STEPS = 20
-_PATIENCE = {"parallel": 10**9, "auto": 60, "sequential": 3}  # parallel steps before the first sequential sweep
+_START = 3  # parallel steps before the first sweep of the sequential schedule
+_PATIENCE = 60  # of "auto", before it goes on sequentially
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,15 @@ class KL:
             starts.insert(0, lambda: start)
         name = f"KL({self.bound!r})"
         curvature = _softmax_curvature(likelihood, targets) if hasattr(likelihood, "multinomial_terms") else None
-        patience = _PATIENCE[self.schedule] if problem.mean.dim() == 1 else self.max_steps
-        parallel = min(patience, self.max_steps)
+        sequential = self.schedule == "sequential"
+        patient = self.schedule == "parallel" or problem.mean.dim() > 1
+        parallel = _START if sequential else self.max_steps if patient else min(_PATIENCE, self.max_steps)
         iterate, steps, status = climb(
             problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature
         )
-        if self.schedule == "sequential":
+        if sequential:
             steps = []  # they belong to the start
-        if status is not Status.MAX_STEPS or parallel == self.max_steps:
+        if status is not Status.MAX_STEPS or len(steps) == self.max_steps:
             return conclude(problem, local, name, iterate, status, steps)
 
         def terms_at(part: slice) -> Terms:

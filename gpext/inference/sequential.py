@@ -29,7 +29,7 @@ from gpext.inference.scalar import solve_scalar
 from gpext.sites import GaussianSites
 
 _BLOCK = 128
-_PANEL = 256  # a multiple of it
+_PANEL = 2 * _BLOCK  # columns of V whose lower part is updated together
 _SOLVED = 1e-3  # residual of a site from which Newton's step is enough
 _STEP = 1e-5  # of the finite differences, relative to the marginal
 _FAR = 0.05  # relative motion of a cavity beyond which the response to it is found anew
