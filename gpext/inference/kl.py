@@ -37,7 +37,7 @@ class KL:
         bound: what stands for E_q[log p(y | f)]: any of `gpext.bounds`; the exact expectation by default.
         schedule: "parallel" moves all sites at once, accelerated, one Cholesky factorisation and one triangular solve a
             sweep. "sequential" is KMM12's Algorithm 1: after three parallel steps site by site, each raising the bound,
-            in blocks; it takes about half as many sweeps, each two to three times as long, and serves one posterior of
+            in blocks; it takes about half as many sweeps, dearer while the sites move far, and serves one posterior of
             one latent. "auto" is parallel, the faster of the two on all data measured (`benchmarks/concave_kl.py`), but
             goes on sequentially where 60 steps are not enough (prior variances of 1e6, say).
         max_steps: most steps taken.
