@@ -302,7 +302,8 @@ def classes(datasets: Sequence[str], budget: float, max_train: int | None) -> It
         likelihood = OrdinalLogitLikelihood(num_classes) if ordered else MultinomialLogitLikelihood(num_classes)
         about = {"dataset": dataset, "num_train": len(data.train_y), "num_classes": num_classes}
         yield {**about, **train_gpext(data, likelihood)}
-        yield {**about, **train_gpytorch(data, num_classes, min(200, len(data.train_y)), budget)}
+        num_inducing = min(200, len(torch.unique(data.train_x, dim=0)))
+        yield {**about, **train_gpytorch(data, num_classes, num_inducing, budget)}
 
 
 # ---- report --------------------------------------------------------------------------------------------------------

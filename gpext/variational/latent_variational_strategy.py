@@ -46,7 +46,7 @@ class _Sites(_VariationalDistribution):
         self.shift, self.precision = sites.shift.detach(), sites.precision.detach()
 
     def forward(self) -> Any:
-        raise NotImplementedError("sites alone are no distribution; see LatentVariationalStrategy.posterior().")
+        raise NotImplementedError("sites alone are no distribution; see LatentVariationalStrategy.result().")
 
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
         """Do nothing: sites of zero are the prior."""
