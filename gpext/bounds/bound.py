@@ -58,6 +58,16 @@ class MultinomialTerms:
     counts: Tensor  # (..., K, N)
     total: Tensor  # (..., N)
 
+    @classmethod
+    def of_counts(cls, counts: Tensor) -> MultinomialTerms:
+        """Return the terms of counts (..., K, N), the multinomial coefficient in the constant."""
+        total = counts.sum(-2)
+        return cls(torch.lgamma(total + 1) - torch.lgamma(counts + 1).sum(-2), counts, total)
+
+    def log_prob(self, f: Tensor, log_sum_exp: Tensor) -> Tensor:
+        """Return the line above (..., N) from f (..., K, N), or its mean, and log sum exp, or what bounds its mean."""
+        return self.constant + (self.counts * f).sum(-2) - self.total * log_sum_exp
+
 
 class Bound(ABC):
     """A family of lower bounds on E_q[log p(y | f)]."""

@@ -26,7 +26,7 @@ class MultinomialBound(Bound):
                 f"likelihoods; for {type(likelihood).__qualname__} use gpext.bounds.Quadrature()."
             )
         terms: MultinomialTerms = likelihood.multinomial_terms(targets)
-        return lambda mean, variance: self._lower_bound(terms, mean, variance)
+        return lambda mean, variance: terms.log_prob(mean, self.expected_log_sum_exp(mean, variance))
 
     def __call__(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return the lower bound on E[log p(y | f)] of the multinomial logit likelihood, (..., N).
@@ -41,11 +41,7 @@ class MultinomialBound(Bound):
             ValueError: labels outside 0..K-1, or counts that are not nonnegative integers.
         """
         mean, variance = torch.broadcast_tensors(mean, variance)
-        return self._lower_bound(_terms(targets, mean), mean, variance)
-
-    def _lower_bound(self, terms: MultinomialTerms, mean: Tensor, variance: Tensor) -> Tensor:
-        expected = self.expected_log_sum_exp(mean, variance)
-        return terms.constant + (terms.counts * mean).sum(-2) - terms.total * expected
+        return _terms(targets, mean).log_prob(mean, self.expected_log_sum_exp(mean, variance))
 
 
 def _terms(targets: Tensor, mean: Tensor) -> MultinomialTerms:
@@ -53,15 +49,12 @@ def _terms(targets: Tensor, mean: Tensor) -> MultinomialTerms:
     if targets.dim() < mean.dim():
         if bool(((targets != targets.round()) | (targets < 0) | (targets >= num_classes)).any()):
             raise ValueError(f"labels must be integers in 0..{num_classes - 1}; got {_span(targets)}.")
-        counts = torch.nn.functional.one_hot(targets.long(), num_classes).mT.to(mean)
-        return MultinomialTerms(torch.zeros_like(counts[..., 0, :]), counts, torch.ones_like(counts[..., 0, :]))
+        return MultinomialTerms.of_counts(torch.nn.functional.one_hot(targets.long(), num_classes).mT.to(mean))
     if targets.size(-1) != num_classes:
         raise ValueError(f"counts must be (..., N, K = {num_classes}); got shape {tuple(targets.shape)}.")
     if bool(((targets != targets.round()) | (targets < 0)).any()):
         raise ValueError(f"counts must be nonnegative integers; got {_span(targets)}.")
-    counts = targets.mT.to(mean)
-    total = counts.sum(-2)
-    return MultinomialTerms(torch.lgamma(total + 1) - torch.lgamma(counts + 1).sum(-2), counts, total)
+    return MultinomialTerms.of_counts(targets.mT.to(mean))
 
 
 def _span(targets: Tensor) -> str:

@@ -108,8 +108,11 @@ class KL:
         name = f"KL({self.bound!r})"
         curvature = _softmax_curvature(likelihood, targets) if hasattr(likelihood, "multinomial_terms") else None
         sequential = self.schedule == "sequential"
-        patient = self.schedule == "parallel" or problem.mean.dim() > 1
-        parallel = _START if sequential else self.max_steps if patient else min(_PATIENCE, self.max_steps)
+        parallel = self.max_steps
+        if sequential:
+            parallel = _START
+        elif self.schedule == "auto" and problem.mean.dim() == 1:
+            parallel = min(_PATIENCE, self.max_steps)
         iterate, steps, status = climb(
             problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature
         )

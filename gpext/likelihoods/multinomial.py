@@ -64,10 +64,7 @@ class MultinomialLogitLikelihood(LatentLikelihood):
 
     def _terms(self, targets: Tensor, dtype: torch.dtype) -> MultinomialTerms:
         by_class = one_hot(targets.long(), self.num_classes) if self.total_count == 1 else targets
-        counts = by_class.to(dtype).mT
-        total = counts.sum(-2)
-        constant = torch.lgamma(total + 1) - torch.lgamma(counts + 1).sum(-2)
-        return MultinomialTerms(constant, counts, total)
+        return MultinomialTerms.of_counts(by_class.to(dtype).mT)
 
     def multinomial_terms(self, targets: Tensor) -> MultinomialTerms:
         """Return log p(y | f) as a constant, the counts (..., K, N) and the totals, one log-sum-exp a trial.
@@ -80,7 +77,7 @@ class MultinomialLogitLikelihood(LatentLikelihood):
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         terms = self._terms(targets, torch.promote_types(targets.dtype, f.dtype))
-        return terms.constant + (terms.counts * f).sum(-2) - terms.total * f.logsumexp(-2)
+        return terms.log_prob(f, f.logsumexp(-2))
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to 1e-11 a trial.
@@ -90,8 +87,7 @@ class MultinomialLogitLikelihood(LatentLikelihood):
         """
         self.check(targets)
         terms = self._terms(targets, torch.promote_types(targets.dtype, mean.dtype))
-        expected = expected_log_sum_exp(mean, variance)
-        return terms.constant + (terms.counts * mean).sum(-2) - terms.total * expected
+        return terms.log_prob(mean, expected_log_sum_exp(mean, variance))
 
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, variance) df (..., N), to 1e-10 however small the probability.
