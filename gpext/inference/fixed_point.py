@@ -21,12 +21,11 @@ from gpext.bounds import LocalBound
 from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
+from gpext.inference.softmax_curvature import Curvature
 from gpext.posteriors import DensePosterior
 from gpext.sites import GaussianSites
 
 Terms = Callable[[Tensor, Tensor], LocalTerms]
-Curvature = Callable[[LocalTerms, Tensor], Tensor]
-"""(F_i's terms, direction p (..., D, N)) -> H p, with H_i about -d^2 F_i / dm dm', positive semidefinite."""
 
 _MEMORY = 10
 _MOST_HALVINGS = 30
@@ -176,9 +175,10 @@ def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> 
     z = posterior.covariance_times(residual)
     p, y = z, residual
     size = _inner(residual, z)
+    curve = curvature(iterate.terms)
     goal = _CG_TOLERANCE**2 * size
     for _ in range(_MOST_CG_STEPS):
-        product = y + curvature(iterate.terms, p) - tau * p
+        product = y + curve(p) - tau * p
         step = size / _inner(p, product).clamp_min(torch.finfo(size.dtype).tiny)
         move, dual, residual = move + step * p, dual + step * y, residual - step * product
         z = posterior.covariance_times(residual)

@@ -16,12 +16,13 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
-from gpext.inference.fixed_point import Curvature, Terms, climb, conclude
+from gpext.inference.fixed_point import Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
 from gpext.inference.scalar import solve_scalar
 from gpext.inference.sequential import sweep_sequentially
+from gpext.inference.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
 from gpext.sites import GaussianSites
 
 _START_STEPS = 20
@@ -106,7 +107,7 @@ class KL:
         if start is not None:
             starts.insert(0, lambda: start)
         name = f"KL({self.bound!r})"
-        curvature = _softmax_curvature(likelihood, targets) if hasattr(likelihood, "multinomial_terms") else None
+        curvature = self._curvature(likelihood, targets)
         sequential = self.schedule == "sequential"
         parallel = self.max_steps
         if sequential:
@@ -131,18 +132,14 @@ class KL:
         iterate, rest, status = climb(problem, terms, [lambda: sites], left, self.tolerance, accelerate=True)
         return conclude(problem, local, name, iterate, status, [*steps, *sweeps, *rest])
 
-
-def _softmax_curvature(likelihood: Any, targets: Tensor) -> Curvature:
-    """Return n (diag(pi) - pi pi') p, with pi from g = y - n pi."""
-    with torch.no_grad():
-        multinomial = likelihood.multinomial_terms(targets)
-    counts, total = multinomial.counts, multinomial.total.unsqueeze(-2)
-
-    def curvature(local: LocalTerms, p: Tensor) -> Tensor:
-        weighted = (counts - local.mean_gradient).clamp_min(0)  # n pi
-        return weighted * (p - (weighted * p).sum(-2, keepdim=True) / total.clamp_min(1))
-
-    return curvature
+    def _curvature(self, likelihood: Any, targets: Tensor) -> Curvature | None:
+        if not hasattr(likelihood, "multinomial_terms"):
+            return None
+        if isinstance(self.bound, Quadrature):
+            return exact_curvature
+        with torch.no_grad():
+            multinomial = likelihood.multinomial_terms(targets)
+        return log_sum_exp_curvature(multinomial.counts, multinomial.total)
 
 
 def _independent(problem: Problem, terms: Terms) -> GaussianSites:

@@ -8,7 +8,7 @@ distribution function is a product. And 1 / S^n = int e^{-n u} e^{-S e^{-u}} du 
     E[softmax_k] = int F_k'(u) prod_{j != k} F_j(u) du
     E[prod_k e^{y_k f_k} / S^n] = int prod_k A_k(u) du / Gamma(n),   n = sum_k y_k
 
-Where the data are not too spread, E[log sum exp] of all of them is one matrix product
+Where the latents of a datum are not too spread, E[log sum exp] comes from matrix products
 (:mod:`gpext.quadrature.shared_grid`).
 Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.gumbel` computes.
 
@@ -28,21 +28,20 @@ from torch.autograd.function import once_differentiable
 
 from gpext.quadrature.adaptive import require
 from gpext.quadrature.gumbel import DIGITS, REACH, cumulative, gumbel_step, inner_nodes, kernel_peak, log_kernel
-from gpext.quadrature.shared_grid import REACH as GRID_REACH
-from gpext.quadrature.shared_grid import log_sum_exp_on_grid
+from gpext.quadrature.shared_grid import log_sum_exp_on_grid, span
 
-_LONGEST_GRID = 300.0
+_LONGEST_SPAN = 300.0  # for which the grid is the faster one
 _CHUNK = 2**18  # values of the innermost integrand at a time
 
-# mean, variance (B, K) -> values (B,), derivatives in mean and variance (B, K)
-_Chunk = Callable[..., tuple[Tensor, Tensor, Tensor]]
+# mean, variance (B, K) and more -> values (B,), derivatives in mean and variance (B, K)
+_Rule = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
     """Return E[log sum_k exp(f_k)] for independent f_k ~ N(m_k, v_k), once differentiable in both.
 
-    The absolute error is below 1e-11 (1 + max |m|) for variances from 0 to 1e4; float32 arguments give a float32
-    result of float64 arithmetic.
+    The absolute error is below 1e-11 (1 + max |m|) for variances from 0 to 1e4, that of the derivatives below 1e-10;
+    float32 arguments give a float32 result of float64 arithmetic.
 
     Args:
         mean: (..., K, N).
@@ -55,7 +54,7 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
         ValueError: means or variances are not finite, or a variance is negative.
     """
     mean, variance = _marginals(mean, variance)
-    return _PerDatum.apply(mean, variance, _log_sum_exp_plan if _is_spread(mean, variance) else None, ())
+    return _PerDatum.apply(mean, variance, _log_sum_exp, ())
 
 
 def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> 
     """
     mean, variance = _marginals(mean, variance)
     mean, variance, counts = torch.broadcast_tensors(mean, variance, counts)
-    return _PerDatum.apply(mean, variance, _multinomial_plan, (_rows(counts.detach()),))
+    return _PerDatum.apply(mean, variance, _multinomial, (_rows(counts.detach()),))
 
 
 def expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
@@ -107,39 +106,14 @@ def _marginals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _PerDatum(torch.autograd.Function):
-    """A scalar for each datum, with its derivatives from the same nodes, some data at a time.
-
-    `plan(mean, variance, *extra)` lays out the outer sums: start and step (B,), how many nodes each datum needs (B,),
-    how many inner nodes (an int), and the function that evaluates some data on a grid. None stands for
-    E[log sum exp] of all data on one grid.
-    """
+    """A scalar for each datum, with its derivatives from the same nodes."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, plan: Callable | None, extra: tuple[Tensor, ...]) -> Tensor:
-        m, v = _rows(mean), _rows(variance)
-        value, slope, bend = log_sum_exp_on_grid(m, v) if plan is None else _PerDatum._in_groups(m, v, plan, extra)
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, rule: _Rule, extra: tuple[Tensor, ...]) -> Tensor:
+        value, slope, bend = rule(_rows(mean), _rows(variance), *extra)
         shape = (*mean.shape[:-2], mean.size(-1), mean.size(-2))
         ctx.save_for_backward(*(t.view(shape).mT.to(mean.dtype) for t in (slope, bend)))
         return value.view(shape[:-1]).to(mean.dtype)
-
-    @staticmethod
-    def _in_groups(m: Tensor, v: Tensor, plan: Callable, extra: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        start, step, num_outer, num_inner, evaluate = plan(m, v, *extra)
-        value, slope, bend = torch.empty_like(start), torch.empty_like(m), torch.empty_like(v)
-        order = num_outer.argsort()
-        sizes = num_outer[order].tolist()
-        done = 0
-        while done < len(sizes):
-            # The largest group whose longest grid fits; grids are sorted by length.
-            last = done + 1
-            while last < len(sizes) and (last + 1 - done) * sizes[last] * m.size(-1) * num_inner <= _CHUNK:
-                last += 1
-            part = order[done:last]
-            nodes = torch.arange(sizes[last - 1], dtype=m.dtype, device=m.device)
-            u = start[part, None] + step[part, None] * nodes  # (B, U)
-            value[part], slope[part], bend[part] = evaluate(u, step[part], m[part], v[part], *(e[part] for e in extra))
-            done = last
-        return value, slope, bend
 
     @staticmethod
     @once_differentiable
@@ -174,14 +148,6 @@ class _ExpectedSoftmax(torch.autograd.Function):
         return slopes[0].to(grad.dtype), slopes[1].to(grad.dtype)
 
 
-def _is_spread(mean: Tensor, variance: Tensor) -> bool:
-    """Whether one grid for all data would be longer than it is worth."""
-    if not mean.numel():
-        return True
-    below = (mean.amax(-2, keepdim=True) - mean).double() + GRID_REACH * variance.double().sqrt()
-    return float(below.detach().amax()) > _LONGEST_GRID
-
-
 def _rows(tensor: Tensor) -> Tensor:  # (..., K, N) -> (B, K)
     return tensor.double().mT.reshape(-1, tensor.size(-2))
 
@@ -189,13 +155,57 @@ def _rows(tensor: Tensor) -> Tensor:  # (..., K, N) -> (B, K)
 # ---- the outer sums ------------------------------------------------------------------------------------------------
 
 
-def _log_sum_exp_plan(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int, _Chunk]:
+def _in_groups(
+    start: Tensor, step: Tensor, num_outer: Tensor, num_inner: int, evaluate: _Rule, m: Tensor, v: Tensor, *extra: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Evaluate some data at a time: `evaluate` takes their nodes (B, U), their steps, and the rest.
+
+    Args:
+        start: of the outer sums (B,).
+        step: likewise.
+        num_outer: how many nodes each datum needs (B,).
+        num_inner: how many nodes each of these takes, about.
+        evaluate: the rule on a grid.
+        m: means (B, K).
+        v: variances.
+        extra: what else `evaluate` takes of each datum.
+    """
+    value, slope, bend = torch.empty_like(start), torch.empty_like(m), torch.empty_like(v)
+    order = num_outer.argsort()
+    sizes = num_outer[order].tolist()
+    done = 0
+    while done < len(sizes):
+        # The largest group whose longest grid fits; grids are sorted by length.
+        last = done + 1
+        while last < len(sizes) and (last + 1 - done) * sizes[last] * m.size(-1) * num_inner <= _CHUNK:
+            last += 1
+        part = order[done:last]
+        nodes = torch.arange(sizes[last - 1], dtype=m.dtype, device=m.device)
+        u = start[part, None] + step[part, None] * nodes  # (B, U)
+        value[part], slope[part], bend[part] = evaluate(u, step[part], m[part], v[part], *(e[part] for e in extra))
+        done = last
+    return value, slope, bend
+
+
+def _log_sum_exp(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    is_short = span(m, v) <= _LONGEST_SPAN
+    if bool(is_short.all()):
+        return log_sum_exp_on_grid(m, v)
+    value, slope, bend = torch.empty_like(m[:, 0]), torch.empty_like(m), torch.empty_like(v)
+    for rows, rule in ((is_short, log_sum_exp_on_grid), (~is_short, _log_sum_exp_over_kernels)):
+        value[rows], slope[rows], bend[rows] = rule(m[rows], v[rows])
+    return value, slope, bend
+
+
+def _log_sum_exp_over_kernels(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out int F_* (1 - prod F_k) du between where F_* and where 1 - prod F_k vanishes."""
     floor, ceiling = m - _fall(v), m + _rise(v)
     start, star = floor.max(-1)
     end = ceiling.scatter(-1, star[:, None], -math.inf).amax(-1)
     step = _outer_step(torch.ones_like(start), v)
-    return start, step, _count(start, end, step), inner_nodes(1.0, v), _evaluate_log_sum_exp
+    return _in_groups(
+        start, step, _count(start, end, step), inner_nodes(1.0, v), _evaluate_log_sum_exp, m, v
+    )
 
 
 def _evaluate_log_sum_exp(u: Tensor, step: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,19 +234,19 @@ def _rise(v: Tensor) -> Tensor:
     return torch.where(v <= 2 * DIGITS, DIGITS + 0.5 * v, REACH * v.sqrt())
 
 
-def _multinomial_plan(m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, int, _Chunk]:
+def _multinomial(m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out int prod A_k du about its peak, where Laplace's approximation of every A_k says that it vanishes."""
-    y = _with_a_trial(y)
-    n, d, largest = y.sum(-1), m[..., None], float(y.sum(-1).max()) if y.numel() else 1.0
+    trials = _with_a_trial(y)
+    n, largest = trials.sum(-1), float(trials.sum(-1).max()) if y.numel() else 1.0
 
     def approximation(u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logarithm of the integrand, about, and the derivative of its profile."""
-        t, x = kernel_peak(y, m - u[:, None], v)
-        log_factor = y * t - x - 0.5 * v * (y - x).square() - 0.5 * torch.log1p(x * v)
+        t, x = kernel_peak(trials, m - u[:, None], v)
+        log_factor = trials * t - x - 0.5 * v * (trials - x).square() - 0.5 * torch.log1p(x * v)
         return log_factor.sum(-1), x.sum(-1) - n
 
     low = (m - v * n[:, None]).amax(-1) - n.log()
-    high = (m + v * y).amax(-1) + math.log(d.size(1)) - n.log()
+    high = (m + v * trials).amax(-1) + math.log(m.size(-1)) - n.log()
     for _ in range(60):
         middle = 0.5 * (low + high)
         rising = approximation(middle)[1] > 0
@@ -245,7 +255,9 @@ def _multinomial_plan(m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, 
     allowed = approximation(peak)[0] - DIGITS - 2 * m.size(-1)  # the approximation is within 2 of each log A_k
     start, end = (_edge(approximation, peak, sign, allowed) for sign in (-1, 1))
     step = _outer_step(n, v)
-    return start, step, _count(start, end, step), inner_nodes(largest, v), _evaluate_multinomial
+    return _in_groups(
+        start, step, _count(start, end, step), inner_nodes(largest, v), _evaluate_multinomial, m, v, y
+    )
 
 
 def _evaluate_multinomial(u: Tensor, step: Tensor, m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
