@@ -18,6 +18,7 @@ Parts, any of which may be named on the command line:
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
@@ -293,14 +294,14 @@ def training(dataset: str, budget: float) -> Iterator[Row]:
         yield {"dataset": dataset, "num_train": len(data.train_y), **run()}
 
 
-def classes(datasets: Sequence[str], budget: float, max_train: int | None) -> Iterator[Row]:
-    """Yield a row a data set and method."""
-    for dataset in datasets:
-        data = load(dataset, max_train=max_train)
+def classes(datasets: Sequence[str], budget: float, max_train: int | None, splits: int) -> Iterator[Row]:
+    """Yield a row a data set, split and method."""
+    for dataset, split in itertools.product(datasets, range(splits)):
+        data = load(dataset, max_train=max_train, seed=split)
         num_classes = int(max(data.train_y.max(), data.test_y.max())) + 1
         ordered = data.task == "ordinal"
         likelihood = OrdinalLogitLikelihood(num_classes) if ordered else MultinomialLogitLikelihood(num_classes)
-        about = {"dataset": dataset, "num_train": len(data.train_y), "num_classes": num_classes}
+        about = {"dataset": dataset, "split": split, "num_train": len(data.train_y), "num_classes": num_classes}
         yield {**about, **train_gpext(data, likelihood)}
         num_inducing = min(200, len(torch.unique(data.train_x, dim=0)))
         yield {**about, **train_gpytorch(data, num_classes, num_inducing, budget)}
@@ -327,6 +328,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="synthetic data, one theta, a few seconds")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for a peer that has not converged")
     parser.add_argument("--max-train", type=int, help="training rows of the class data sets")
+    parser.add_argument("--splits", type=int, default=1, help="random splits of the class data sets")
     parser.add_argument("--datasets", nargs="+", help="instead of those of the parts flops and classes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
@@ -344,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "flops": partial(flops, binary, (1.0,) if quick else THETA, 50 if quick else 2000),
         "sweeps": partial(sweeps, (100,) if quick else (300, 1000, 2000), 1 if quick else 3),
         "training": partial(training, "synthetic_binary" if quick else "usps_3vs5", 2.0 if quick else options.budget),
-        "classes": partial(classes, options.datasets or ordered, options.budget, options.max_train),
+        "classes": partial(classes, options.datasets or ordered, options.budget, options.max_train, options.splits),
     }
     chosen = [part for part in options.parts if not (quick and part in ("training", "classes"))]
     results: dict[str, Any] = {"machine": machine(), "versions": package_versions()}

@@ -227,5 +227,7 @@ def test_a_datum_does_not_depend_on_its_company():
     mean = torch.randn(3, 40, generator=generator, dtype=F64) * torch.logspace(-1, 3, 40, dtype=F64)
     variance = torch.logspace(-3, 4, 40, dtype=F64) * torch.rand(3, 40, generator=generator, dtype=F64)
     together = expected_log_sum_exp(mean, variance)
-    alone = torch.cat([expected_log_sum_exp(m, v) for m, v in zip(mean.split(1, -1), variance.split(1, -1), strict=True)])
+    alone = torch.cat(
+        [expected_log_sum_exp(m, v) for m, v in zip(mean.split(1, -1), variance.split(1, -1), strict=True)]
+    )
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-11)

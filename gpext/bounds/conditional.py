@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 
+def num_latents(likelihood: Any) -> int | None:
+    """Return how many latent functions a datum has, D, or None for one without an axis of its own."""
+    return getattr(likelihood, "num_latents", None)
+
+
 def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
     """Return log p(targets | f), elementwise, twice differentiable in f.
 

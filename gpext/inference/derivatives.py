@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob
+from gpext.bounds import conditional_log_prob, num_latents
 
 
 def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int) -> list[Tensor]:
@@ -18,7 +18,7 @@ def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int
     Raises:
         TypeError: the likelihood has several latents a datum.
     """
-    if getattr(likelihood, "num_latents", None) is not None:
+    if num_latents(likelihood) is not None:
         raise TypeError(
             f"Laplace and Taylor take one latent function per datum; {type(likelihood).__qualname__} has "
             f"{likelihood.num_latents}. Use gpext.inference.KL()."

@@ -76,7 +76,8 @@ class Laplace:
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
-        require_curvature(likelihood, targets)
+        if start is None:
+            require_curvature(likelihood, targets)
         posterior, f, status, trace = self._climb(problem, start)
         log_p, g, bend, third = log_prob_derivatives(likelihood, targets, f, 3)
         variance = posterior.variance

@@ -12,7 +12,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob
+from gpext.bounds import conditional_log_prob, num_latents
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods.checks import check_targets
 from gpext.posteriors import DensePosterior, condition_dense
@@ -52,14 +52,14 @@ class Problem:
                 "gpytorch's SoftmaxLikelihood works on samples; use gpext.likelihoods.MultinomialLogitLikelihood("
                 "num_classes), the same likelihood without mixing weights."
             )
-        num_latents = getattr(likelihood, "num_latents", None)
-        if num_latents is not None and mean.shape[-2:-1] != (num_latents,):
+        latents = num_latents(likelihood)
+        if latents is not None and mean.shape[-2:-1] != (latents,):
             raise ValueError(
-                f"{type(likelihood).__qualname__} has {num_latents} latent functions: expected a prior of batch shape "
-                f"(..., {num_latents}), got {tuple(prior.batch_shape)}."
+                f"{type(likelihood).__qualname__} has {latents} latent functions: expected a prior of batch shape "
+                f"(..., {latents}), got {tuple(prior.batch_shape)}."
             )
         num_data = mean.size(-1)
-        trials = num_latents is not None and targets.dim() > 1 and targets.size(-2) == num_data
+        trials = latents is not None and targets.dim() > 1 and targets.size(-2) == num_data
         if targets.shape[-1:] != (num_data,) and not trials:
             raise ValueError(f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}.")
         if not bool(mean.isfinite().all() and covariance.isfinite().all()):
@@ -69,9 +69,9 @@ class Problem:
             covariance = 0.5 * (covariance + covariance.mT)  # rounding may have made it unsymmetric
         if jitter:
             covariance = covariance + jitter * torch.eye(num_data, dtype=torch.float64, device=covariance.device)
-        if num_latents is None:  # a batch of targets may share one prior
+        if latents is None:  # a batch of targets may share one prior
             mean = mean.expand(torch.broadcast_shapes(mean.shape, targets.shape))
-        return cls(mean, covariance, likelihood, targets, num_latents, prior.mean.dtype, jitter)
+        return cls(mean, covariance, likelihood, targets, latents, prior.mean.dtype, jitter)
 
     def no_sites(self) -> GaussianSites:
         """Return the sites that leave the prior as it is."""

@@ -50,14 +50,15 @@ class Taylor:
             prior: p(f) at the training inputs, (..., N).
             likelihood: any likelihood of one latent, gpext's or gpytorch's, whose log density bends.
             targets: (..., N).
-            start: not used: there is nothing to iterate.
+            start: that there is an earlier result for these data, whose checks need not be repeated; nothing iterates.
 
         Raises:
             TypeError: several latents a datum, a log density without curvature, or half precision.
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
-        require_curvature(likelihood, targets)
+        if start is None:
+            require_curvature(likelihood, targets)
         point = self._point(problem)
         log_p, g, bend = log_prob_derivatives(likelihood, targets, point, 2)
         log_p0, g0, bend0, point0 = (t.detach() for t in (log_p, g, bend, point))

@@ -9,7 +9,7 @@ r"""Ordered classes 0, ..., K - 1 with cumulative links: one latent function, K 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,10 +208,15 @@ class OrdinalProbitLikelihood(OrdinalLikelihood):
         edges, dtype = self._edges(targets), torch.promote_types(centre.dtype, scale.dtype)
         centre, scale = centre.double(), scale.double()
         upper, lower = (edges.upper - centre) * scale, (edges.lower - centre) * scale
-        outer = _log_ndtr(torch.where(edges.is_first, upper, -lower))
-        at_end = edges.is_first | edges.is_last
-        inner = _log_normal_interval(torch.where(at_end, 0.0, lower), torch.where(at_end, 1.0, edges.gap * scale))
-        return torch.where(at_end, outer, inner).to(dtype)
+        bound, at_end = torch.where(edges.is_first, upper, -lower), edges.is_first | edges.is_last
+        return _either(
+            at_end,
+            lambda x, *_: _log_ndtr(x),
+            lambda _, *interval: _log_normal_interval(*interval),
+            bound,
+            lower,
+            edges.gap * scale,
+        ).to(dtype)
 
 
 def _take(parameters: Tensor, index: Tensor) -> Tensor:  # (*batch_shape, J), (..., N) -> (..., N)
@@ -230,29 +235,40 @@ def _log_normal_interval(lower: Tensor, width: Tensor) -> Tensor:
     :math:`\log\Phi(b) + \log(1 - \Phi(a)/\Phi(b))` does not cancel.
     """
     centre = -(lower + 0.5 * width).abs()
-    narrow = width * centre.abs().clamp(min=1) <= 2
+    return _either(width * centre.abs().clamp(min=1) <= 2, _log_by_nodes, _log_by_difference, centre, width)
 
-    small, c = torch.where(narrow, width, 1.0), torch.where(narrow, centre, 0.0)
+
+def _log_by_nodes(centre: Tensor, width: Tensor) -> Tensor:
     inside = torch.zeros_like(centre)
     for node, weight in zip(*(rule.tolist() for rule in gauss_legendre(10)), strict=True):
-        t = small * (node - 0.5)
-        inside = inside + weight * torch.exp(-t * (c + 0.5 * t))
-    by_nodes = (inside * small).log() - 0.5 * centre.square() - 0.5 * math.log(2 * math.pi)
+        t = width * (node - 0.5)
+        inside = inside + weight * torch.exp(-t * (centre + 0.5 * t))
+    return (inside * width).log() - 0.5 * centre.square() - 0.5 * math.log(2 * math.pi)
 
-    large = torch.where(narrow, 4.0, width)
-    upper = _log_ndtr(centre + 0.5 * large)
-    by_difference = upper + torch.log1p(-torch.exp(_log_ndtr(centre - 0.5 * large) - upper))
-    return torch.where(narrow, by_nodes, by_difference)
+
+def _log_by_difference(centre: Tensor, width: Tensor) -> Tensor:
+    upper = _log_ndtr(centre + 0.5 * width)
+    return upper + torch.log1p(-torch.exp(_log_ndtr(centre - 0.5 * width) - upper))
 
 
 def _log_ndtr(x: Tensor) -> Tensor:
     """Return log Phi(x), with second derivatives that keep their digits far below 0, where torch's lose them."""
-    below = x < -1
-    y = torch.where(below, x, -1.0)
-    scaled = torch.special.erfcx(-y * math.sqrt(0.5))  # Phi(y) = e^{-y^2/2} erfcx(-y / sqrt 2) / 2
-    return torch.where(
-        below, torch.log(0.5 * scaled) - 0.5 * y.square(), torch.special.log_ndtr(torch.where(below, 0.0, x))
-    )
+    return _either(x < -1, _log_ndtr_below, torch.special.log_ndtr, x)
+
+
+def _log_ndtr_below(x: Tensor) -> Tensor:
+    """Phi(x) = e^{-x^2/2} erfcx(-x / sqrt 2) / 2."""
+    return torch.log(0.5 * torch.special.erfcx(-x * math.sqrt(0.5))) - 0.5 * x.square()
+
+
+def _either(condition: Tensor, yes: Callable[..., Tensor], no: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """Return yes(*arguments) where the condition holds and no(*arguments) elsewhere, each evaluated there only."""
+    condition, *arguments = torch.broadcast_tensors(condition, *arguments)
+    result = torch.empty_like(arguments[0])
+    for where, function in ((condition, yes), (~condition, no)):
+        if bool(where.any()):
+            result = result.index_put((where,), function(*(argument[where] for argument in arguments)))
+    return result
 
 
 def _get_gaps(module: OrdinalLikelihood) -> Tensor:

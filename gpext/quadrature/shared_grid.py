@@ -150,23 +150,24 @@ class _Narrow:
 
 def _narrow_ones(m: Tensor, s: Tensor, grid: _Grid) -> Iterator[_Narrow]:
     for low, high, rule in ((-1.0, _NARROW, _by_moments), (_NARROW, _WIDE, _on_finer_grid)):
-        rows = ((s >= low) & (s < high)).nonzero(as_tuple=True)
-        if len(rows[0]):
+        of, k = ((s >= low) & (s < high)).nonzero(as_tuple=True)
+        rows = of, k
+        if len(of):
             node = ((m[rows] - grid.u[0]) / STEP).round()
             offset = m[rows] - (grid.u[0] + STEP * node)
             yield _Narrow(rows, node.long() - _SIDE, *rule(offset, s[rows]))
 
 
 def _by_moments(offset: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return E[t^j], j = 0, 1, ..., of t ~ N(offset, s^2), (R, J), its derivatives in mean and variance, and G's table."""
+    """Return E[t^j], j = 0, 1, ..., of t ~ N(offset, s^2), (R, J), its derivatives in m and v, and G's table."""
     v = s.square()
     moments = [torch.ones_like(offset), offset]
     for j in range(2, _NUM_MOMENTS):
         moments.append(offset * moments[-1] + (j - 1) * v * moments[-2])
     weights = torch.stack(moments, -1)
-    j = torch.arange(_NUM_MOMENTS, dtype=s.dtype, device=s.device)
-    by_mean = torch.nn.functional.pad(weights, (1, -1)) * j
-    by_variance = torch.nn.functional.pad(weights, (2, -2)) * (0.5 * j * (j - 1))
+    order = torch.arange(_NUM_MOMENTS, dtype=s.dtype, device=s.device)
+    by_mean = torch.nn.functional.pad(weights, (1, -1)) * order
+    by_variance = torch.nn.functional.pad(weights, (2, -2)) * (0.5 * order * (order - 1))
     return weights, by_mean, by_variance, _taylor_table(s.device)
 
 

@@ -156,7 +156,14 @@ def _rows(tensor: Tensor) -> Tensor:  # (..., K, N) -> (B, K)
 
 
 def _in_groups(
-    start: Tensor, step: Tensor, num_outer: Tensor, num_inner: int, evaluate: _Rule, m: Tensor, v: Tensor, *extra: Tensor
+    start: Tensor,
+    step: Tensor,
+    num_outer: Tensor,
+    num_inner: int,
+    evaluate: _Rule,
+    m: Tensor,
+    v: Tensor,
+    *extra: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Evaluate some data at a time: `evaluate` takes their nodes (B, U), their steps, and the rest.
 
@@ -203,9 +210,7 @@ def _log_sum_exp_over_kernels(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Ten
     start, star = floor.max(-1)
     end = ceiling.scatter(-1, star[:, None], -math.inf).amax(-1)
     step = _outer_step(torch.ones_like(start), v)
-    return _in_groups(
-        start, step, _count(start, end, step), inner_nodes(1.0, v), _evaluate_log_sum_exp, m, v
-    )
+    return _in_groups(start, step, _count(start, end, step), inner_nodes(1.0, v), _evaluate_log_sum_exp, m, v)
 
 
 def _evaluate_log_sum_exp(u: Tensor, step: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -255,9 +260,7 @@ def _multinomial(m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tenso
     allowed = approximation(peak)[0] - DIGITS - 2 * m.size(-1)  # the approximation is within 2 of each log A_k
     start, end = (_edge(approximation, peak, sign, allowed) for sign in (-1, 1))
     step = _outer_step(n, v)
-    return _in_groups(
-        start, step, _count(start, end, step), inner_nodes(largest, v), _evaluate_multinomial, m, v, y
-    )
+    return _in_groups(start, step, _count(start, end, step), inner_nodes(largest, v), _evaluate_multinomial, m, v, y)
 
 
 def _evaluate_multinomial(u: Tensor, step: Tensor, m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

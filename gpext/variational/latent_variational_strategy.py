@@ -16,6 +16,7 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import _VariationalDistribution, _VariationalStrategy
 from torch import Tensor
 
+from gpext.bounds import num_latents
 from gpext.inference import InferenceResult, InferenceWarning, Status
 from gpext.sites import GaussianSites
 from gpext.variational.prior_blocks import FactorCache
@@ -99,7 +100,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         conditioned = self.result().conditioned
         expected = conditioned.sites.expected_log(conditioned.mean, conditioned.variance).sum(-1)
         divergence = expected - conditioned.log_normalizer
-        several = getattr(self.model.likelihood, "num_latents", None) is not None
+        several = num_latents(self.model.likelihood) is not None
         return divergence.sum(-1) if several else divergence
 
     def infer(self, prior: MultivariateNormal, targets: Tensor) -> InferenceResult:

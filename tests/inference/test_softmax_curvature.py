@@ -48,7 +48,13 @@ def test_shares_diagonal_rows_and_sign_with_the_curvature(num_classes):
 
 
 def test_what_no_softmax_has_gives_something_finite():
-    for diagonal in ([1.0, 0.1, 0.1], [1.0, 1e-300, 1e-300], [1e-300, 1e-300, 1e-300], [1e6, 1e6, 1e-9], [1.0, 1.0, 1.0]):
+    for diagonal in (
+        [1.0, 0.1, 0.1],
+        [1.0, 1e-300, 1e-300],
+        [1e-300, 1e-300, 1e-300],
+        [1e6, 1e6, 1e-9],
+        [1.0, 1.0, 1.0],
+    ):
         found = stand_in(torch.tensor(diagonal, dtype=F64).unsqueeze(-1))
         assert bool(found.isfinite().all())
         assert bool((torch.linalg.eigvalsh(found) > -1e-8 * max(diagonal)).all())
