@@ -3,16 +3,15 @@ r"""Condition a dense Gaussian prior on Gaussian sites of any sign, without inve
     q(f) prop. to N(f | mu, K) prod_i exp(nu_i f_i - tau_i f_i^2 / 2) = N(m, V)
     V = (K^-1 + T)^-1,   m = mu + V (nu - tau mu),   T = diag(tau)
 
-The sites are split by sign, T = P^2 - Q^2, and conditioned on in turn:
+The sites are split by sign, T = P^2 - Q^2, and conditioned on in turn, the negative ones (index set n) on their own:
 
-    B1 = I + P K P = L1 L1',    W1 = L1^-1 P K,    V1 = K - W1' W1
-    B2 = I - Q V1 Q = L2 L2',   W2 = L2^-1 Q V1,   V  = V1 + W2' W2
+    B1 = I + P K P = L1 L1',              W1 = L1^-1 P K,           V1 = K - W1' W1
+    B2 = I - Q_n V1_nn Q_n = L2 L2',      W2 = L2^-1 Q_n V1_n:,     V  = V1 + W2' W2
     log|I + K T| = log|B1| + log|B2|
 
 B1 is positive definite whatever K and P are, duplicates included; B2 failing means that V is not positive definite,
-which the result says. The second stage is skipped where no precision is negative. Everything is computed in float64,
-in O(N^3): one Cholesky a stage, and one triangular solve with N right-hand sides where variances are asked for; the
-mean and the evidence do without.
+which the result says. Everything is computed in float64, in O(N^3): one Cholesky, and where variances are asked for the
+inverse of L1, for P V1 P = I - B1^-1. The mean and the evidence do without.
 """
 
 from __future__ import annotations
@@ -28,6 +27,10 @@ from torch import Tensor
 
 from gpext.sites import GaussianSites
 
+_PANEL = 128  # columns of the inverse at a time
+_SMALL = 512  # number of data up to which a full solve is as fast
+_RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
+
 
 @dataclass(frozen=True)
 class DensePosterior:
@@ -41,25 +44,13 @@ class DensePosterior:
     prior_covariance: Tensor  # (..., N, N)
     sites: GaussianSites
     chol_positive: Tensor  # L1 (..., N, N)
-    chol_negative: Tensor | None  # L2
+    negative: NegativeSites | None
     positive_definite: Tensor  # (...), bool
 
     @cached_property
     def whitened_positive(self) -> Tensor:
         """W1 = L1^-1 P K (..., N, N)."""
-        root, _ = _sign_split(self.sites.precision)
-        return torch.linalg.solve_triangular(
-            self.chol_positive, root.unsqueeze(-1) * self.prior_covariance, upper=False
-        )
-
-    @cached_property
-    def whitened_negative(self) -> Tensor | None:
-        """W2 = L2^-1 Q V1 (..., N, N), if there are negative precisions."""
-        if self.chol_negative is None:
-            return None
-        _, negative = _sign_split(self.sites.precision)
-        remaining = _remaining(self.prior_covariance, self.whitened_positive)
-        return torch.linalg.solve_triangular(self.chol_negative, negative.unsqueeze(-1) * remaining, upper=False)
+        return _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * self.prior_covariance)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -69,25 +60,46 @@ class DensePosterior:
     @cached_property
     def variance(self) -> Tensor:
         """The posterior marginal variances (..., N)."""
-        variance = self.prior_covariance.diagonal(dim1=-2, dim2=-1) - self.whitened_positive.square().sum(-2)
-        if self.whitened_negative is not None:
-            variance = variance + self.whitened_negative.square().sum(-2)
+        variance = self._variance_of_positive()
+        if self.negative is not None:
+            variance = variance + self.negative.whitened.square().sum(-2)
+        return variance
+
+    def _variance_of_positive(self) -> Tensor:
+        """Return the diagonal of V1: (1 - B1^-1) / tau where that keeps its digits, K - W1' W1 elsewhere."""
+        prior = self.prior_covariance.diagonal(dim1=-2, dim2=-1)
+        tau, prior = torch.broadcast_tensors(self.sites.precision, prior)
+        hopeless = tau * prior < _RELIABLE
+        if "whitened_positive" in self.__dict__ or prior.size(-1) <= _SMALL or _most(hopeless):
+            return prior - self.whitened_positive.square().sum(-2)
+        share = 1 - _inverse_diagonal(self.chol_positive)  # tau v
+        lost = hopeless | (share < _RELIABLE)
+        if _most(lost):
+            return prior - self.whitened_positive.square().sum(-2)
+        variance = share / torch.where(lost, 1.0, tau)
+        count = int(lost.sum(-1).max())
+        if count:
+            index = lost.to(tau).topk(count, -1).indices
+            columns = _take_columns(self.prior_covariance, index)
+            whitened = _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * columns)
+            exact = prior.gather(-1, index) - whitened.square().sum(-2)
+            variance = variance.scatter(-1, index, exact)
         return variance
 
     @property
     def covariance(self) -> Tensor:
         """The posterior covariance V (..., N, N)."""
-        covariance = _remaining(self.prior_covariance, self.whitened_positive)
-        if self.whitened_negative is not None:
-            covariance = covariance + self.whitened_negative.mT @ self.whitened_negative
+        covariance = self.prior_covariance - self.whitened_positive.mT @ self.whitened_positive
+        if self.negative is not None:
+            covariance = covariance + self.negative.whitened.mT @ self.negative.whitened
         return covariance
 
     @property
     def log_det(self) -> Tensor:
         """log|I + K T| (...)."""
         log_det = 2 * self.chol_positive.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        if self.chol_negative is not None:
-            log_det = log_det + 2 * self.chol_negative.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        if self.negative is not None:
+            log_det = log_det + 2 * self.negative.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return log_det
 
     @property
@@ -108,7 +120,7 @@ class DensePosterior:
         """
         weights = self.weights
         outer = weights.unsqueeze(-1) * weights.unsqueeze(-2)
-        if self.chol_negative is None:
+        if self.negative is None:
             root = self.sites.precision.sqrt()
             inverse = torch.cholesky_inverse(self.chol_positive)
             return weights, 0.5 * (outer - root.unsqueeze(-1) * inverse * root.unsqueeze(-2))
@@ -144,12 +156,10 @@ class DensePosterior:
         dtype = test_mean.dtype
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
-        root, negative = _sign_split(self.sites.precision)
-        reduced = torch.linalg.solve_triangular(self.chol_positive, root.unsqueeze(-1) * cross, upper=False)
+        reduced = _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * cross)
         covariance = to_linear_operator(test_covariance) + _gram(reduced, -1, dtype)
-        if self.chol_negative is not None:
-            remaining = cross - self.whitened_positive.mT @ reduced  # covariance of the two under V1
-            extra = torch.linalg.solve_triangular(self.chol_negative, negative.unsqueeze(-1) * remaining, upper=False)
+        if self.negative is not None:
+            extra = self.negative.condition(cross, reduced)
             covariance = covariance + _gram(extra, 1, dtype)
         return MultivariateNormal(mean.to(dtype), covariance)
 
@@ -159,14 +169,40 @@ class DensePosterior:
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N), in O(N^2) where no precision is negative."""
-        root, _ = _sign_split(self.sites.precision)
-        root, product = root.unsqueeze(-1), self.prior_covariance @ vector.unsqueeze(-1)
-        column = vector.unsqueeze(-1)
+        root, column = _root(self.sites).unsqueeze(-1), vector.unsqueeze(-1)
+        product = self.prior_covariance @ column
         solved = torch.cholesky_solve(root * product, self.chol_positive)
         product = product - self.prior_covariance @ (root * solved)
-        if self.whitened_negative is not None:
-            product = product + self.whitened_negative.mT @ (self.whitened_negative @ column)
+        if self.negative is not None:
+            whitened = self.negative.whitened
+            product = product + whitened.mT @ (whitened @ column)
         return product.squeeze(-1)
+
+
+@dataclass(frozen=True)
+class NegativeSites:
+    """What the k negative precisions of each posterior add; in a batch, the largest k of all, filled up with zeros."""
+
+    index: Tensor  # n (..., k)
+    root: Tensor  # Q_n (..., k)
+    whitened_prior: Tensor  # L1^-1 P K_:n (..., N, k)
+    covariance: Tensor  # V1_:n (..., N, k)
+    chol: Tensor  # L2 (..., k, k)
+
+    @cached_property
+    def whitened(self) -> Tensor:
+        """W2 (..., k, N)."""
+        return _solve(self.chol, self.root.unsqueeze(-1) * self.covariance.mT)
+
+    def condition(self, cross: Tensor, reduced: Tensor) -> Tensor:
+        """Return L2^-1 Q_n times the covariance under V1 of f_n and new values (..., k, S).
+
+        Args:
+            cross: prior covariance of the training and the new values (..., N, S).
+            reduced: L1^-1 P cross.
+        """
+        rows = _take_columns(cross.mT, self.index).mT
+        return _solve(self.chol, self.root.unsqueeze(-1) * (rows - self.whitened_prior.mT @ reduced))
 
 
 def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: GaussianSites) -> DensePosterior:
@@ -178,15 +214,28 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
         sites: (..., N), of any sign.
     """
     prior_mean, covariance, sites = prior_mean.double(), prior_covariance.double(), sites.to(torch.float64)
-    root, negative = _sign_split(sites.precision)
+    root = _root(sites)
     chol_positive, ok = _factor(covariance, root, sign=1)
-    chol_negative = None
-    if bool(negative.any()):
-        scaled = root.unsqueeze(-1) * covariance
-        whitened = torch.linalg.solve_triangular(chol_positive, scaled, upper=False)
-        chol_negative, second_ok = _factor(_remaining(covariance, whitened), negative, sign=-1)
+    negative = None
+    count = int((sites.precision < 0).sum(-1).max()) if sites.precision.numel() else 0
+    if count:
+        negative, second_ok = _condition_on_negative(covariance, sites.precision, root, chol_positive, count)
         ok = ok & second_ok
-    return DensePosterior(prior_mean, covariance, sites, chol_positive, chol_negative, ok)
+    return DensePosterior(prior_mean, covariance, sites, chol_positive, negative, ok)
+
+
+def _condition_on_negative(
+    covariance: Tensor, precision: Tensor, root: Tensor, chol_positive: Tensor, count: int
+) -> tuple[NegativeSites, Tensor]:
+    negative, index = (-precision).clamp_min(0).sqrt().topk(count, -1)
+    index = index.expand(*chol_positive.shape[:-2], count)
+    columns = _take_columns(covariance, index)
+    whitened = _solve(chol_positive, root.unsqueeze(-1) * columns)
+    back = torch.linalg.solve_triangular(chol_positive.mT, whitened, upper=True)
+    remaining = columns - covariance @ (root.unsqueeze(-1) * back)
+    inner = _take_columns(remaining.mT, index)
+    chol, ok = _factor(0.5 * (inner + inner.mT), negative, sign=-1)
+    return NegativeSites(index, negative, whitened, remaining, chol), ok
 
 
 def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor]:
@@ -197,17 +246,38 @@ def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Ten
     return chol, info == 0
 
 
+def _inverse_diagonal(chol: Tensor) -> Tensor:
+    """Return the diagonal of (L L')^-1 (..., N), from L^-1 by panels of columns: a third of a full solve."""
+    size = chol.size(-1)
+    sums = []
+    for start in range(0, size, _PANEL):
+        corner = chol[..., start:, start:]
+        unit = torch.eye(size - start, min(_PANEL, size - start), dtype=chol.dtype, device=chol.device)
+        sums.append(_solve(corner, unit.expand(*chol.shape[:-2], *unit.shape)).square().sum(-2))
+    return torch.cat(sums, -1)
+
+
+def _solve(chol: Tensor, right: Tensor) -> Tensor:
+    return torch.linalg.solve_triangular(chol, right, upper=False)
+
+
+def _take_columns(matrix: Tensor, index: Tensor) -> Tensor:
+    """Return the columns (..., N, k) of each matrix of a batch."""
+    batch = torch.broadcast_shapes(matrix.shape[:-2], index.shape[:-1])
+    index = index.expand(*batch, index.size(-1)).unsqueeze(-2)
+    return torch.take_along_dim(matrix.expand(*batch, *matrix.shape[-2:]), index, -1)
+
+
+def _most(flags: Tensor) -> bool:
+    return bool((flags.sum(-1) > 0.5 * flags.size(-1)).any())
+
+
 def _gram(columns: Tensor, sign: int, dtype: torch.dtype) -> LinearOperator:
     """Return sign columns' columns."""
     columns = columns.to(dtype)
     return MatmulLinearOperator(sign * columns.mT, columns)
 
 
-def _remaining(covariance: Tensor, whitened: Tensor) -> Tensor:
-    """Return V1 = K - W1' W1."""
-    return covariance - whitened.mT @ whitened
-
-
-def _sign_split(precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Return P and Q with precision = P^2 - Q^2, both nonnegative and one of them zero."""
-    return precision.clamp_min(0).sqrt(), (-precision).clamp_min(0).sqrt()
+def _root(sites: GaussianSites) -> Tensor:
+    """Return P, the root of the positive part of the precisions."""
+    return sites.precision.clamp_min(0).sqrt()

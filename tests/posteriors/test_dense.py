@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from gpext.posteriors import condition_dense
+from gpext.posteriors import condition_dense, dense
 from gpext.sites import GaussianSites
 from tests.members import F64
 
@@ -60,7 +60,7 @@ def test_moments_agree_with_the_explicit_inverse(problem):
 
 def test_problems_do_have_negative_precisions():
     assert bool((random_problem()[2].precision < 0).any())
-    assert condition_dense(*random_problem()).chol_negative is not None
+    assert condition_dense(*random_problem()).negative is not None
 
 
 def test_log_normalizer_is_the_multivariate_gaussian_integral(problem):
@@ -177,3 +177,22 @@ def test_float32_in_is_computed_in_float64():
     assert posterior.mean.dtype == F64
     torch.testing.assert_close(posterior.mean, by_inverse(mu, K, sites)[0], rtol=1e-3, atol=1e-3)
     assert posterior.predict(mu.float(), K.float(), K.float()).mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("smallest", [-2, -4, -8], ids=["all reliable", "a few not", "most not"])
+@pytest.mark.parametrize("num_negative", [0, 7])
+def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, smallest, num_negative):
+    monkeypatch.setattr(dense, "_SMALL", 10)
+    monkeypatch.setattr(dense, "_PANEL", 32)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(150, 2, generator=generator, dtype=torch.float64)
+    prior = 3 * torch.exp(-4 * torch.cdist(x, x).square()) * torch.tensor([1.0, 100.0]).double().view(2, 1, 1)
+    precision = 10 ** (smallest + (3 - smallest) * torch.rand(2, 150, generator=generator, dtype=torch.float64))
+    precision[:, :num_negative] *= -1e-3
+    sites = GaussianSites(torch.randn(2, 150, generator=generator, dtype=torch.float64), precision)
+    posterior = condition_dense(torch.zeros_like(precision), prior, sites)
+    assert bool(posterior.positive_definite.all())
+    assert "whitened_positive" not in posterior.__dict__
+    torch.testing.assert_close(
+        posterior.variance, posterior.covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-9, atol=1e-14 * 300
+    )
