@@ -53,9 +53,14 @@ class DensePosterior:
         return _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * self.prior_covariance)
 
     @cached_property
+    def weights(self) -> Tensor:
+        """K^-1 (m - mu) = (I + T K)^-1 (nu - tau mu) (..., N): what prediction at new inputs multiplies."""
+        return self._respond(self._residual_shift)
+
+    @cached_property
     def mean(self) -> Tensor:
         """The posterior mean (..., N)."""
-        return self.prior_mean + self.covariance_times(self._residual_shift)
+        return self.prior_mean + _times(self.prior_covariance, self.weights)
 
     @cached_property
     def variance(self) -> Tensor:
@@ -110,7 +115,7 @@ class DensePosterior:
         """
         mu, residual = self.prior_mean, self._residual_shift
         at_mean = (self.sites.shift * mu - 0.5 * self.sites.precision * mu.square()).sum(-1)
-        return at_mean + 0.5 * (residual * self.covariance_times(residual)).sum(-1) - 0.5 * self.log_det
+        return at_mean + 0.5 * (residual * (self.mean - mu)).sum(-1) - 0.5 * self.log_det
 
     @property
     def gradient(self) -> tuple[Tensor, Tensor]:
@@ -138,11 +143,6 @@ class DensePosterior:
         remaining = 1 - self.sites.precision * variance
         return (mean - self.sites.shift * variance) / remaining, variance / remaining
 
-    @property
-    def weights(self) -> Tensor:
-        """K^-1 (m - mu) = nu - tau m (..., N): what prediction at new inputs multiplies."""
-        return self.sites.shift - self.sites.precision * self.mean
-
     def predict(
         self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor | LinearOperator
     ) -> MultivariateNormal:
@@ -168,15 +168,23 @@ class DensePosterior:
         return self.sites.shift - self.sites.precision * self.prior_mean
 
     def covariance_times(self, vector: Tensor) -> Tensor:
-        """Return V vector (..., N), in O(N^2) where no precision is negative."""
-        root, column = _root(self.sites).unsqueeze(-1), vector.unsqueeze(-1)
-        product = self.prior_covariance @ column
-        solved = torch.cholesky_solve(root * product, self.chol_positive)
-        product = product - self.prior_covariance @ (root * solved)
+        """Return V vector (..., N), in O(N^2)."""
+        return _times(self.prior_covariance, self._respond(vector))
+
+    def _respond(self, x: Tensor) -> Tensor:
+        """Return (I + T K)^-1 x (..., N).
+
+        (I + P^2 K)^-1 is both P B1^-1 P^-1 and I - P B1^-1 P K: the first loses no digits where sites are sharp, the
+        second is needed where they are nothing.
+        """
         if self.negative is not None:
-            whitened = self.negative.whitened
-            product = product + whitened.mT @ (whitened @ column)
-        return product.squeeze(-1)
+            x = x + self.negative.respond(x)
+        root = _root(self.sites)
+        is_sharp = root.square() * self.prior_covariance.diagonal(dim1=-2, dim2=-1) > 1
+        blunt = torch.where(is_sharp, 0.0, x)
+        right = torch.where(is_sharp, x / torch.where(is_sharp, root, 1.0), 0.0)
+        right = right - root * _times(self.prior_covariance, blunt)
+        return blunt + root * torch.cholesky_solve(right.unsqueeze(-1), self.chol_positive).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,12 @@ class NegativeSites:
     def whitened(self) -> Tensor:
         """W2 (..., k, N)."""
         return _solve(self.chol, self.root.unsqueeze(-1) * self.covariance.mT)
+
+    def respond(self, x: Tensor) -> Tensor:
+        """Return Q_n B2^-1 Q_n (V1 x)_n, at n (..., N)."""
+        there = _times(self.covariance.mT, x)
+        solved = torch.cholesky_solve((self.root * there).unsqueeze(-1), self.chol).squeeze(-1)
+        return torch.zeros_like(x).expand(*solved.shape[:-1], x.size(-1)).scatter(-1, self.index, self.root * solved)
 
     def condition(self, cross: Tensor, reduced: Tensor) -> Tensor:
         """Return L2^-1 Q_n times the covariance under V1 of f_n and new values (..., k, S).
@@ -259,6 +273,10 @@ def _inverse_diagonal(chol: Tensor) -> Tensor:
 
 def _solve(chol: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(chol, right, upper=False)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _take_columns(matrix: Tensor, index: Tensor) -> Tensor:
