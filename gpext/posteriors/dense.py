@@ -28,7 +28,6 @@ from torch import Tensor
 from gpext.sites import GaussianSites
 
 _PANEL = 128  # columns of the inverse at a time
-_SMALL = 512  # number of data up to which a full solve is as fast
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
 
 
@@ -62,26 +61,38 @@ class DensePosterior:
         """The posterior mean (..., N)."""
         return self.prior_mean + _times(self.prior_covariance, self.weights)
 
-    @cached_property
+    @property
     def variance(self) -> Tensor:
-        """The posterior marginal variances (..., N)."""
-        variance = self._variance_of_positive()
-        if self.negative is not None:
-            variance = variance + self.negative.whitened.square().sum(-2)
-        return variance
+        """The posterior marginal variances v (..., N)."""
+        return self._marginals[0]
 
-    def _variance_of_positive(self) -> Tensor:
-        """Return the diagonal of V1: (1 - B1^-1) / tau where that keeps its digits, K - W1' W1 elsewhere."""
+    @property
+    def cavity_share(self) -> Tensor:
+        """1 - tau v (..., N), the part of a marginal's precision that is not its own site's, without cancellation."""
+        return self._marginals[1]
+
+    @cached_property
+    def _marginals(self) -> tuple[Tensor, Tensor]:
+        tau = self.sites.precision
+        variance, share = self._marginals_of_positive()
+        if self.negative is not None:
+            more = self.negative.whitened.square().sum(-2)
+            variance, share = variance + more, share - tau * more
+            share = torch.where(tau < 0, 1 - tau * variance, share)
+        return variance, share
+
+    def _marginals_of_positive(self) -> tuple[Tensor, Tensor]:
+        """Return v and 1 - tau v under V1: by diag(B1^-1) = 1 - tau v where tau v has digits, else by K - W1' W1."""
         prior = self.prior_covariance.diagonal(dim1=-2, dim2=-1)
-        tau, prior = torch.broadcast_tensors(self.sites.precision, prior)
-        hopeless = tau * prior < _RELIABLE
-        if "whitened_positive" in self.__dict__ or prior.size(-1) <= _SMALL or _most(hopeless):
-            return prior - self.whitened_positive.square().sum(-2)
-        share = 1 - _inverse_diagonal(self.chol_positive)  # tau v
-        lost = hopeless | (share < _RELIABLE)
+        tau, prior = torch.broadcast_tensors(self.sites.precision.clamp_min(0), prior)
+        lost = tau * prior < _RELIABLE
+        if not _most(lost):
+            share = _inverse_diagonal(self.chol_positive)
+            lost = lost | (1 - share < _RELIABLE)
         if _most(lost):
-            return prior - self.whitened_positive.square().sum(-2)
-        variance = share / torch.where(lost, 1.0, tau)
+            variance = prior - self.whitened_positive.square().sum(-2)
+            return variance, 1 - tau * variance
+        variance = (1 - share) / torch.where(lost, 1.0, tau)
         count = int(lost.sum(-1).max())
         if count:
             index = lost.to(tau).topk(count, -1).indices
@@ -89,7 +100,8 @@ class DensePosterior:
             whitened = _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * columns)
             exact = prior.gather(-1, index) - whitened.square().sum(-2)
             variance = variance.scatter(-1, index, exact)
-        return variance
+            share = share.scatter(-1, index, 1 - tau.gather(-1, index) * exact)
+        return variance, share
 
     @property
     def covariance(self) -> Tensor:
@@ -139,9 +151,8 @@ class DensePosterior:
 
         A variance that is not positive means that the datum alone holds the posterior together: there is no cavity.
         """
-        mean, variance = self.mean, self.variance
-        remaining = 1 - self.sites.precision * variance
-        return (mean - self.sites.shift * variance) / remaining, variance / remaining
+        variance = self.variance / self.cavity_share
+        return self.mean - variance * self.weights, variance
 
     def predict(
         self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor | LinearOperator

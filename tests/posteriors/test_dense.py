@@ -182,7 +182,6 @@ def test_float32_in_is_computed_in_float64():
 @pytest.mark.parametrize("smallest", [-2, -4, -8], ids=["all reliable", "a few not", "most not"])
 @pytest.mark.parametrize("num_negative", [0, 7])
 def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, smallest, num_negative):
-    monkeypatch.setattr(dense, "_SMALL", 10)
     monkeypatch.setattr(dense, "_PANEL", 32)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(150, 2, generator=generator, dtype=torch.float64)
@@ -192,7 +191,20 @@ def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, s
     sites = GaussianSites(torch.randn(2, 150, generator=generator, dtype=torch.float64), precision)
     posterior = condition_dense(torch.zeros_like(precision), prior, sites)
     assert bool(posterior.positive_definite.all())
-    assert "whitened_positive" not in posterior.__dict__
     torch.testing.assert_close(
         posterior.variance, posterior.covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-9, atol=1e-14 * 300
     )
+    share = 1 - precision * posterior.covariance.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(posterior.cavity_share, share, rtol=1e-6, atol=1e-9)
+
+
+def test_cavities_of_sharp_sites_keep_their_digits():
+    """Far points: V_ii = k / (1 + k tau), so 1 - tau v is 1 / (1 + k tau), far below the rounding of v."""
+    prior = 5 * torch.eye(3, dtype=torch.float64)
+    precision = torch.tensor([1e12, 1e14, 0.3], dtype=torch.float64)
+    sites = GaussianSites(torch.tensor([2e12, -1e14, 1.0], dtype=torch.float64), precision)
+    posterior = condition_dense(torch.ones(3, dtype=torch.float64), prior, sites)
+    torch.testing.assert_close(posterior.cavity_share, 1 / (1 + 5 * precision), rtol=1e-14, atol=0)
+    mean, variance = posterior.leave_one_out
+    torch.testing.assert_close(variance, torch.full((3,), 5.0, dtype=torch.float64), rtol=1e-13, atol=0)
+    torch.testing.assert_close(mean, torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-2)
