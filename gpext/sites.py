@@ -47,7 +47,7 @@ class GaussianSites:
         """Return E[log t(f)] under N(mean, variance), (..., N)."""
         return self.shift * mean - 0.5 * self.precision * (mean.square() + variance)
 
-    def lerp(self, other: GaussianSites, rate: float) -> GaussianSites:
+    def lerp(self, other: GaussianSites, rate: float | Tensor) -> GaussianSites:
         """Return the sites a fraction `rate` of the way to `other`, in natural parameters: a damped update."""
         return GaussianSites(
             torch.lerp(self.shift, other.shift, rate), torch.lerp(self.precision, other.precision, rate)

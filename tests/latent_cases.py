@@ -9,7 +9,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
 from gpext import likelihoods
-from gpext.inference import CAVI, KL, Laplace, Taylor
+from gpext.inference import CAVI, EP, KL, Laplace, Taylor
 from tests.members import F64, MEMBERS
 
 RULES = {
@@ -17,6 +17,7 @@ RULES = {
     "laplace": Laplace(tolerance=1e-9),
     "taylor": Taylor(),
     "cavi": CAVI(max_steps=5000, tolerance=1e-10),
+    "ep": EP(tolerance=1e-9),
 }
 
 
@@ -92,7 +93,7 @@ def double(make):
     return lambda: make().double()
 
 
-def augmented(name, rules=("kl", "laplace", "taylor", "cavi"), unimodal=True):
+def augmented(name, rules=("kl", "laplace", "taylor", "cavi", "ep"), unimodal=True):
     member = MEMBERS[name]
     return Case(member.make, lambda generator, n: member.targets(n), rules, unimodal=unimodal)
 
@@ -106,13 +107,13 @@ def stock(kind, **values):
     return make
 
 
-SMOOTH = ("kl", "laplace", "taylor")
+SMOOTH = ("kl", "laplace", "taylor", "ep")
 CASES = {
     "bernoulli_logit": augmented("bernoulli_logit"),
     "negative_binomial": augmented("negative_binomial"),
-    "student_t": augmented("student_t", ("kl", "laplace", "cavi"), unimodal=False),
-    "laplace": augmented("laplace", ("kl", "cavi")),
-    "matern32": augmented("matern32", ("kl", "laplace", "cavi"), unimodal=False),
+    "student_t": augmented("student_t", ("kl", "laplace", "cavi", "ep"), unimodal=False),
+    "laplace": augmented("laplace", ("kl", "cavi", "ep")),
+    "matern32": augmented("matern32", ("kl", "laplace", "cavi", "ep"), unimodal=False),
     "pseudo_huber": augmented("pseudo_huber"),
     "poisson": Case(likelihoods.PoissonLikelihood, counts, SMOOTH),
     "ordinal_logit": Case(double(lambda: likelihoods.OrdinalLogitLikelihood(4)), classes(4), SMOOTH),
@@ -126,7 +127,7 @@ CASES = {
     "stock_student_t": Case(
         stock(gpytorch.likelihoods.StudentTLikelihood, deg_free=torch.tensor(4.5, dtype=F64), noise=0.3),
         real,
-        ("kl", "laplace"),
+        ("kl", "laplace", "ep"),
         unimodal=False,
     ),
     "stock_beta": Case(stock(gpytorch.likelihoods.BetaLikelihood, scale=7.0), unit, SMOOTH),

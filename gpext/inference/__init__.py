@@ -1,6 +1,7 @@
 """Rules that turn current marginals into Gaussian sites, and their drivers."""
 
 from gpext.inference.cavi import CAVI, require_augmentation
+from gpext.inference.ep import EP
 from gpext.inference.kl import KL
 from gpext.inference.laplace import Laplace
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms, exact_terms
@@ -9,6 +10,7 @@ from gpext.inference.taylor import Taylor
 
 __all__ = [
     "CAVI",
+    "EP",
     "KL",
     "InferenceResult",
     "InferenceWarning",

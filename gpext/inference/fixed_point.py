@@ -129,7 +129,7 @@ def climb(
     """
     iterate = first_finite(problem, terms, starts)
     trace: list[Tensor] = []
-    mixing = _Mixing(problem) if accelerate else None
+    mixing = Mixing(problem) if accelerate else None
     rate = torch.ones_like(iterate.value)
     status = Status.MAX_STEPS
     improper = False  # since the last full step, a step has led to what is no posterior
@@ -138,7 +138,9 @@ def climb(
             status = Status.CONVERGED
             break
         target = iterate.proposal if curvature is None else coupled_target(problem, iterate, curvature)
-        mixed = mixing.mix(iterate, target) if mixing is not None and bool((rate == 1).all()) else None
+        mixed = None
+        if mixing is not None and bool((rate == 1).all()):
+            mixed = mixing.mix(iterate.sites, iterate.variance, target)
         candidate = visit(problem, terms, _between(problem, iterate.sites, mixed or target, rate))
         better = (candidate.value >= iterate.value - iterate.rounding) & candidate.value.isfinite()
         if bool(better.all()):
@@ -147,7 +149,7 @@ def climb(
             iterate = visit(problem, terms, _between(problem, iterate.sites, candidate.sites, better.to(iterate.mean)))
         trace.append(iterate.value)
         if mixed is not None and not bool(better.all()):
-            mixing = _Mixing(problem)  # what it had learned has misled it; the step itself is tried next
+            mixing = Mixing(problem)  # what it had learned has misled it; the step itself is tried next
             continue
         if bool(candidate.posterior.positive_definite.all()):
             improper &= not bool((better & (rate == 1)).all())
@@ -208,7 +210,7 @@ def _between(problem: Problem, sites: GaussianSites, target: GaussianSites, rate
     )
 
 
-class _Mixing:
+class Mixing:
     """Anderson's mixing: from the last iterates x and residuals r = x* - x, the point where r vanishes if r is affine.
 
     x + r - (dX + dR) c with c = argmin |r - dR c|; residuals are measured in what they do to the marginals.
@@ -218,13 +220,13 @@ class _Mixing:
         self.problem = problem
         self.history: list[tuple[Tensor, Tensor]] = []
 
-    def mix(self, iterate: Iterate, target: GaussianSites) -> GaussianSites | None:
-        """Remember an iterate and its proposal; return where to go, or None as long as there is nothing to mix."""
-        x, r = self._stack(iterate.sites), self._stack(target) - self._stack(iterate.sites)
+    def mix(self, sites: GaussianSites, variance: Tensor, target: GaussianSites) -> GaussianSites | None:
+        """Remember sites, their marginal variances and where a step goes; return where to go, or None if it is new."""
+        x, r = self._stack(sites), self._stack(target) - self._stack(sites)
         self.history = [*self.history[-_MEMORY:], (x, r)]
         if len(self.history) < 2:
             return None
-        scale = torch.stack([iterate.variance.sqrt(), iterate.variance], -1).flatten(-2)
+        scale = torch.stack([variance.sqrt(), variance], -1).flatten(-2)
         scale = scale if self.problem.num_latents is None else scale.flatten(-2)
         points, residuals = (torch.stack(items, -1) for items in zip(*self.history, strict=True))
         dx, dr = points.diff(dim=-1), residuals.diff(dim=-1)  # (..., 2N, J)
@@ -235,7 +237,7 @@ class _Mixing:
         right = weighted.mT @ (scale * r).unsqueeze(-1)
         coefficients = torch.linalg.solve(gram + torch.diag_embed(ridge), right)
         mixed = x + r - ((dx + dr) @ coefficients).squeeze(-1)
-        shift, precision = mixed.reshape(*iterate.mean.shape, 2).unbind(-1)
+        shift, precision = mixed.reshape(*variance.shape, 2).unbind(-1)
         return GaussianSites(shift, precision)
 
     def _stack(self, sites: GaussianSites) -> Tensor:

@@ -29,6 +29,7 @@ from gpext.quadrature.adaptive import (
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
 from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
+from gpext.quadrature.tilted import TiltedMoments, student_t_tilted_moments, tilted_moments
 
 __all__ = [
     "Jet",
@@ -36,6 +37,7 @@ __all__ = [
     "QuadratureStatus",
     "QuadratureWarning",
     "Rule",
+    "TiltedMoments",
     "expectation",
     "expected_log_sum_exp",
     "expected_softmax",
@@ -45,6 +47,8 @@ __all__ = [
     "log_expectation",
     "log_multinomial_marginal",
     "smooth_expectation",
+    "student_t_tilted_moments",
+    "tilted_moments",
     "trapezoid",
     "trapezoid_nodes",
 ]

@@ -88,7 +88,8 @@ def expectation(
         absolute_tolerance=absolute_tolerance,
         max_rounds=max_rounds,
     )
-    return _warned(result)
+    warn_unresolved(result)
+    return result.value
 
 
 def log_expectation(
@@ -114,7 +115,8 @@ def log_expectation(
         relative_tolerance=relative_tolerance,
         max_rounds=max_rounds,
     )
-    return _warned(result)
+    warn_unresolved(result)
+    return result.value
 
 
 def integrate(
@@ -178,7 +180,8 @@ def require(tensor: Tensor, valid: Tensor, expected: str) -> None:
     raise ValueError(f"{expected}; got {tensor[index].item()} at index {index} of shape {tuple(tensor.shape)}.")
 
 
-def _warned(result: QuadratureResult) -> Tensor:
+def warn_unresolved(result: QuadratureResult) -> None:
+    """Warn if an integral did not reach its tolerance, with the remedy."""
     if result.status is not QuadratureStatus.CONVERGED:
         missed = ~result.resolved
         worst = result.error[missed].nan_to_num(nan=math.inf).max().item()
@@ -189,7 +192,6 @@ def _warned(result: QuadratureResult) -> Tensor:
             QuadratureWarning,
             stacklevel=3,
         )
-    return result.value
 
 
 def _standardised_knots(knots: Tensor | None, mean: Tensor, sd: Tensor) -> Tensor:  # (J, *shape)

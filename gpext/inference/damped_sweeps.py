@@ -1,0 +1,94 @@
+r"""Damped parallel sweeps of EP, accelerated, with every cavity kept proper [JVV11 Secs. 3.5, 4.1].
+
+x <- x + delta (x* - x) for all sites at once, or what Anderson's mixing makes of the last few such steps where that
+brings the marginals closer to rest. On a likelihood that is not log-concave x* may have negative precisions, with which
+cavities can become improper: such sites are held at precision zero until the others have settled, where all is safe,
+and only then set free. A step that leaves what is proper is halved until it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gpext.inference.fixed_point import Mixing
+from gpext.inference.matching import Match
+from gpext.inference.problem import Problem
+from gpext.sites import GaussianSites
+
+_SETTLED = 0.03  # motion of the marginals, in their own units, below which sites that were held are set free
+_MOST_HALVINGS = 12
+_PROGRESS = 0.7  # of the motion, which counts as such
+
+At = Callable[[GaussianSites], Match]
+
+
+@torch.no_grad()
+def sweep_damped(
+    problem: Problem,
+    at: At,
+    current: Match,
+    *,
+    hold: bool,
+    damping: float,
+    max_sweeps: int,
+    patience: int,
+    tolerance: float,
+) -> tuple[Match, list[Tensor]]:
+    """Return the match nearest to rest, and log Z after each look.
+
+    Ends when no site would move the marginals by more than `tolerance`, after `max_sweeps` looks, or `patience` sweeps
+    without progress.
+
+    Args:
+        problem: prior, likelihood and targets.
+        at: looks at sites.
+        current: where to begin; proper.
+        hold: keep precisions from being negative; ends as well when the others have settled.
+        damping: delta in (0, 1].
+        max_sweeps: most looks.
+        patience: sweeps without progress until it gives up.
+        tolerance: of the motion, in units of the marginals.
+    """
+    trace: list[Tensor] = []
+    mixing = Mixing(problem)
+    best, least, waited = current, torch.inf, 0
+    while True:
+        proposal = current.positive_proposal if hold else current.proposal
+        motion = float(current.toward(proposal).max())
+        waited = 0 if motion < _PROGRESS * least else waited + 1
+        if motion < least:
+            best, least = current, motion
+        settled = hold and motion < _SETTLED and bool((proposal.precision == 0).any())
+        if motion < tolerance or settled or waited > patience or len(trace) >= max_sweeps:
+            return best, trace
+        target = current.sites.lerp(proposal, damping)
+        mixed = mixing.mix(current.sites, current.variance, target)
+        following = None
+        if mixed is not None:
+            if hold:
+                mixed = GaussianSites(mixed.shift, mixed.precision.clamp_min(0))
+            following = at(mixed)
+            trace.append(following.value)
+            next_proposal = following.positive_proposal if hold else following.proposal
+            if not float(following.toward(next_proposal).max()) < motion:
+                mixing, following = Mixing(problem), None  # what it had learned has misled it
+        if following is None:
+            following = _shortened(at, current, target, trace)
+        if following is None:
+            return best, trace
+        current = following
+
+
+def _shortened(at: At, current: Match, target: GaussianSites, trace: list[Tensor]) -> Match | None:
+    """Return the match a step further, the step halved (in a batch, each its own) until it is proper."""
+    rate = torch.ones_like(current.value)
+    for _ in range(_MOST_HALVINGS):
+        candidate = at(current.sites.lerp(target, rate.unsqueeze(-1)))
+        trace.append(candidate.value)
+        if bool(candidate.proper.all()):
+            return candidate
+        rate = torch.where(candidate.proper, rate, rate / 2)
+    return None

@@ -1,0 +1,194 @@
+r"""Expectation propagation that converges, for any likelihood of one latent [JVV11; Minka 2001].
+
+Each factor p(y_i | f_i)^eta is replaced by a Gaussian site, so that posterior marginals and tilted distributions have
+the same mean and variance (:mod:`gpext.inference.matching`). On likelihoods that are not log-concave the plain
+iteration oscillates or leaves what is a distribution; so it goes in stages, each if the one before has not arrived:
+
+    1. damped parallel sweeps, accelerated; a step that would leave a cavity improper is shortened
+    2. Levenberg-Marquardt on the residuals in all sites at once, with their derivatives in closed form
+    3. both anew from the prior, with shorter steps
+    4. at a smaller power, where the tilted distributions are calmer, and from there back up as far as a solution goes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from gpext.inference.damped_sweeps import At, sweep_damped
+from gpext.inference.levenberg_marquardt import levenberg_marquardt
+from gpext.inference.matching import Match, match
+from gpext.inference.problem import Problem
+from gpext.inference.result import InferenceResult, Status
+from gpext.inference.tilting import tilt
+from gpext.sites import GaussianSites
+
+_PATIENCE = 8  # sweeps without progress
+_HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
+_CALM = 0.2  # damping of the second try
+_LOWER = (0.5, 0.25, 0.1)  # of the power asked for
+_SHORTEST_RISE = 0.01  # of the power asked for
+
+
+@dataclass(frozen=True)
+class EP:
+    """Expectation propagation: marginals that match the moments of their tilted distributions.
+
+    Args:
+        power: eta in (0, 1]: 1 is EP, less is fractional (power) EP, towards 0 variational inference.
+        damping: length of a step in the sites, in (0, 1].
+        max_steps: most looks at sites, each one factorisation with variances.
+        tolerance: converged when every marginal's mean matches to this many standard deviations, and its variance to
+            this fraction.
+        jitter: added to the diagonal of the prior covariance; none is needed.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import StudentTLikelihood
+        >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
+        >>> result = EP().infer(prior, StudentTLikelihood().double(), torch.tensor([0.0, 9.0]).double())
+        >>> result.status.name
+        'CONVERGED'
+    """
+
+    power: float = 1.0
+    damping: float = 0.8
+    max_steps: int = 500
+    tolerance: float = 1e-6
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("power", "damping"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
+
+    def infer(
+        self,
+        prior: MultivariateNormal,
+        likelihood: Any,
+        targets: Tensor,
+        *,
+        start: GaussianSites | None = None,
+    ) -> InferenceResult:
+        """Return the posterior, its sites and EP's approximation of the log evidence.
+
+        Args:
+            prior: p(f) at the training inputs, (..., N).
+            likelihood: any likelihood of one latent, gpext's or gpytorch's.
+            targets: (..., N).
+            start: sites to start from, of an earlier result for these data; the prior by default.
+
+        Raises:
+            TypeError: several latents a datum, or half precision.
+            ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
+        """
+        problem = Problem.of(prior, likelihood, targets, self.jitter)
+        search = _Search(self, problem)
+        found = search.run(start)
+        local = self._local(problem, found)
+        evidence = problem.attach(found.value, local, found.posterior)
+        return problem.result(search.name(found), found.posterior, evidence, search.status(found), search.trace)
+
+    def _local(self, problem: Problem, found: Match) -> Tensor:
+        """Return what has the derivatives of the evidence in the likelihood's parameters: log Z^ at fixed cavities."""
+        moments = tilt(problem.likelihood, problem.targets, found.power)
+        return moments(found.cavity_mean, found.cavity_variance).log_normalizer.sum(-1) / found.power
+
+
+class _Search:
+    """The stages, and what they have cost."""
+
+    def __init__(self, rule: EP, problem: Problem) -> None:
+        self.rule, self.problem = rule, problem
+        self.trace: list[Tensor] = []
+        self.stages: list[str] = []
+
+    def run(self, start: GaussianSites | None) -> Match:
+        """Go through the stages until one arrives, and return the best match."""
+        power, nothing = self.rule.power, self.problem.no_sites()
+        found = self._solve(power, start.to(torch.float64) if start is not None else nothing, self.rule.damping)
+        if not self._arrived(found):
+            again = self._solve(power, nothing, min(_CALM, self.rule.damping))
+            found = min(found, again, key=lambda match: float(match.size.max()))
+        if not self._arrived(found):
+            for fraction in _LOWER:
+                lower = self._solve(fraction * power, nothing, self.rule.damping)
+                if self._arrived(lower):
+                    return self._rise(lower)
+        return found
+
+    def _rise(self, low: Match) -> Match:
+        """Follow a solution from a lower power towards the one asked for, as far as it goes."""
+        goal, step = self.rule.power, self.rule.power - low.power
+        while low.power < goal and step > _SHORTEST_RISE * goal and self._left() > 0:
+            power = min(low.power + step, goal)
+            at = self._at(power)
+            candidate = self._finish(at, at(low.sites), power)
+            if self._arrived(candidate):
+                low, step = candidate, 2 * step
+            else:
+                step = step / 2
+        return low
+
+    def _solve(self, power: float, sites: GaussianSites, damping: float) -> Match:
+        """Sweep, then finish by Levenberg-Marquardt; from the prior if the sites are no place to start."""
+        at = self._at(power)
+        current = at(sites)
+        if not bool(current.size.isfinite().all()):
+            current = at(self.problem.no_sites())
+        if not bool(current.size.isfinite().all()):
+            return current
+        for hold in (True, False):
+            current, trace = sweep_damped(
+                self.problem,
+                at,
+                current,
+                hold=hold,
+                damping=damping,
+                max_sweeps=self._left(),
+                patience=_PATIENCE,
+                tolerance=self.rule.tolerance,
+            )
+            self._note(f"{len(trace)} sweeps" + (" of positive sites" if hold else ""), power, trace)
+        return self._finish(at, current, power)
+
+    def _finish(self, at: At, current: Match, power: float) -> Match:
+        if not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
+            current, trace = levenberg_marquardt(
+                at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.rule.tolerance
+            )
+            self._note(f"{len(trace)} second-order steps", power, trace)
+        return current
+
+    def _at(self, power: float) -> At:
+        return partial(match, self.problem, tilt(self.problem.likelihood, self.problem.targets, power), power)
+
+    def _note(self, stage: str, power: float, trace: list[Tensor]) -> None:
+        if not trace:
+            return
+        self.trace.extend(trace)
+        self.stages.append(stage if power == self.rule.power else f"{stage} at power {power:.3g}")
+
+    def _left(self) -> int:
+        return self.rule.max_steps - len(self.trace)
+
+    def _arrived(self, found: Match) -> bool:
+        return bool((found.size < self.rule.tolerance).all())
+
+    def name(self, found: Match) -> str:
+        """Return the rule, its power, and its stages."""
+        return f"EP(power={found.power:.3g}), {', '.join(self.stages) or 'as it stood'}"
+
+    def status(self, found: Match) -> Status:
+        """Return how it ended."""
+        if not bool(found.value.isfinite().all()):
+            return Status.NOT_FINITE if bool(found.posterior.positive_definite.all()) else Status.NOT_POSITIVE_DEFINITE
+        if self._arrived(found):
+            return Status.CONVERGED if found.power == self.rule.power else Status.REDUCED_POWER
+        return Status.MAX_STEPS if self._left() <= 0 else Status.STALLED

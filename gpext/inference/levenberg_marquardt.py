@@ -1,0 +1,118 @@
+r"""The second-order finish of EP: Levenberg-Marquardt on the moment residuals, in all sites at once [MATH.md Sec. 5].
+
+In units of the marginals, s_i = sqrt(v_i), with sites moved by dtau = q / v and dnu = p / s + m dtau,
+
+    dm / s = R p,   dv / v = -(R o R) q,     R_ij = V_ij / (s_i s_j)
+
+and the moments of a tilted distribution move with its cavity by its own third and fourth moments: with
+u = (m - m^)/s, w = v^/v, g = m3/s^3, k = m4/v^2 (central moments of p^), x = dm/s, z = dv/v,
+
+    dm^/s = w B - g D / 2,   dv^/v = g B - (k - w^2) D / 2,
+    B = x - u z - eta (p + u q),   D = -z - eta q
+
+so that the Jacobian of (log v^/v, (m^ - m)/s) in (p, q) is in closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gpext.inference.matching import Match
+from gpext.sites import GaussianSites
+
+_START = 1e-3  # the damping, in units of the residuals' own: they are per standard deviation
+_LARGEST = 1e8
+_SMALLEST = 1e-12
+
+
+@torch.no_grad()
+def levenberg_marquardt(
+    at: Callable[[GaussianSites], Match], current: Match, *, max_steps: int, patience: int, tolerance: float
+) -> tuple[Match, list[Tensor]]:
+    """Return the match after as many steps as bring its residuals below `tolerance`, and log Z after each.
+
+    Every posterior of a batch has its own damping. Ends as well where no step lowers the sum of squares any more, or
+    `patience` of them together do not halve it.
+
+    Args:
+        at: looks at sites.
+        current: where to begin; proper.
+        max_steps: most steps, each one look.
+        patience: steps in which the sum of squares has to halve.
+        tolerance: of the largest residual.
+    """
+    damping = torch.full_like(current.value, _START)
+    growth = torch.full_like(damping, 2.0)
+    trace: list[Tensor] = []
+    sums: list[float] = []
+    moved = True
+    while len(trace) < max_steps:
+        moving = ~(current.size < tolerance)
+        if not bool(moving.any()) or bool((damping > _LARGEST).any()):
+            break
+        sums.append(float(_residual(current).square().sum()))
+        if len(sums) > patience and sums[-1] > 0.5 * sums[-1 - patience]:
+            break
+        if moved:
+            jacobian, residual = _linearise(current)
+            gram, right = jacobian.mT @ jacobian, -(jacobian.mT @ residual.unsqueeze(-1))
+        z = _solve(gram, right, damping) * moving.unsqueeze(-1)
+        candidate = at(_moved(current, z))
+        before, after = residual.square().sum(-1), _residual(candidate).square().sum(-1)
+        expected = (z * (damping.unsqueeze(-1) * z + right.squeeze(-1))).sum(-1)
+        gain = (before - after) / expected.clamp_min(torch.finfo(before.dtype).tiny)
+        better = candidate.proper & (after < before)
+        # Nielsen's rule: how good the model was decides how far it is trusted
+        eased = damping * (1 - (2 * gain.clamp(0, 1) - 1) ** 3).clamp(min=1 / 3)
+        damping = torch.where(better, eased.clamp_min(_SMALLEST), torch.where(moving, damping * growth, damping))
+        growth = torch.where(better | ~moving, 2.0, 2 * growth)
+        moved = bool((better & moving).any())
+        if bool((better | ~moving).all()):
+            current = candidate
+        elif moved:  # in a batch each posterior decides for itself
+            current = at(_chosen(better, candidate.sites, current.sites))
+        trace.append(current.value)
+    return current, trace
+
+
+def _residual(match: Match) -> Tensor:
+    return torch.cat([match.width_residual, match.shift_residual], -1)
+
+
+def _linearise(match: Match) -> tuple[Tensor, Tensor]:
+    """Return the Jacobian (..., 2N, 2N) in (p, q), and the residuals (..., 2N)."""
+    eta, v = match.power, match.variance
+    s = v.sqrt()
+    R = match.posterior.covariance / (s.unsqueeze(-1) * s.unsqueeze(-2))
+    u = -match.shift_residual
+    w, g, k = match.tilted.variance / v, match.tilted.third / (v * s), match.tilted.fourth / v.square()
+    curve = 0.5 * (k - w.square())
+    by_x = torch.stack([g / w, w - 1], -2)
+    by_z = torch.stack([(curve - g * u) / w - 1, 0.5 * g - (w - 0.5) * u], -2)
+    by_p = -eta * torch.stack([g / w, w], -2)
+    by_q = eta * torch.stack([(curve - g * u) / w, 0.5 * g - w * u], -2)
+    first = by_x.unsqueeze(-1) * R.unsqueeze(-3) + torch.diag_embed(by_p)  # (..., 2, N, N)
+    second = torch.diag_embed(by_q) - by_z.unsqueeze(-1) * R.square().unsqueeze(-3)
+    return torch.cat([first.flatten(-3, -2), second.flatten(-3, -2)], -1), _residual(match)
+
+
+def _solve(gram: Tensor, right: Tensor, damping: Tensor) -> Tensor:
+    damped = gram.clone()
+    damped.diagonal(dim1=-2, dim2=-1).add_(damping.unsqueeze(-1))
+    chol, _ = torch.linalg.cholesky_ex(damped)
+    return torch.cholesky_solve(right, chol).squeeze(-1)
+
+
+def _moved(match: Match, z: Tensor) -> GaussianSites:
+    p, q = z.chunk(2, -1)
+    precision = q / match.variance
+    shift = p / match.variance.sqrt() + match.mean * precision
+    return GaussianSites(match.sites.shift + shift, match.sites.precision + precision)
+
+
+def _chosen(which: Tensor, yes: GaussianSites, no: GaussianSites) -> GaussianSites:
+    which = which.unsqueeze(-1)
+    return GaussianSites(torch.where(which, yes.shift, no.shift), torch.where(which, yes.precision, no.precision))

@@ -1,0 +1,115 @@
+r"""Sites whose posterior marginals are to have the moments of their tilted distributions [JVV11 Eqs. 8 to 15].
+
+With marginals N(m_i, v_i) and power eta, the cavities r = 1/v - eta tau, b = m/v - eta nu have to be proper, and at a
+fixed point of EP the residuals vanish:
+
+    (log(v^_i / v_i), (m^_i - m_i) / sqrt(v_i)),     m^, v^: of N(f | b/r, 1/r) p(y_i | f)^eta / Z^_i
+
+    log Z = A(nu, tau) + (1/eta) sum_i [log Z^_i - log int N(f | b/r, 1/r) exp(eta (nu_i f - tau_i f^2 / 2)) df]
+
+is stationary there in the sites [JVV11 Eq. 16, sign corrected; any prior mean].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpext.inference.problem import Problem
+from gpext.inference.tilting import Tilt
+from gpext.posteriors import DensePosterior
+from gpext.quadrature import TiltedMoments
+from gpext.sites import GaussianSites
+
+
+@dataclass(frozen=True)
+class Match:
+    """Sites, what they make of the prior, and how far from matched the moments are."""
+
+    posterior: DensePosterior
+    mean: Tensor  # m (..., N)
+    variance: Tensor  # v (..., N)
+    cavity_mean: Tensor
+    cavity_variance: Tensor
+    tilted: TiltedMoments
+    proper: Tensor  # (...): there is a posterior, and every cavity is a distribution
+    value: Tensor  # log Z (...), -inf where improper
+    power: float
+
+    @property
+    def sites(self) -> GaussianSites:
+        """Where this is."""
+        return self.posterior.sites
+
+    @property
+    def shift_residual(self) -> Tensor:
+        """(m^ - m) / sqrt(v) (..., N)."""
+        return (self.tilted.mean - self.mean) / self.variance.sqrt()
+
+    @property
+    def width_residual(self) -> Tensor:
+        """log(v^ / v) (..., N)."""
+        return (self.tilted.variance / self.variance).log()
+
+    @property
+    def size(self) -> Tensor:
+        """The largest residual (...), inf where improper."""
+        largest = torch.maximum(self.shift_residual.abs(), self.width_residual.abs()).amax(-1)
+        return torch.where(self.proper & largest.isfinite(), largest, torch.inf)
+
+    def toward(self, proposal: GaussianSites) -> Tensor:
+        """Return how far other sites would move the marginals, were each alone replaced (...), inf where improper."""
+        precision = proposal.precision - self.sites.precision
+        shift = proposal.shift - self.sites.shift - precision * self.mean
+        move = torch.maximum(shift.abs() * self.variance.sqrt(), precision.abs() * self.variance).amax(-1)
+        return torch.where(self.proper & move.isfinite(), move, torch.inf)
+
+    @property
+    def positive_proposal(self) -> GaussianSites:
+        """The proposal where its precision is positive; elsewhere none, and the shift that matches the mean alone.
+
+        With no negative precision every cavity is proper: V^-1 - T is the precision of the prior.
+        """
+        free = self.proposal
+        shift = (self.tilted.mean - self.cavity_mean) / (self.power * self.cavity_variance)
+        keep = free.precision > 0
+        return GaussianSites(torch.where(keep, free.shift, shift), free.precision.clamp_min(0))
+
+    @property
+    def proposal(self) -> GaussianSites:
+        """The sites that would match if each were alone [JVV11 Eq. 15]."""
+        tilted, eta = self.tilted, self.power
+        precision = 1 / tilted.variance - 1 / self.variance
+        shift = tilted.mean / tilted.variance - self.mean / self.variance
+        return GaussianSites(self.sites.shift + shift / eta, self.sites.precision + precision / eta)
+
+
+@torch.no_grad()
+def match(problem: Problem, tilt: Tilt, power: float, sites: GaussianSites) -> Match:
+    """Return where some sites stand: one factorisation, the marginal variances, and one tilted integral a datum."""
+    posterior = problem.condition(sites)
+    mean, variance = posterior.mean, posterior.variance
+    proper = posterior.positive_definite & (mean.isfinite() & (variance > 0)).all(-1)
+    rest = 1 - power + power * posterior.cavity_share  # r v = 1 - eta tau v
+    proper = proper & (rest > 0).all(-1) & rest.isfinite().all(-1)
+    # What is improper is looked at where nothing can go wrong, and then disowned.
+    good = proper.unsqueeze(-1)
+    safe_mean = torch.where(good, mean, problem.mean)
+    safe_variance = torch.where(good, variance, 1.0)
+    safe_rest = torch.where(good, rest, 1.0)
+    shift, precision = (torch.where(good, part, 0.0) for part in (sites.shift, sites.precision))
+    cavity_variance = safe_variance / safe_rest
+    weights = torch.where(good, posterior.weights, 0.0)  # nu - tau m
+    cavity_mean = safe_mean - power * cavity_variance * weights
+    tilted = tilt(cavity_mean, cavity_variance)
+    excess = shift - precision * cavity_mean  # nu - tau m_-
+    replaced = (
+        power * (shift * cavity_mean - 0.5 * precision * cavity_mean.square())
+        + 0.5 * power**2 * excess.square() * safe_variance
+        + 0.5 * safe_rest.log()
+    )
+    value = posterior.log_normalizer + (tilted.log_normalizer - replaced).sum(-1) / power
+    value = torch.where(proper & value.isfinite(), value, -torch.inf)
+    return Match(posterior, safe_mean, safe_variance, cavity_mean, cavity_variance, tilted, proper, value, power)
