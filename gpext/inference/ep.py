@@ -28,11 +28,14 @@ from gpext.inference.result import InferenceResult, Status
 from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
 
-_PATIENCE = 8  # sweeps without progress
+_PATIENCE = 16  # sweeps without progress
+_PATIENCE_HELD = 30  # where every step is safe
 _HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
 _CALM = 0.2  # damping of the second try
 _LOWER = (0.5, 0.25, 0.1)  # of the power asked for
-_SHORTEST_RISE = 0.01  # of the power asked for
+_SHORTEST_RISE = 2e-3  # of the power asked for
+_LEAP = 0.02  # likewise, where the branch has ended
+_WEAKENINGS = 12
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class EP:
 
     power: float = 1.0
     damping: float = 0.8
-    max_steps: int = 500
+    max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
 
@@ -124,17 +127,38 @@ class _Search:
         return found
 
     def _rise(self, low: Match) -> Match:
-        """Follow a solution from a lower power towards the one asked for, as far as it goes."""
+        """Follow a solution from a lower power towards the one asked for, as far as it goes.
+
+        Where it ends, a datum's cavity is propped up by what fractional sites leave of the datum itself; or the branch
+        turns back, and sweeps may lead to another one.
+        """
         goal, step = self.rule.power, self.rule.power - low.power
-        while low.power < goal and step > _SHORTEST_RISE * goal and self._left() > 0:
+        stuck = False
+        while low.power < goal and self._left() > 0:
             power = min(low.power + step, goal)
             at = self._at(power)
-            candidate = self._finish(at, at(low.sites), power)
+            begin = self._proper(at, low.sites)
+            if stuck:
+                begin = self._sweep(at, begin, power, self.rule.damping, hold=False)
+            candidate = self._finish(at, begin, power)
             if self._arrived(candidate):
-                low, step = candidate, 2 * step
-            else:
+                low, step, stuck = candidate, 1.5 * step, False
+            elif stuck:
+                break
+            elif step > _SHORTEST_RISE * goal:
                 step = step / 2
+            else:
+                step, stuck = _LEAP * goal, True
         return low
+
+    def _proper(self, at: At, sites: GaussianSites) -> Match:
+        """Return the match at some sites, their negative precisions weakened as far as it takes to be proper."""
+        for _ in range(_WEAKENINGS):
+            found = at(sites)
+            if bool(found.size.isfinite().all()):
+                break
+            sites = GaussianSites(sites.shift, torch.where(sites.precision < 0, 0.7 * sites.precision, sites.precision))
+        return found
 
     def _solve(self, power: float, sites: GaussianSites, damping: float) -> Match:
         """Sweep, then finish by Levenberg-Marquardt; from the prior if the sites are no place to start."""
@@ -145,18 +169,24 @@ class _Search:
         if not bool(current.size.isfinite().all()):
             return current
         for hold in (True, False):
-            current, trace = sweep_damped(
-                self.problem,
-                at,
-                current,
-                hold=hold,
-                damping=damping,
-                max_sweeps=self._left(),
-                patience=_PATIENCE,
-                tolerance=self.rule.tolerance,
-            )
-            self._note(f"{len(trace)} sweeps" + (" of positive sites" if hold else ""), power, trace)
+            current = self._sweep(at, current, power, damping, hold=hold)
         return self._finish(at, current, power)
+
+    def _sweep(self, at: At, current: Match, power: float, damping: float, *, hold: bool) -> Match:
+        if not bool(current.size.isfinite().all()):
+            return current
+        current, trace = sweep_damped(
+            self.problem,
+            at,
+            current,
+            hold=hold,
+            damping=damping,
+            max_sweeps=self._left(),
+            patience=_PATIENCE_HELD if hold else _PATIENCE,
+            tolerance=self.rule.tolerance,
+        )
+        self._note(f"{len(trace)} sweeps" + (" of positive sites" if hold else ""), power, trace)
+        return current
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
         if not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
@@ -183,7 +213,7 @@ class _Search:
 
     def name(self, found: Match) -> str:
         """Return the rule, its power, and its stages."""
-        return f"EP(power={found.power:.3g}), {', '.join(self.stages) or 'as it stood'}"
+        return f"EP(power={found.power:.9g}), {', '.join(self.stages) or 'as it stood'}"
 
     def status(self, found: Match) -> Status:
         """Return how it ended."""

