@@ -87,7 +87,10 @@ def flops(datasets: Sequence[str], thetas: Sequence[float], max_iterations: int)
                 for bound_name, bound in (("exact", Quadrature()), ("R = 20", PiecewiseQuadratic(20))):
                     methods = ways_up(prior, likelihood, y, bound)
                     if bound_name == "R = 20":
-                        methods["Opper & Archambeau"] = partial(opper, prior, likelihood, y, bound, max_iterations)
+                        baseline = partial(opper, prior, likelihood, y, bound, max_iterations)
+                        methods["Opper & Archambeau"] = baseline
+                        if len(y) < LARGEST_FOR_PRINTED:
+                            methods["Opper & Archambeau, log lambda"] = partial(baseline, log_scale=True)
                     for method, run in methods.items():
                         climb = run()
                         k = climb.arrived()

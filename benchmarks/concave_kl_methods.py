@@ -142,10 +142,13 @@ def _slope_and_bend(bound: Callable[[Tensor, Tensor], Tensor], m: Tensor, v: Ten
     return slope(m), (slope(m + step) - slope(m - step)) / (2 * step)
 
 
-def opper(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, max_iterations: int) -> Climb:
+def opper(
+    prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, max_iterations: int, log_scale: bool = False
+) -> Climb:
     """M = K alpha, V = (K^-1 + diag(lambda))^-1 and L-BFGS over both [Opper & Archambeau 2009; KMM12 Eq. 11].
 
-    An evaluation: Cholesky, triangular solve and V, n^3 (1/3 + 1 + 1).
+    lambda is kept positive by bounds, or on a `log_scale` by its logarithm. An evaluation: Cholesky, triangular solve
+    and V, n^3 (1/3 + 1 + 1).
     """
     local = bound.bind(likelihood, y)
     K = prior.covariance_matrix
@@ -159,6 +162,7 @@ def opper(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, m
         nonlocal evaluations, latest
         evaluations += 1
         alpha, lam = (torch.from_numpy(part).view(shape) for part in (theta[:size], theta[size:]))
+        lam = lam.exp() if log_scale else lam
         root = lam.clamp_min(0).sqrt()
         B = torch.eye(n, dtype=torch.float64) + root.unsqueeze(-1) * K * root.unsqueeze(-2)
         chol = torch.linalg.cholesky(B)
@@ -173,6 +177,7 @@ def opper(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, m
             latest = float(values - 0.5 * (log_det - (lam * v).sum() + (alpha * m).sum()))
             by_alpha = (K @ (by_m - alpha).unsqueeze(-1)).squeeze(-1)
             by_lam = -(V.square() @ (by_v + 0.5 * lam).unsqueeze(-1)).squeeze(-1)
+            by_lam = by_lam * lam if log_scale else by_lam
         return -latest, -torch.cat([by_alpha.flatten(), by_lam.flatten()]).numpy()
 
     trace, flops, seconds = [], [], []
@@ -185,10 +190,10 @@ def opper(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, m
 
     outcome = scipy.optimize.minimize(
         loss,
-        np.concatenate([np.zeros(size), np.full(size, 0.1)]),
+        np.concatenate([np.zeros(size), np.full(size, math.log(0.1) if log_scale else 0.1)]),
         jac=True,
         method="L-BFGS-B",
-        bounds=[(None, None)] * size + [(0, None)] * size,
+        bounds=None if log_scale else [(None, None)] * size + [(0, None)] * size,
         callback=after,
         options={"maxiter": max_iterations, "maxfun": 10 * max_iterations, "ftol": 1e-12, "gtol": 1e-8},
     )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpext.inference import CAVI, KL, InferenceWarning, Laplace, Taylor
+from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Taylor
 from gpext.models.latent_gp import LatentGP
 from gpext.variational import Rule
 
@@ -54,7 +54,7 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
 
     Args:
         model: a LatentGP; its own rule and sites are as before afterwards.
-        rules: KL(), Laplace(), CAVI() and Taylor() by default. One that does not apply to the likelihood says so.
+        rules: KL(), EP(), Laplace(), CAVI() and Taylor() by default. One that does not apply to the likelihood says so.
 
     Example:
         >>> print(compare_inference(model))  # doctest: +SKIP
@@ -64,7 +64,7 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
     """
     rows = []
     prior, targets = model.variational_strategy.prior_distribution, model.train_targets
-    for rule in (KL(), Laplace(), CAVI(), Taylor()) if rules is None else rules:
+    for rule in (KL(), EP(), Laplace(), CAVI(), Taylor()) if rules is None else rules:
         started = time.perf_counter()
         try:
             with warnings.catch_warnings():

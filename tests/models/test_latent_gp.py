@@ -8,7 +8,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 import gpext
-from gpext.inference import CAVI, KL, InferenceWarning, Laplace, Status, Taylor
+from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Status, Taylor
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     MultinomialLogitLikelihood,
@@ -47,7 +47,7 @@ def made(inference=None, dtype=F64, **kwargs):
     return model, LatentMarginalLogLikelihood(model.likelihood, model), x, y
 
 
-RULES = [KL(), KL(schedule="sequential"), Laplace(), CAVI(), Taylor()]
+RULES = [KL(), KL(schedule="sequential"), EP(), Laplace(), CAVI(), Taylor()]
 rules = pytest.mark.parametrize(
     "rule", RULES, ids=lambda rule: f"{type(rule).__name__}-{getattr(rule, 'schedule', '')}"
 )
