@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gpext.sites import GaussianSites
 
-_PANEL = 128  # columns of the inverse at a time
+_LEAF = 128  # size of a triangle that is inverted as a whole
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
 
 
@@ -272,14 +272,19 @@ def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Ten
 
 
 def _inverse_diagonal(chol: Tensor) -> Tensor:
-    """Return the diagonal of (L L')^-1 (..., N), from L^-1 by panels of columns: a third of a full solve."""
+    """Return the diagonal of (L L')^-1 (..., N), the squared columns of L^-1, in a third of a full solve.
+
+    With L = [[A, 0], [C, D]], L^-1 = [[A^-1, 0], [-D^-1 C A^-1, D^-1]].
+    """
     size = chol.size(-1)
-    sums = []
-    for start in range(0, size, _PANEL):
-        corner = chol[..., start:, start:]
-        unit = torch.eye(size - start, min(_PANEL, size - start), dtype=chol.dtype, device=chol.device)
-        sums.append(_solve(corner, unit.expand(*chol.shape[:-2], *unit.shape)).square().sum(-2))
-    return torch.cat(sums, -1)
+    if size <= _LEAF:
+        unit = torch.eye(size, dtype=chol.dtype, device=chol.device)
+        return _solve(chol, unit.expand(chol.shape)).square().sum(-2)
+    half = size // 2
+    upper, lower = chol[..., :half, :half], chol[..., half:, half:]
+    corner = torch.linalg.solve_triangular(upper, chol[..., half:, :half], upper=False, left=False)
+    left = _inverse_diagonal(upper) + _solve(lower, corner).square().sum(-2)
+    return torch.cat([left, _inverse_diagonal(lower)], -1)
 
 
 def _solve(chol: Tensor, right: Tensor) -> Tensor:

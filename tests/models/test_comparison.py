@@ -22,7 +22,7 @@ def test_runs_every_rule_and_leaves_the_model_alone():
     assert isinstance(model.inference, Laplace)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert "log evidence" in str(comparison)
-    assert len(str(comparison).splitlines()) == 5
+    assert len(str(comparison).splitlines()) == 6
 
 
 def test_a_rule_that_does_not_apply_says_so():
