@@ -114,14 +114,19 @@ class _Search:
 
     def run(self, start: GaussianSites | None) -> Match:
         """Go through the stages until one arrives, and return the best match."""
-        power, nothing = self.rule.power, self.problem.no_sites()
-        found = self._solve(power, start.to(torch.float64) if start is not None else nothing, self.rule.damping)
+        power, damping, nothing = self.rule.power, self.rule.damping, self.problem.no_sites()
+        if start is not None:
+            at = self._at(power)
+            found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, damping, hold=False), power)
+            if self._arrived(found):
+                return found
+        found = self._solve(power, nothing, damping)
         if not self._arrived(found):
-            again = self._solve(power, nothing, min(_CALM, self.rule.damping))
+            again = self._solve(power, nothing, min(_CALM, damping))
             found = min(found, again, key=lambda match: float(match.size.max()))
         if not self._arrived(found):
             for fraction in _LOWER:
-                lower = self._solve(fraction * power, nothing, self.rule.damping)
+                lower = self._solve(fraction * power, nothing, damping)
                 if self._arrived(lower):
                     return self._rise(lower)
         return found
@@ -161,13 +166,9 @@ class _Search:
         return found
 
     def _solve(self, power: float, sites: GaussianSites, damping: float) -> Match:
-        """Sweep, then finish by Levenberg-Marquardt; from the prior if the sites are no place to start."""
+        """Sweep with the negative precisions held and then free, and finish by Levenberg-Marquardt."""
         at = self._at(power)
         current = at(sites)
-        if not bool(current.size.isfinite().all()):
-            current = at(self.problem.no_sites())
-        if not bool(current.size.isfinite().all()):
-            return current
         for hold in (True, False):
             current = self._sweep(at, current, power, damping, hold=hold)
         return self._finish(at, current, power)
