@@ -6,7 +6,7 @@ iteration oscillates or leaves what is a distribution; so it goes in stages, eac
 
     1. damped parallel sweeps, accelerated; a step that would leave a cavity improper is shortened
     2. Levenberg-Marquardt on the residuals in all sites at once, with their derivatives in closed form
-    3. both anew from the prior, with shorter steps
+    3. some plain sweeps from the prior, which come by other places, and again Levenberg-Marquardt
     4. at a smaller power, where the tilted distributions are calmer, and from there back up as far as a solution goes
 """
 
@@ -20,7 +20,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.damped_sweeps import At, sweep_damped
+from gpext.inference.damped_sweeps import At, sweep_damped, sweep_plainly
 from gpext.inference.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.matching import Match, match
 from gpext.inference.problem import Problem
@@ -30,8 +30,8 @@ from gpext.sites import GaussianSites
 
 _PATIENCE = 16  # sweeps without progress
 _PATIENCE_HELD = 30  # where every step is safe
-_HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
-_CALM = 0.2  # damping of the second try
+_HALVING_STEPS = 40  # second-order steps in which the sum of squares has to halve
+_TRIES = ((0.5, 15), (0.3, 30))  # damping and number of plain sweeps
 _LOWER = (0.5, 0.25, 0.1)  # of the power asked for
 _SHORTEST_RISE = 2e-3  # of the power asked for
 _LEAP = 0.02  # likewise, where the branch has ended
@@ -121,8 +121,13 @@ class _Search:
             if self._arrived(found):
                 return found
         found = self._solve(power, nothing, damping)
-        if not self._arrived(found):
-            again = self._solve(power, nothing, min(_CALM, damping))
+        for calm, num_sweeps in _TRIES:
+            if self._arrived(found):
+                return found
+            at = self._at(power)
+            again, trace = sweep_plainly(at, at(nothing), damping=min(calm, damping), num_sweeps=num_sweeps)
+            self._note(f"{len(trace)} plain sweeps", power, trace)
+            again = self._finish(at, again, power)
             found = min(found, again, key=lambda match: float(match.size.max()))
         if not self._arrived(found):
             for fraction in _LOWER:
