@@ -4,7 +4,8 @@ Each factor p(y_i | f_i)^eta is replaced by a Gaussian site, so that posterior m
 the same mean and variance (:mod:`gpext.inference.matching`). On likelihoods that are not log-concave the plain
 iteration oscillates or leaves what is a distribution; so it goes in stages, each if the one before has not arrived:
 
-    1. damped parallel sweeps, accelerated; a step that would leave a cavity improper is shortened
+    1. damped parallel sweeps, accelerated, with negative precisions held at zero and then without; a step that would
+       leave a cavity improper is shortened
     2. Levenberg-Marquardt on the residuals in all sites at once, with their derivatives in closed form
     3. some plain sweeps from the prior, which come by other places, and again Levenberg-Marquardt
     4. at a smaller power, where the tilted distributions are calmer, and from there back up as far as a solution goes
