@@ -53,6 +53,21 @@ class GaussianSites:
             torch.lerp(self.shift, other.shift, rate), torch.lerp(self.precision, other.precision, rate)
         )
 
+    def choose(self, other: GaussianSites, which: Tensor) -> GaussianSites:
+        """Return the other sites where `which` holds, broadcastable with (..., N), and these elsewhere."""
+        return GaussianSites(
+            torch.where(which, other.shift, self.shift), torch.where(which, other.precision, self.precision)
+        )
+
+    def motion_to(self, other: GaussianSites, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return how far other sites would move the marginals N(mean, variance), were each alone replaced (..., N).
+
+        The larger of the mean's motion in standard deviations and the relative motion of the variance.
+        """
+        precision = other.precision - self.precision
+        shift = other.shift - self.shift - precision * mean
+        return torch.maximum(shift.abs() * variance.sqrt(), precision.abs() * variance)
+
     def detach(self) -> GaussianSites:
         """Return the same sites outside the autograd graph."""
         return GaussianSites(self.shift.detach(), self.precision.detach())

@@ -8,21 +8,17 @@ and only then set free. A step that leaves what is proper is halved until it doe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from gpext.inference.fixed_point import Mixing
-from gpext.inference.matching import Match
+from gpext.inference.matching import At, Match
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
 _SETTLED = 0.03  # motion of the marginals, in their own units, below which sites that were held are set free
 _MOST_HALVINGS = 12
 _PROGRESS = 0.7  # of the motion, which counts as such
-
-At = Callable[[GaussianSites], Match]
 
 
 @torch.no_grad()
@@ -55,9 +51,8 @@ def sweep_damped(
     trace: list[Tensor] = []
     mixing = Mixing(problem)
     best, least, waited = current, torch.inf, 0
+    proposal, motion = _propose(current, hold)
     while True:
-        proposal = current.positive_proposal if hold else current.proposal
-        motion = float(current.toward(proposal).max())
         waited = 0 if motion < _PROGRESS * least else waited + 1
         if motion < least:
             best, least = current, motion
@@ -66,20 +61,27 @@ def sweep_damped(
             return best, trace
         target = current.sites.lerp(proposal, damping)
         mixed = mixing.mix(current.sites, current.variance, target)
-        following = None
         if mixed is not None:
             if hold:
                 mixed = GaussianSites(mixed.shift, mixed.precision.clamp_min(0))
-            following = at(mixed)
-            trace.append(following.value)
-            next_proposal = following.positive_proposal if hold else following.proposal
-            if not float(following.toward(next_proposal).max()) < motion:
-                mixing, following = Mixing(problem), None  # what it had learned has misled it
-        if following is None:
-            following = _shortened(at, current, target, trace)
+            candidate = at(mixed)
+            trace.append(candidate.value)
+            next_proposal, next_motion = _propose(candidate, hold)
+            if next_motion < motion:
+                current, proposal, motion = candidate, next_proposal, next_motion
+                continue
+            mixing = Mixing(problem)  # what it had learned has misled it
+        following = _shortened(at, current, target, trace)
         if following is None:
             return best, trace
         current = following
+        proposal, motion = _propose(current, hold)
+
+
+def _propose(match: Match, hold: bool) -> tuple[GaussianSites, float]:
+    """Return where a full step would go, and how far that is."""
+    proposal = match.positive_proposal if hold else match.proposal
+    return proposal, float(match.toward(proposal).max())
 
 
 @torch.no_grad()

@@ -21,9 +21,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.damped_sweeps import At, sweep_damped, sweep_plainly
+from gpext.inference.damped_sweeps import sweep_damped, sweep_plainly
 from gpext.inference.levenberg_marquardt import levenberg_marquardt
-from gpext.inference.matching import Match, match
+from gpext.inference.matching import At, Match, match
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
 from gpext.inference.tilting import tilt
@@ -115,24 +115,25 @@ class _Search:
 
     def run(self, start: GaussianSites | None) -> Match:
         """Go through the stages until one arrives, and return the best match."""
-        power, damping, nothing = self.rule.power, self.rule.damping, self.problem.no_sites()
+        power = self.rule.power
+        at = self._at(power)
         if start is not None:
-            at = self._at(power)
-            found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, damping, hold=False), power)
+            found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, hold=False), power)
             if self._arrived(found):
                 return found
-        found = self._solve(power, nothing, damping)
+        prior = at(self.problem.no_sites())
+        found = self._solve(at, prior, power)
         for calm, num_sweeps in _TRIES:
             if self._arrived(found):
                 return found
-            at = self._at(power)
-            again, trace = sweep_plainly(at, at(nothing), damping=min(calm, damping), num_sweeps=num_sweeps)
+            again, trace = sweep_plainly(at, prior, damping=min(calm, self.rule.damping), num_sweeps=num_sweeps)
             self._note(f"{len(trace)} plain sweeps", power, trace)
             again = self._finish(at, again, power)
             found = min(found, again, key=lambda match: float(match.size.max()))
         if not self._arrived(found):
             for fraction in _LOWER:
-                lower = self._solve(fraction * power, nothing, damping)
+                lower_at = self._at(fraction * power)
+                lower = self._solve(lower_at, lower_at(self.problem.no_sites()), fraction * power)
                 if self._arrived(lower):
                     return self._rise(lower)
         return found
@@ -150,7 +151,7 @@ class _Search:
             at = self._at(power)
             begin = self._proper(at, low.sites)
             if stuck:
-                begin = self._sweep(at, begin, power, self.rule.damping, hold=False)
+                begin = self._sweep(at, begin, power, hold=False)
             candidate = self._finish(at, begin, power)
             if self._arrived(candidate):
                 low, step, stuck = candidate, 1.5 * step, False
@@ -171,15 +172,13 @@ class _Search:
             sites = GaussianSites(sites.shift, torch.where(sites.precision < 0, 0.7 * sites.precision, sites.precision))
         return found
 
-    def _solve(self, power: float, sites: GaussianSites, damping: float) -> Match:
+    def _solve(self, at: At, current: Match, power: float) -> Match:
         """Sweep with the negative precisions held and then free, and finish by Levenberg-Marquardt."""
-        at = self._at(power)
-        current = at(sites)
         for hold in (True, False):
-            current = self._sweep(at, current, power, damping, hold=hold)
+            current = self._sweep(at, current, power, hold=hold)
         return self._finish(at, current, power)
 
-    def _sweep(self, at: At, current: Match, power: float, damping: float, *, hold: bool) -> Match:
+    def _sweep(self, at: At, current: Match, power: float, *, hold: bool) -> Match:
         if not bool(current.size.isfinite().all()):
             return current
         current, trace = sweep_damped(
@@ -187,7 +186,7 @@ class _Search:
             at,
             current,
             hold=hold,
-            damping=damping,
+            damping=self.rule.damping,
             max_sweeps=self._left(),
             patience=_PATIENCE_HELD if hold else _PATIENCE,
             tolerance=self.rule.tolerance,

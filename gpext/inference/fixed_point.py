@@ -198,16 +198,10 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((-2, -1), keepdim=True)
 
 
-def _per_datum(problem: Problem, value: Tensor) -> Tensor:
-    """Align what belongs to a whole posterior, (...), with the marginals, (..., N) or (..., D, N)."""
-    return value.unsqueeze(-1) if problem.num_latents is None else value.unsqueeze(-1).unsqueeze(-1)
-
-
 def _between(problem: Problem, sites: GaussianSites, target: GaussianSites, rate: Tensor) -> GaussianSites:
-    weight = _per_datum(problem, rate)
-    return GaussianSites(
-        torch.lerp(sites.shift, target.shift, weight), torch.lerp(sites.precision, target.precision, weight)
-    )
+    """Return the sites a fraction of the way, each posterior (...) its own, whose sites are (..., N) or (..., D, N)."""
+    weight = rate.unsqueeze(-1) if problem.num_latents is None else rate.unsqueeze(-1).unsqueeze(-1)
+    return sites.lerp(target, weight)
 
 
 class Mixing:

@@ -15,12 +15,10 @@ so that the Jacobian of (log v^/v, (m^ - m)/s) in (p, q) is in closed form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from gpext.inference.matching import Match
+from gpext.inference.matching import At, Match
 from gpext.sites import GaussianSites
 
 _START = 1e-3  # the damping, in units of the residuals' own: they are per standard deviation
@@ -30,7 +28,7 @@ _SMALLEST = 1e-12
 
 @torch.no_grad()
 def levenberg_marquardt(
-    at: Callable[[GaussianSites], Match], current: Match, *, max_steps: int, patience: int, tolerance: float
+    at: At, current: Match, *, max_steps: int, patience: int, tolerance: float
 ) -> tuple[Match, list[Tensor]]:
     """Return the match after as many steps as bring its residuals below `tolerance`, and log Z after each.
 
@@ -73,7 +71,7 @@ def levenberg_marquardt(
         if bool((better | ~moving).all()):
             current = candidate
         elif moved:  # in a batch each posterior decides for itself
-            current = at(_chosen(better, candidate.sites, current.sites))
+            current = at(current.sites.choose(candidate.sites, better.unsqueeze(-1)))
         trace.append(current.value)
     return current, trace
 
@@ -111,8 +109,3 @@ def _moved(match: Match, z: Tensor) -> GaussianSites:
     precision = q / match.variance
     shift = p / match.variance.sqrt() + match.mean * precision
     return GaussianSites(match.sites.shift + shift, match.sites.precision + precision)
-
-
-def _chosen(which: Tensor, yes: GaussianSites, no: GaussianSites) -> GaussianSites:
-    which = which.unsqueeze(-1)
-    return GaussianSites(torch.where(which, yes.shift, no.shift), torch.where(which, yes.precision, no.precision))

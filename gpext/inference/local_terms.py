@@ -37,14 +37,8 @@ class LocalTerms:
         return GaussianSites(shift, self.precision.expand(shift.shape))
 
     def residual(self, sites: GaussianSites, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return how far the best sites would move the marginals, were each alone replaced (..., N).
-
-        The larger of the mean's motion in standard deviations and the relative motion of the variance.
-        """
-        best = self.best_sites(mean)
-        precision = best.precision - sites.precision
-        shift = best.shift - sites.shift - precision * mean
-        return torch.maximum(shift.abs() * variance.sqrt(), precision.abs() * variance)
+        """Return how far the best sites would move the marginals (..., N), see `GaussianSites.motion_to`."""
+        return sites.motion_to(self.best_sites(mean), mean, variance)
 
 
 def bound_terms(bound: LocalBound, mean: Tensor, variance: Tensor) -> LocalTerms:

@@ -12,6 +12,7 @@ is stationary there in the sites [JVV11 Eq. 16, sign corrected; any prior mean].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,10 +61,8 @@ class Match:
         return torch.where(self.proper & largest.isfinite(), largest, torch.inf)
 
     def toward(self, proposal: GaussianSites) -> Tensor:
-        """Return how far other sites would move the marginals, were each alone replaced (...), inf where improper."""
-        precision = proposal.precision - self.sites.precision
-        shift = proposal.shift - self.sites.shift - precision * self.mean
-        move = torch.maximum(shift.abs() * self.variance.sqrt(), precision.abs() * self.variance).amax(-1)
+        """Return how far other sites would move the marginals, at most (...), inf where improper."""
+        move = self.sites.motion_to(proposal, self.mean, self.variance).amax(-1)
         return torch.where(self.proper & move.isfinite(), move, torch.inf)
 
     @property
@@ -84,6 +83,9 @@ class Match:
         precision = 1 / tilted.variance - 1 / self.variance
         shift = tilted.mean / tilted.variance - self.mean / self.variance
         return GaussianSites(self.sites.shift + shift / eta, self.sites.precision + precision / eta)
+
+
+At = Callable[[GaussianSites], Match]
 
 
 @torch.no_grad()

@@ -58,19 +58,14 @@ def solve_scalar(
     for _ in range(max_steps):
         if bool((residual < tolerance).all()):
             break
-        shift, precision = torch.lerp(sites.shift, best.shift, rate), torch.lerp(sites.precision, best.precision, rate)
-        candidate = GaussianSites(shift, precision)
+        candidate = sites.lerp(best, rate)
         new_value, new_best, new_residual = visit(candidate)
         better = (new_value >= value - 1e-13 * value.abs()) & new_value.isfinite()
         value = torch.where(better, new_value, value)
-        sites, best = _select(better, candidate, sites), _select(better, new_best, best)
+        sites, best = sites.choose(candidate, better), best.choose(new_best, better)
         residual = torch.where(better, new_residual, residual)
         rate = torch.where(better, (2 * rate).clamp(max=1), rate / 2)
     return sites
-
-
-def _select(better: Tensor, yes: GaussianSites, no: GaussianSites) -> GaussianSites:
-    return GaussianSites(torch.where(better, yes.shift, no.shift), torch.where(better, yes.precision, no.precision))
 
 
 def _sum_like(values: Tensor, term: Tensor) -> Tensor:

@@ -205,7 +205,7 @@ def _log_sum_exp(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_sum_exp_over_kernels(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Lay out int F_* (1 - prod F_k) du between where F_* and where 1 - prod F_k vanishes."""
+    """Integrate F_* (1 - prod F_k) du between where F_* and where 1 - prod F_k vanishes."""
     floor, ceiling = m - _fall(v), m + _rise(v)
     start, star = floor.max(-1)
     end = ceiling.scatter(-1, star[:, None], -math.inf).amax(-1)
@@ -240,7 +240,7 @@ def _rise(v: Tensor) -> Tensor:
 
 
 def _multinomial(m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Lay out int prod A_k du about its peak, where Laplace's approximation of every A_k says that it vanishes."""
+    """Integrate prod A_k du about its peak, where Laplace's approximation of every A_k says that it vanishes."""
     trials = _with_a_trial(y)
     n, largest = trials.sum(-1), float(trials.sum(-1).max()) if y.numel() else 1.0
 
