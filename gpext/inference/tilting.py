@@ -13,12 +13,21 @@ from torch import Tensor
 from gpext.bounds import conditional_log_prob, num_latents
 from gpext.quadrature import TiltedMoments, student_t_tilted_moments, tilted_moments
 
+_TEMPER = 10.0
+
 Tilt = Callable[[Tensor, Tensor], TiltedMoments]
 """Mean and variance (..., N) of the cavities -> the moments of the tilted distributions."""
 
 
-def tilt(likelihood: Any, targets: Tensor, power: float) -> Tilt:
+def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.0) -> Tilt:
     """Return the rule that fits the likelihood: a Gaussian's, a Student-t's, or adaptive quadrature.
+
+    Args:
+        likelihood: of one latent.
+        targets: (..., N).
+        power: eta in (0, 1].
+        widening: how many times larger a Student-t's squared scale is taken to be, and how many times smaller the log
+            density of any other likelihood.
 
     Raises:
         TypeError: the likelihood has several latents a datum.
@@ -29,12 +38,12 @@ def tilt(likelihood: Any, targets: Tensor, power: float) -> Tilt:
             "Use gpext.inference.KL()."
         )
     if isinstance(likelihood, gpytorch.likelihoods.GaussianLikelihood):
-        return lambda mean, variance: _gaussian(targets, mean, variance, likelihood.noise.double(), power)
+        return lambda mean, variance: _gaussian(targets, mean, variance, widening * likelihood.noise.double(), power)
     if isinstance(likelihood, gpytorch.likelihoods.StudentTLikelihood):
 
         def student_t(mean: Tensor, variance: Tensor) -> TiltedMoments:
             about = student_t_tilted_moments(
-                targets - mean, variance, likelihood.deg_free.double(), likelihood.noise.double(), power
+                targets - mean, variance, likelihood.deg_free.double(), widening * likelihood.noise.double(), power
             )
             return TiltedMoments(about.log_normalizer, mean + about.mean, about.variance, about.third, about.fourth)
 
@@ -43,10 +52,18 @@ def tilt(likelihood: Any, targets: Tensor, power: float) -> Tilt:
 
     def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
         return tilted_moments(
-            lambda f: power * conditional_log_prob(likelihood, targets, f), mean, variance, knots=knots
+            lambda f: (power / widening) * conditional_log_prob(likelihood, targets, f), mean, variance, knots=knots
         )
 
     return adaptive
+
+
+def widest_needed(likelihood: Any, gap: Tensor) -> float:
+    """Return the widening that makes the likelihood as wide as the typical gap between target and prior mean."""
+    if not isinstance(likelihood, gpytorch.likelihoods.StudentTLikelihood):
+        return _TEMPER
+    with torch.no_grad():
+        return max(float((gap.square().median(-1).values / likelihood.noise.squeeze(-1)).max()), _TEMPER)
 
 
 def _gaussian(targets: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, power: float) -> TiltedMoments:
