@@ -9,14 +9,15 @@ iteration oscillates or leaves what is a distribution; so it goes in stages, eac
     2. Levenberg-Marquardt on the residuals in all sites at once, with their derivatives in closed form
     3. other ways in: from the sites of CAVI, all positive; and along the solutions of a likelihood that is wide at
        first, so that no datum is far out, and narrows (:mod:`gpext.inference.continuation`)
-    4. at a smaller power, where the tilted distributions are calmer, and from there back up as far as a solution goes
+    4. at half the power, where the tilted distributions are calmer, or at a small one from the optimum of KL, to which
+       EP tends with its power; and from there back up as far as a solution goes
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 from gpext.inference.cavi import CAVI
 from gpext.inference.continuation import follow, proper_near
 from gpext.inference.damped_sweeps import sweep_damped
+from gpext.inference.kl import KL
 from gpext.inference.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.matching import At, Match, match
 from gpext.inference.problem import Problem
@@ -37,10 +39,10 @@ from gpext.sites import GaussianSites
 _PATIENCE = 16  # sweeps without progress
 _PATIENCE_HELD = 30  # where every step is safe
 _HALVING_STEPS = 40  # second-order steps in which the sum of squares has to halve
-_LOWER = (0.5, 0.25, 0.1)  # of the power asked for
-_MIXTURE_STEPS = 50
+_HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
+_BOUND_STEPS = 100
 _SHORTEST_STEP = 5e-3  # of a path
-_STEPS_ALONG, _HALVING_ALONG = 60, 16  # of second-order steps at one place of it
+_STEPS_ALONG, _HALVING_ALONG = 30, 8  # of second-order steps at one place of it
 _MOST_ALONG = 350
 
 
@@ -139,10 +141,10 @@ class _Search:
             return None
         with torch.no_grad():
             prior = MultivariateNormal(self.problem.mean, self.problem.covariance)
-            bound = CAVI(max_steps=_MIXTURE_STEPS, tolerance=1e-3).infer(
+            bound = CAVI(max_steps=_BOUND_STEPS, tolerance=1e-3).infer(
                 prior, self.problem.likelihood, self.problem.targets
             )
-        self._note("CAVI", self.rule.power, list(bound.trace))
+        self._note("steps of CAVI", self.rule.power, list(bound.trace))
         return self._finish(at, proper_near(at, bound.sites), self.rule.power)
 
     def _from_wider(self, at: At) -> Match | None:
@@ -163,13 +165,31 @@ class _Search:
         turns back.
         """
         goal = self.rule.power
-        for low in (fraction * goal for fraction in _LOWER):
-            at = self._at(low)
-            found = self._solve(at, at(self.problem.no_sites()), low)
+        for start, low in ((self._swept, _HALF * goal), (self._by_bound, _LOW * goal), (self._by_bound, _LOWEST * goal)):
+            found = start(low)
             if self._arrived(found):
                 rise = partial(_between, low, goal)
-                return self._follow(lambda t: self._at(rise(t)), found, step=0.5, name=f"up from power {low:.3g}")[1]
+                return self._follow(lambda t: self._at(rise(t)), found, step=0.2, name=f"up from power {low:.3g}")[1]
         return None
+
+    def _swept(self, power: float) -> Match:
+        at = self._at(power)
+        return self._solve(at, at(self.problem.no_sites()), power)
+
+    def _by_bound(self, power: float) -> Match:
+        """Return what is next to the optimum of KL, to which EP tends with its power."""
+        at = self._at(power)
+        return self._finish(at, proper_near(at, self._optimum), power)
+
+    @cached_property
+    def _optimum(self) -> GaussianSites:
+        with torch.no_grad():
+            prior = MultivariateNormal(self.problem.mean, self.problem.covariance)
+            best = KL(max_steps=_BOUND_STEPS, tolerance=1e-3).infer(
+                prior, self.problem.likelihood, self.problem.targets
+            )
+        self._note("steps of KL", self.rule.power, list(best.trace))
+        return best.sites
 
     def _follow(self, at: Callable[[float], At], found: Match, *, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
