@@ -1,7 +1,8 @@
 """Follow a solution of EP while its problem changes step by step into the one that was asked for.
 
 The path parameter runs from 0, where the problem is easy, to 1. Every solution starts the next; a step that fails is
-halved, one that succeeds is lengthened; the line through the last two solutions tells where the next may be. A branch may end before 1: where a cavity stops being a distribution, or where
+halved, one that succeeds is lengthened. (Where solutions are hard to follow, the line through the last two of them
+misleads; it was tried.) A branch may end before 1: where a cavity stops being a distribution, or where
 it turns back.
 """
 
@@ -30,26 +31,16 @@ def follow(
         step: the first step in t.
         shortest: the branch has ended where a step this short fails.
     """
-    t, slope = 0.0, None
+    t = 0.0
     while t < 1 and step >= shortest:
         step = min(step, 1 - t)
         look = at(t + step)
-        guess = found.sites if slope is None else _ahead(found.sites, slope, step)
-        candidate = solve(look, proper_near(look, guess))
+        candidate = solve(look, proper_near(look, found.sites))
         if candidate is None:
             step = step / 2
         else:
-            slope = _slope(found.sites, candidate.sites, step)
             t, found, step = (1.0 if step == 1 - t else t + step), candidate, 1.5 * step
     return t, found
-
-
-def _slope(before: GaussianSites, after: GaussianSites, step: float) -> GaussianSites:
-    return GaussianSites((after.shift - before.shift) / step, (after.precision - before.precision) / step)
-
-
-def _ahead(sites: GaussianSites, slope: GaussianSites, step: float) -> GaussianSites:
-    return GaussianSites(sites.shift + step * slope.shift, sites.precision + step * slope.precision)
 
 
 def proper_near(at: At, sites: GaussianSites) -> Match:

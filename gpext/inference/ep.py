@@ -42,8 +42,8 @@ _HALVING_STEPS = 40  # second-order steps in which the sum of squares has to hal
 _HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
 _BOUND_STEPS = 100
 _SHORTEST_STEP = 5e-3  # of a path
-_STEPS_ALONG, _HALVING_ALONG = 30, 8  # of second-order steps at one place of it
-_MOST_ALONG = 350
+_STEPS_ALONG, _HALVING_ALONG = 30, 12  # of second-order steps at one place of it
+_MOST_ALONG = 400
 
 
 @dataclass(frozen=True)
