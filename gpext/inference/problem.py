@@ -12,9 +12,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob, num_latents
+from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.inference.result import InferenceResult, Status
-from gpext.likelihoods.checks import check_targets
+from gpext.likelihoods.checks import check_binary, check_targets
 from gpext.posteriors import DensePosterior, condition_dense
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites
@@ -41,12 +41,14 @@ class Problem:
 
         Raises:
             TypeError: half precision, or a likelihood that no rule can serve.
-            ValueError: the shapes do not belong together, or an entry is not finite.
+            ValueError: the shapes do not belong together, an entry is not finite, or a class is not 0 or 1.
         """
         mean, covariance = prior.mean, prior.covariance_matrix
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_targets(targets)
+        if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
+            check_binary(targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
             raise TypeError(
                 "gpytorch's SoftmaxLikelihood works on samples; use gpext.likelihoods.MultinomialLogitLikelihood("

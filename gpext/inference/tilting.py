@@ -10,15 +10,30 @@ import gpytorch
 import torch
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob, num_latents
-from gpext.quadrature import TiltedMoments, student_t_tilted_moments, tilted_moments
+from gpext import likelihoods
+from gpext.bounds import conditional_log_prob, has_density_of, num_latents
+from gpext.quadrature import (
+    TiltedMoments,
+    laplace_tilted_moments,
+    probit_tilted_moments,
+    student_t_tilted_moments,
+    tilted_moments,
+)
+
+_GAUSSIAN = (gpytorch.likelihoods.GaussianLikelihood,)
+_PROBIT = (gpytorch.likelihoods.BernoulliLikelihood,)
+_STUDENT_T = (gpytorch.likelihoods.StudentTLikelihood, likelihoods.StudentTLikelihood)
+_LAPLACE = (gpytorch.likelihoods.LaplaceLikelihood, likelihoods.LaplaceLikelihood)
 
 Tilt = Callable[[Tensor, Tensor], TiltedMoments]
 """Mean and variance (..., N) of the cavities -> the moments of the tilted distributions."""
 
 
 def tilt(likelihood: Any, targets: Tensor, power: float) -> Tilt:
-    """Return the rule that fits the likelihood: a Gaussian's, a Student-t's, or adaptive quadrature.
+    """Return the rule that fits the likelihood, a closed form if there is one, else adaptive quadrature.
+
+    Gaussian and Laplace noise have one at every power, the probit at power 1; Student-t noise has a smooth rule. A
+    subclass with a density of its own gets none of them.
 
     Raises:
         TypeError: the likelihood has several latents a datum.
@@ -28,17 +43,21 @@ def tilt(likelihood: Any, targets: Tensor, power: float) -> Tilt:
             f"EP takes one latent function per datum; {type(likelihood).__qualname__} has {likelihood.num_latents}. "
             "Use gpext.inference.KL()."
         )
-    if isinstance(likelihood, gpytorch.likelihoods.GaussianLikelihood):
+    if has_density_of(likelihood, *_GAUSSIAN):
         return lambda mean, variance: _gaussian(targets, mean, variance, likelihood.noise.double(), power)
-    if isinstance(likelihood, gpytorch.likelihoods.StudentTLikelihood):
-
-        def student_t(mean: Tensor, variance: Tensor) -> TiltedMoments:
-            about = student_t_tilted_moments(
+    if has_density_of(likelihood, *_STUDENT_T):
+        return lambda mean, variance: _shifted(
+            mean,
+            student_t_tilted_moments(
                 targets - mean, variance, likelihood.deg_free.double(), likelihood.noise.double(), power
-            )
-            return TiltedMoments(about.log_normalizer, mean + about.mean, about.variance, about.third, about.fourth)
-
-        return student_t
+            ),
+        )
+    if has_density_of(likelihood, *_LAPLACE):
+        return lambda mean, variance: _shifted(
+            mean, laplace_tilted_moments(targets - mean, variance, likelihood.noise.double(), power)
+        )
+    if has_density_of(likelihood, *_PROBIT) and power == 1:
+        return lambda mean, variance: probit_tilted_moments(2 * targets.to(mean) - 1, mean, variance)
     knots = getattr(likelihood, "_knots", lambda _: None)(targets)
 
     def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
@@ -47,6 +66,11 @@ def tilt(likelihood: Any, targets: Tensor, power: float) -> Tilt:
         )
 
     return adaptive
+
+
+def _shifted(mean: Tensor, about: TiltedMoments) -> TiltedMoments:
+    """Return the moments of f, given those of f - mean."""
+    return TiltedMoments(about.log_normalizer, mean + about.mean, about.variance, about.third, about.fourth)
 
 
 def _gaussian(targets: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, power: float) -> TiltedMoments:
