@@ -13,6 +13,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
+from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods.checks import check_binary, check_targets
 from gpext.posteriors import DensePosterior, condition_dense
@@ -125,6 +126,7 @@ class Problem:
             trace=torch.stack(trace) if trace else log_evidence.detach().new_zeros((0, *log_evidence.shape)),
             message=message + (f"; jitter {self.jitter:g}." if self.jitter else "."),
             log_density=partial(log_density, self.likelihood),
+            two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
 
@@ -140,3 +142,22 @@ def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor
     if own is not None:
         return own(targets, mean, variance)
     return log_expectation(lambda f: conditional_log_prob(likelihood, targets, f), mean, variance)
+
+
+def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return 2 min(P(Y <= y_i), P(Y >= y_i)) (..., N), at most 1, for Y ~ int p(y | f) N(f | m_i, v_i) df.
+
+    nan where p(y | f) has several latents or no cumulative distribution function.
+    """
+    if num_latents(likelihood) is None:
+        targets, mean, variance = torch.broadcast_tensors(targets.to(mean), mean, variance)
+        predictive = CompoundDistribution(lambda f: with_cdf(likelihood.forward(f)), mean, variance)
+        try:
+            below = predictive.cdf(targets)
+        except NotImplementedError:
+            return torch.full_like(mean, torch.nan)
+        above = 1 - below
+        if predictive.support.is_discrete:
+            above = above + log_density(likelihood, targets, mean, variance).exp()
+        return (2 * torch.minimum(below, above)).clamp(0, 1)
+    return torch.full_like(mean.select(-2, 0), torch.nan)
