@@ -84,18 +84,6 @@ def _propose(match: Match, hold: bool) -> tuple[GaussianSites, float]:
     return proposal, float(match.toward(proposal).max())
 
 
-@torch.no_grad()
-def sweep_plainly(at: At, current: Match, *, damping: float, num_sweeps: int) -> tuple[Match, list[Tensor]]:
-    """Return the match after so many damped sweeps, neither held nor accelerated, and log Z after each look."""
-    trace: list[Tensor] = []
-    for _ in range(num_sweeps):
-        following = _shortened(at, current, current.sites.lerp(current.proposal, damping), trace)
-        if following is None:
-            break
-        current = following
-    return current, trace
-
-
 def _shortened(at: At, current: Match, target: GaussianSites, trace: list[Tensor]) -> Match | None:
     """Return the match a step further, the step halved (in a batch, each its own) until it is proper."""
     rate = torch.ones_like(current.value)

@@ -7,12 +7,14 @@ iteration oscillates or leaves what is a distribution; so it goes in stages, eac
     1. damped parallel sweeps, accelerated, with negative precisions held at zero and then without; a step that would
        leave a cavity improper is shortened
     2. Levenberg-Marquardt on the residuals in all sites at once, with their derivatives in closed form
-    3. some plain sweeps from the prior, which come by other places, and again Levenberg-Marquardt
+    3. other ways in: from the sites of CAVI, all positive; and along the solutions of a likelihood that is wide at
+       first, so that no datum is far out, and narrows (:mod:`gpext.inference.continuation`)
     4. at a smaller power, where the tilted distributions are calmer, and from there back up as far as a solution goes
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,22 +23,25 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.damped_sweeps import sweep_damped, sweep_plainly
+from gpext.inference.cavi import CAVI
+from gpext.inference.continuation import follow, proper_near
+from gpext.inference.damped_sweeps import sweep_damped
 from gpext.inference.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.matching import At, Match, match
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
-from gpext.inference.tilting import tilt
+from gpext.inference.tilting import tilt, widest_needed
+from gpext.likelihoods import AugmentedLikelihood
 from gpext.sites import GaussianSites
 
 _PATIENCE = 16  # sweeps without progress
 _PATIENCE_HELD = 30  # where every step is safe
 _HALVING_STEPS = 40  # second-order steps in which the sum of squares has to halve
-_TRIES = ((0.5, 15), (0.3, 30))  # damping and number of plain sweeps
 _LOWER = (0.5, 0.25, 0.1)  # of the power asked for
-_SHORTEST_RISE = 2e-3  # of the power asked for
-_LEAP = 0.02  # likewise, where the branch has ended
-_WEAKENINGS = 12
+_MIXTURE_STEPS = 50
+_SHORTEST_STEP = 5e-3  # of a path
+_STEPS_ALONG, _HALVING_ALONG = 60, 16  # of second-order steps at one place of it
+_MOST_ALONG = 350
 
 
 @dataclass(frozen=True)
@@ -121,56 +126,71 @@ class _Search:
             found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, hold=False), power)
             if self._arrived(found):
                 return found
-        prior = at(self.problem.no_sites())
-        found = self._solve(at, prior, power)
-        for calm, num_sweeps in _TRIES:
-            if self._arrived(found):
+        found = self._solve(at, at(self.problem.no_sites()), power)
+        for stage in (self._from_mixture, self._from_wider):
+            if self._arrived(found) or self._left() <= 0:
                 return found
-            again, trace = sweep_plainly(at, prior, damping=min(calm, self.rule.damping), num_sweeps=num_sweeps)
-            self._note(f"{len(trace)} plain sweeps", power, trace)
-            again = self._finish(at, again, power)
-            found = min(found, again, key=lambda match: float(match.size.max()))
-        if not self._arrived(found):
-            for fraction in _LOWER:
-                lower_at = self._at(fraction * power)
-                lower = self._solve(lower_at, lower_at(self.problem.no_sites()), fraction * power)
-                if self._arrived(lower):
-                    return self._rise(lower)
-        return found
+            found = _better(found, stage(at))
+        return found if self._arrived(found) else self._from_lower() or found
 
-    def _rise(self, low: Match) -> Match:
-        """Follow a solution from a lower power towards the one asked for, as far as it goes.
+    def _from_mixture(self, at: At) -> Match | None:
+        """Start from the sites of CAVI, all positive, where the likelihood has them."""
+        if not isinstance(self.problem.likelihood, AugmentedLikelihood):
+            return None
+        with torch.no_grad():
+            prior = MultivariateNormal(self.problem.mean, self.problem.covariance)
+            bound = CAVI(max_steps=_MIXTURE_STEPS, tolerance=1e-3).infer(
+                prior, self.problem.likelihood, self.problem.targets
+            )
+        self._note("CAVI", self.rule.power, list(bound.trace))
+        return self._finish(at, proper_near(at, bound.sites), self.rule.power)
+
+    def _from_wider(self, at: At) -> Match | None:
+        """Follow a solution from where the likelihood is so wide that no datum is far out."""
+        power = self.rule.power
+        widest = widest_needed(self.problem.likelihood, self.problem.targets - self.problem.mean)
+        wide = self._at(power, widest)
+        found = self._solve(wide, wide(self.problem.no_sites()), power)
+        if not self._arrived(found):
+            return None
+        t, found = self._follow(lambda t: self._at(power, widest ** (1 - t)), found, step=1 / 6, name="from wider")
+        return found if t == 1 else None
+
+    def _from_lower(self) -> Match | None:
+        """Follow a solution from a lower power towards the one asked for, and return the last of it.
 
         Where it ends, a datum's cavity is propped up by what fractional sites leave of the datum itself; or the branch
-        turns back, and sweeps may lead to another one.
+        turns back.
         """
-        goal, step = self.rule.power, self.rule.power - low.power
-        stuck = False
-        while low.power < goal and self._left() > 0:
-            power = min(low.power + step, goal)
-            at = self._at(power)
-            begin = self._proper(at, low.sites)
-            if stuck:
-                begin = self._sweep(at, begin, power, hold=False)
-            candidate = self._finish(at, begin, power)
-            if self._arrived(candidate):
-                low, step, stuck = candidate, 1.5 * step, False
-            elif stuck:
-                break
-            elif step > _SHORTEST_RISE * goal:
-                step = step / 2
-            else:
-                step, stuck = _LEAP * goal, True
-        return low
+        goal = self.rule.power
+        for low in (fraction * goal for fraction in _LOWER):
+            at = self._at(low)
+            found = self._solve(at, at(self.problem.no_sites()), low)
+            if self._arrived(found):
+                rise = partial(_between, low, goal)
+                return self._follow(lambda t: self._at(rise(t)), found, step=0.5, name=f"up from power {low:.3g}")[1]
+        return None
 
-    def _proper(self, at: At, sites: GaussianSites) -> Match:
-        """Return the match at some sites, their negative precisions weakened as far as it takes to be proper."""
-        for _ in range(_WEAKENINGS):
-            found = at(sites)
-            if bool(found.size.isfinite().all()):
-                break
-            sites = GaussianSites(sites.shift, torch.where(sites.precision < 0, 0.7 * sites.precision, sites.precision))
-        return found
+    def _follow(self, at: Callable[[float], At], found: Match, *, step: float, name: str) -> tuple[float, Match]:
+        traces: list[Tensor] = []
+        budget = min(_MOST_ALONG, self._left())
+
+        def solve(look: At, near: Match) -> Match | None:
+            if len(traces) >= budget or not bool(near.size.isfinite().all()):
+                return None
+            there, trace = levenberg_marquardt(
+                look,
+                near,
+                max_steps=min(_STEPS_ALONG, budget - len(traces)),
+                patience=_HALVING_ALONG,
+                tolerance=self.rule.tolerance,
+            )
+            traces.extend(trace)
+            return there if self._arrived(there) else None
+
+        end = follow(at, found, solve, step=step, shortest=_SHORTEST_STEP)
+        self._note(f"second-order steps {name}", self.rule.power, traces)
+        return end
 
     def _solve(self, at: At, current: Match, power: float) -> Match:
         """Sweep with the negative precisions held and then free, and finish by Levenberg-Marquardt."""
@@ -191,7 +211,7 @@ class _Search:
             patience=_PATIENCE_HELD if hold else _PATIENCE,
             tolerance=self.rule.tolerance,
         )
-        self._note(f"{len(trace)} sweeps" + (" of positive sites" if hold else ""), power, trace)
+        self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
         return current
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
@@ -199,16 +219,18 @@ class _Search:
             current, trace = levenberg_marquardt(
                 at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.rule.tolerance
             )
-            self._note(f"{len(trace)} second-order steps", power, trace)
+            self._note("second-order steps", power, trace)
         return current
 
-    def _at(self, power: float) -> At:
-        return partial(match, self.problem, tilt(self.problem.likelihood, self.problem.targets, power), power)
+    def _at(self, power: float, widening: float = 1.0) -> At:
+        moments = tilt(self.problem.likelihood, self.problem.targets, power, widening=widening)
+        return partial(match, self.problem, moments, power)
 
     def _note(self, stage: str, power: float, trace: list[Tensor]) -> None:
         if not trace:
             return
         self.trace.extend(trace)
+        stage = f"{len(trace)} {stage}"
         self.stages.append(stage if power == self.rule.power else f"{stage} at power {power:.3g}")
 
     def _left(self) -> int:
@@ -228,3 +250,12 @@ class _Search:
         if self._arrived(found):
             return Status.CONVERGED if found.power == self.rule.power else Status.REDUCED_POWER
         return Status.MAX_STEPS if self._left() <= 0 else Status.STALLED
+
+
+def _better(one: Match, other: Match | None) -> Match:
+    """Return the match whose moments are nearer to matched."""
+    return one if other is None or float(one.size.max()) <= float(other.size.max()) else other
+
+
+def _between(low: float, high: float, t: float) -> float:
+    return high if t == 1 else low + t * (high - low)
