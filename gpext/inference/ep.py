@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gpext.inference.cavi import CAVI
@@ -30,6 +31,7 @@ from gpext.inference.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.matching import At, Match, match
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
+from gpext.inference.sequential_ep import sweep_one_by_one
 from gpext.inference.tilting import tilt, widest_needed
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.sites import GaussianSites
@@ -55,6 +57,8 @@ class EP:
         tolerance: converged when every marginal's mean matches to this many standard deviations, and its variance to
             this fraction.
         jitter: added to the diagonal of the prior covariance; none is needed.
+        schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
+            with this damping and nothing else, for comparison; of one posterior, not a batch.
 
     Example:
         >>> import torch
@@ -71,11 +75,14 @@ class EP:
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
+    schedule: Literal["parallel", "sequential"] = "parallel"
 
     def __post_init__(self) -> None:
         for name in ("power", "damping"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
+        if self.schedule not in ("parallel", "sequential"):
+            raise ValueError(f"schedule must be 'parallel' or 'sequential'; got {self.schedule!r}.")
 
     def infer(
         self,
@@ -98,6 +105,11 @@ class EP:
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
+        if self.schedule == "sequential" and problem.mean.dim() > 1:
+            raise ValueError(
+                f"the sequential schedule serves one posterior; got means of shape {tuple(problem.mean.shape)}. Use "
+                "schedule='parallel'."
+            )
         search = _Search(self, problem)
         found = search.run(start)
         local = self._local(problem, found)
@@ -122,6 +134,8 @@ class _Search:
         """Go through the stages until one arrives, and return the best match."""
         power = self.rule.power
         at = self._at(power)
+        if self.rule.schedule == "sequential":
+            return self._sweep_one_by_one(at, at(self.problem.no_sites() if start is None else start.to(torch.float64)))
         if start is not None:
             found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, hold=False), power)
             if self._arrived(found):
@@ -138,7 +152,7 @@ class _Search:
         if not isinstance(self.problem.likelihood, AugmentedLikelihood):
             return None
         with torch.no_grad():
-            prior = MultivariateNormal(self.problem.mean, self.problem.covariance)
+            prior = MultivariateNormal(self.problem.mean, to_linear_operator(self.problem.covariance))
             bound = CAVI(max_steps=_MIXTURE_STEPS, tolerance=1e-3).infer(
                 prior, self.problem.likelihood, self.problem.targets
             )
@@ -212,6 +226,20 @@ class _Search:
             tolerance=self.rule.tolerance,
         )
         self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
+        return current
+
+    def _sweep_one_by_one(self, at: At, current: Match) -> Match:
+        power, targets = self.rule.power, self.problem.targets
+        current, trace = sweep_one_by_one(
+            at,
+            current,
+            [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(targets.size(-1))],
+            damping=self.rule.damping,
+            max_sweeps=self.rule.max_steps,
+            patience=_PATIENCE,
+            tolerance=self.rule.tolerance,
+        )
+        self._note("sequential sweeps", power, trace)
         return current
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
