@@ -92,6 +92,51 @@ def observations(
     return ax
 
 
+def outliers(
+    log_loo: Vector,  # (N,)
+    precision: Vector,  # (N,)
+    *,
+    x: Vector | None = None,  # (N,)
+    num_named: int = 5,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw leave-one-out log densities, coloured by how much each datum contributes.
+
+    Crosses are data whose site has a negative precision and widens the posterior, circles the others.
+
+    Args:
+        log_loo: leave-one-out log densities; what is nan is left out.
+        precision: of the sites, relative to that of a regular datum: blue towards 1, white at 0, red towards -0.25 (a
+            Student-t curves by at most -1/8 of what it does at its centre).
+        x: inputs; the index of the datum by default.
+        num_named: how many of the most surprising to name by their index.
+        ax: where to draw; a new figure if None. The scale of the colours is drawn beside it.
+
+    Raises:
+        ValueError: the lengths differ, or no density is finite.
+    """
+    from matplotlib.colors import TwoSlopeNorm
+
+    ax = _axes(ax)
+    index = np.arange(len(_array(log_loo)))
+    log_loo, precision, x = _vectors(log_loo=log_loo, precision=precision, x=index if x is None else x)
+    known = np.isfinite(log_loo)
+    if not known.any():
+        raise ValueError("log_loo must have at least one finite value.")
+    norm = TwoSlopeNorm(0, vmin=-0.25, vmax=1)
+    for widens, marker, name in ((False, "o", "narrows the posterior"), (True, "X", "widens the posterior")):
+        which = known & ((precision < 0) == widens)
+        style: dict[str, Any] = {"marker": marker, "edgecolors": GREY, "linewidths": 0.6, "cmap": "RdBu", "norm": norm}
+        if which.any():
+            label = f"{name} ({int(which.sum())})"
+            drawn = ax.scatter(x[which], log_loo[which], s=45, c=precision[which], label=label, zorder=3, **style)
+    for i in index[known][np.argsort(log_loo[known], kind="stable")][:num_named]:
+        ax.annotate(str(i), (x[i], log_loo[i]), textcoords="offset points", xytext=(6, -3), fontsize=8, color=GREY)
+    ax.figure.colorbar(drawn, ax=ax, label="site precision, relative to a regular datum's", extend="both")
+    ax.set_ylabel("leave-one-out log density (nats)")
+    return ax
+
+
 def log_density_trace(
     traces: Mapping[str, tuple[Vector, Vector]],
     *,

@@ -39,6 +39,7 @@ def test_every_function_makes_its_own_axes_and_returns_them():
     made = [
         plots.predictive_band(u, u, u - 1, u + 1),
         plots.observations(u, u),
+        plots.outliers(u, u),
         plots.log_density_trace({"a": (u, u)}),
         plots.reliability(u > 0.5, u),
         plots.pit_histogram(u),
@@ -68,6 +69,27 @@ def test_outliers_are_apart_and_counted(ax):
 def test_without_outliers_there_is_no_legend_entry(ax):
     plots.observations(np.arange(3), np.arange(3), outliers=np.zeros(3, bool), ax=ax)
     assert labels(ax) == ["observations"]
+
+
+def test_data_that_widen_the_posterior_are_crosses_and_the_worst_are_named(ax):
+    log_loo = torch.tensor([-1.0, -7.0, torch.nan, -3.0, 0.5])
+    plots.outliers(log_loo, torch.tensor([1.0, -0.1, -0.2, 0.02, 2.0]), x=torch.arange(5.0) / 10, num_named=2, ax=ax)
+    narrowing, widening = ax.collections
+    np.testing.assert_allclose(narrowing.get_offsets(), [[0, -1], [0.3, -3], [0.4, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(widening.get_offsets(), [[0.1, -7]], rtol=1e-6)
+    assert labels(ax) == ["narrows the posterior (3)", "widens the posterior (1)"]
+    assert [text.get_text() for text in ax.texts] == ["1", "3"]
+    red, _, blue, _ = widening.to_rgba([-0.25])[0]
+    assert red > 3 * blue
+    (full, pale, most) = narrowing.to_rgba([1.0, 0.02, 2.0])
+    assert full[0] < 0.1 < 0.9 < pale[0]
+    np.testing.assert_array_equal(full, most)
+
+
+def test_outliers_are_drawn_over_their_index_by_default(ax):
+    plots.outliers(np.array([-1.0, -2.0]), np.array([0.5, 0.6]), ax=ax)
+    (drawn,) = ax.collections
+    np.testing.assert_array_equal(drawn.get_offsets(), [[0, -1], [1, -2]])
 
 
 def test_trace_leaves_out_time_zero_and_shades_the_best(ax):
@@ -131,6 +153,8 @@ def test_the_diagonal_is_drawn_once(ax):
     [
         (lambda: plots.predictive_band([0, 1], [0, 1], [0], [1, 2]), r"lower \(1,\)"),
         (lambda: plots.observations([0, 1], [0, 1], outliers=[True]), "shape of x"),
+        (lambda: plots.outliers([0, 1], [0.0]), r"precision \(1,\)"),
+        (lambda: plots.outliers([np.nan], [1.0]), "at least one finite"),
         (lambda: plots.log_density_trace({}), "at least one method"),
         (lambda: plots.reliability([0, 1], [0.2, 1.2]), r"\[0, 1\]; got 0.2 to 1.2"),
         (lambda: plots.pit_histogram([-0.1, 0.5]), r"in \[0, 1\]"),

@@ -14,6 +14,17 @@ def num_latents(likelihood: Any) -> int | None:
     return getattr(likelihood, "num_latents", None)
 
 
+_DENSITY = ("forward", "log_prob", "_log_prob", "_augmentation")  # what p(y | f) is read from
+
+
+def has_density_of(likelihood: Any, *kinds: type) -> bool:
+    """Return whether p(y | f) is that of one of these classes: of it, or of a subclass that leaves it alone."""
+    own = [getattr(type(likelihood), name, None) for name in _DENSITY]
+    return any(
+        isinstance(likelihood, kind) and own == [getattr(kind, name, None) for name in _DENSITY] for kind in kinds
+    )
+
+
 def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
     """Return log p(targets | f), elementwise, twice differentiable in f.
 
@@ -26,6 +37,6 @@ def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
     """
     if hasattr(likelihood, "log_prob"):
         return likelihood.log_prob(targets, f)
-    if isinstance(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
+    if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
         return torch.special.log_ndtr((2 * targets.to(f) - 1) * f)
     return likelihood.forward(f).log_prob(targets.expand(torch.broadcast_shapes(targets.shape, f.shape)))

@@ -3,7 +3,7 @@
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
-from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT
+from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
     "AdditiveNoisePredictive",
@@ -15,4 +15,5 @@ __all__ = [
     "RadialNoise",
     "StudentT",
     "log_normalizer",
+    "with_cdf",
 ]

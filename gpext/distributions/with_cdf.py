@@ -12,6 +12,7 @@ import torch
 from gpytorch.distributions import base_distributions
 from scipy import special
 from torch import Tensor
+from torch.distributions import Distribution
 
 
 class StudentT(base_distributions.StudentT):
@@ -67,6 +68,21 @@ class Poisson(base_distributions.Poisson):
         if self._validate_args:
             self._validate_sample(value)
         return _by_scipy(special.pdtr, value.floor(), self.rate)
+
+
+def with_cdf(distribution: Distribution) -> Distribution:
+    """Return a distribution of torch as the one of this file, where there is one; any other as it is."""
+    if isinstance(distribution, (StudentT, Bernoulli, NegativeBinomial, Poisson)):
+        return distribution
+    if isinstance(distribution, torch.distributions.StudentT):
+        return StudentT(distribution.df, distribution.loc, distribution.scale)
+    if isinstance(distribution, torch.distributions.Bernoulli):
+        return Bernoulli(logits=distribution.logits)
+    if isinstance(distribution, torch.distributions.NegativeBinomial):
+        return NegativeBinomial(distribution.total_count, logits=distribution.logits)
+    if isinstance(distribution, torch.distributions.Poisson):
+        return Poisson(distribution.rate)
+    return distribution
 
 
 def _by_scipy(function: Callable, *arguments: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from gpext.inference.ep import EP
 from gpext.inference.kl import KL
 from gpext.inference.laplace import Laplace
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms, exact_terms
+from gpext.inference.outliers import OutlierReport, outlier_report
 from gpext.inference.result import InferenceResult, InferenceWarning, Status
 from gpext.inference.taylor import Taylor
 
@@ -16,10 +17,12 @@ __all__ = [
     "InferenceWarning",
     "Laplace",
     "LocalTerms",
+    "OutlierReport",
     "Status",
     "Taylor",
     "augmented_sites",
     "augmented_terms",
     "exact_terms",
+    "outlier_report",
     "require_augmentation",
 ]

@@ -50,10 +50,10 @@ def sweep_damped(
     """
     trace: list[Tensor] = []
     mixing = Mixing(problem)
-    best, least, waited = current, torch.inf, 0
+    best, least, mark, waited = current, torch.inf, torch.inf, 0
     proposal, motion = _propose(current, hold)
     while True:
-        waited = 0 if motion < _PROGRESS * least else waited + 1
+        mark, waited = (motion, 0) if motion < _PROGRESS * mark else (mark, waited + 1)
         if motion < least:
             best, least = current, motion
         settled = hold and motion < _SETTLED and bool((proposal.precision == 0).any())

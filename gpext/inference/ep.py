@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gpext.inference.cavi import CAVI
@@ -32,6 +33,7 @@ from gpext.inference.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.matching import At, Match, match
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
+from gpext.inference.sequential_ep import sweep_one_by_one
 from gpext.inference.tilting import tilt, widest_needed
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.sites import GaussianSites
@@ -57,6 +59,8 @@ class EP:
         tolerance: converged when every marginal's mean matches to this many standard deviations, and its variance to
             this fraction.
         jitter: added to the diagonal of the prior covariance; none is needed.
+        schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
+            with this damping and nothing else, for comparison; of one posterior, not a batch.
 
     Example:
         >>> import torch
@@ -73,11 +77,14 @@ class EP:
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
+    schedule: Literal["parallel", "sequential"] = "parallel"
 
     def __post_init__(self) -> None:
         for name in ("power", "damping"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
+        if self.schedule not in ("parallel", "sequential"):
+            raise ValueError(f"schedule must be 'parallel' or 'sequential'; got {self.schedule!r}.")
 
     def infer(
         self,
@@ -100,6 +107,11 @@ class EP:
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
+        if self.schedule == "sequential" and problem.mean.dim() > 1:
+            raise ValueError(
+                f"the sequential schedule serves one posterior; got means of shape {tuple(problem.mean.shape)}. Use "
+                "schedule='parallel'."
+            )
         search = _Search(self, problem)
         found = search.run(start)
         local = self._local(problem, found)
@@ -124,6 +136,8 @@ class _Search:
         """Go through the stages until one arrives, and return the best match."""
         power = self.rule.power
         at = self._at(power)
+        if self.rule.schedule == "sequential":
+            return self._sweep_one_by_one(at, at(self.problem.no_sites() if start is None else start.to(torch.float64)))
         if start is not None:
             found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, hold=False), power)
             if self._arrived(found):
@@ -139,13 +153,8 @@ class _Search:
         """Start from the sites of CAVI, all positive, where the likelihood has them."""
         if not isinstance(self.problem.likelihood, AugmentedLikelihood):
             return None
-        with torch.no_grad():
-            prior = MultivariateNormal(self.problem.mean, self.problem.covariance)
-            bound = CAVI(max_steps=_BOUND_STEPS, tolerance=1e-3).infer(
-                prior, self.problem.likelihood, self.problem.targets
-            )
-        self._note("steps of CAVI", self.rule.power, list(bound.trace))
-        return self._finish(at, proper_near(at, bound.sites), self.rule.power)
+        begin = self._by_rule(CAVI(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of CAVI")
+        return self._finish(at, proper_near(at, begin), self.rule.power)
 
     def _from_wider(self, at: At) -> Match | None:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
@@ -165,12 +174,17 @@ class _Search:
         turns back.
         """
         goal = self.rule.power
-        for start, low in ((self._swept, _HALF * goal), (self._by_bound, _LOW * goal), (self._by_bound, _LOWEST * goal)):
+        for start, share in ((self._swept, _HALF), (self._by_bound, _LOW), (self._by_bound, _LOWEST)):
+            low = share * goal
             found = start(low)
             if self._arrived(found):
-                rise = partial(_between, low, goal)
-                return self._follow(lambda t: self._at(rise(t)), found, step=0.2, name=f"up from power {low:.3g}")[1]
+                path = partial(self._between, low)
+                return self._follow(path, found, step=0.2, name=f"up from power {low:.3g}")[1]
         return None
+
+    def _between(self, low: float, t: float) -> At:
+        goal = self.rule.power
+        return self._at(goal if t == 1 else low + t * (goal - low))
 
     def _swept(self, power: float) -> Match:
         at = self._at(power)
@@ -183,13 +197,15 @@ class _Search:
 
     @cached_property
     def _optimum(self) -> GaussianSites:
-        with torch.no_grad():
-            prior = MultivariateNormal(self.problem.mean, self.problem.covariance)
-            best = KL(max_steps=_BOUND_STEPS, tolerance=1e-3).infer(
-                prior, self.problem.likelihood, self.problem.targets
-            )
-        self._note("steps of KL", self.rule.power, list(best.trace))
-        return best.sites
+        return self._by_rule(KL(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of KL")
+
+    @torch.no_grad()
+    def _by_rule(self, rule: CAVI | KL, stage: str) -> GaussianSites:
+        problem = self.problem
+        prior = MultivariateNormal(problem.mean, to_linear_operator(problem.covariance))
+        found = rule.infer(prior, problem.likelihood, problem.targets)
+        self._note(stage, self.rule.power, list(found.trace))
+        return found.sites
 
     def _follow(self, at: Callable[[float], At], found: Match, *, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
@@ -234,6 +250,20 @@ class _Search:
         self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
         return current
 
+    def _sweep_one_by_one(self, at: At, current: Match) -> Match:
+        power, targets = self.rule.power, self.problem.targets
+        current, trace = sweep_one_by_one(
+            at,
+            current,
+            [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(targets.size(-1))],
+            damping=self.rule.damping,
+            max_sweeps=self.rule.max_steps,
+            patience=_PATIENCE,
+            tolerance=self.rule.tolerance,
+        )
+        self._note("sequential sweeps", power, trace)
+        return current
+
     def _finish(self, at: At, current: Match, power: float) -> Match:
         if not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
             current, trace = levenberg_marquardt(
@@ -275,7 +305,3 @@ class _Search:
 def _better(one: Match, other: Match | None) -> Match:
     """Return the match whose moments are nearer to matched."""
     return one if other is None or float(one.size.max()) <= float(other.size.max()) else other
-
-
-def _between(low: float, high: float, t: float) -> float:
-    return high if t == 1 else low + t * (high - low)

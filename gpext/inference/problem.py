@@ -12,9 +12,10 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob, num_latents
+from gpext.bounds import conditional_log_prob, has_density_of, num_latents
+from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
-from gpext.likelihoods.checks import check_targets
+from gpext.likelihoods.checks import check_binary, check_targets
 from gpext.posteriors import DensePosterior, condition_dense
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites
@@ -41,12 +42,14 @@ class Problem:
 
         Raises:
             TypeError: half precision, or a likelihood that no rule can serve.
-            ValueError: the shapes do not belong together, or an entry is not finite.
+            ValueError: the shapes do not belong together, an entry is not finite, or a class is not 0 or 1.
         """
         mean, covariance = prior.mean, prior.covariance_matrix
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_targets(targets)
+        if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
+            check_binary(targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
             raise TypeError(
                 "gpytorch's SoftmaxLikelihood works on samples; use gpext.likelihoods.MultinomialLogitLikelihood("
@@ -123,6 +126,7 @@ class Problem:
             trace=torch.stack(trace) if trace else log_evidence.detach().new_zeros((0, *log_evidence.shape)),
             message=message + (f"; jitter {self.jitter:g}." if self.jitter else "."),
             log_density=partial(log_density, self.likelihood),
+            two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
 
@@ -138,3 +142,22 @@ def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor
     if own is not None:
         return own(targets, mean, variance)
     return log_expectation(lambda f: conditional_log_prob(likelihood, targets, f), mean, variance)
+
+
+def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return 2 min(P(Y <= y_i), P(Y >= y_i)) (..., N), at most 1, for Y ~ int p(y | f) N(f | m_i, v_i) df.
+
+    nan where p(y | f) has several latents or no cumulative distribution function.
+    """
+    if num_latents(likelihood) is None:
+        targets, mean, variance = torch.broadcast_tensors(targets.to(mean), mean, variance)
+        predictive = CompoundDistribution(lambda f: with_cdf(likelihood.forward(f)), mean, variance)
+        try:
+            below = predictive.cdf(targets)
+        except NotImplementedError:
+            return torch.full_like(mean, torch.nan)
+        above = 1 - below
+        if predictive.support.is_discrete:
+            above = above + log_density(likelihood, targets, mean, variance).exp()
+        return (2 * torch.minimum(below, above)).clamp(0, 1)
+    return torch.full_like(mean.select(-2, 0), torch.nan)

@@ -47,6 +47,7 @@ class InferenceResult:
         dtype: that of the prior, and of what is returned.
         targets: what was conditioned on.
         log_density: (targets, mean, variance) -> log int p(y | f) N(f | mean, variance) df.
+        two_sided_tail: likewise, -> twice the smaller tail of that distribution beyond y, nan if it has no cdf.
     """
 
     log_evidence: Tensor
@@ -58,6 +59,7 @@ class InferenceResult:
     dtype: torch.dtype = field(repr=False)
     targets: Tensor = field(repr=False)
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
+    two_sided_tail: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
 
     @cached_property
     def posterior(self) -> MultivariateNormal:
@@ -79,9 +81,21 @@ class InferenceResult:
         say in its own prediction: little under KL and Laplace; under CAVI, whose sites are too narrow, the densities
         come out too high (khan_2012 notebook).
         """
+        return self._at_cavities(self.log_density)
+
+    @cached_property
+    def loo_tail(self) -> Tensor:
+        """How far out y_i is under the prediction of `log_loo` (..., N), in both tails.
+
+        2 min(P(Y <= y_i), P(Y >= y_i)), at most 1, to about 1e-12. nan as `log_loo`, and where p(y | f) has several
+        latents or no cumulative distribution function.
+        """
+        return self._at_cavities(self.two_sided_tail)
+
+    def _at_cavities(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         mean, variance = self.conditioned.leave_one_out
         proper = variance > 0
         with torch.no_grad():
-            values = self.log_density(self.targets, torch.where(proper, mean, 0), torch.where(proper, variance, 1))
+            values = function(self.targets, torch.where(proper, mean, 0), torch.where(proper, variance, 1))
         proper = proper if values.dim() == mean.dim() else proper.all(-2)
         return torch.where(proper, values, torch.nan).to(self.dtype)

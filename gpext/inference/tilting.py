@@ -10,8 +10,20 @@ import gpytorch
 import torch
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob, num_latents
-from gpext.quadrature import TiltedMoments, student_t_tilted_moments, tilted_moments
+from gpext import likelihoods
+from gpext.bounds import conditional_log_prob, has_density_of, num_latents
+from gpext.quadrature import (
+    TiltedMoments,
+    laplace_tilted_moments,
+    probit_tilted_moments,
+    student_t_tilted_moments,
+    tilted_moments,
+)
+
+_GAUSSIAN = (gpytorch.likelihoods.GaussianLikelihood,)
+_PROBIT = (gpytorch.likelihoods.BernoulliLikelihood,)
+_STUDENT_T = (gpytorch.likelihoods.StudentTLikelihood, likelihoods.StudentTLikelihood)
+_LAPLACE = (gpytorch.likelihoods.LaplaceLikelihood, likelihoods.LaplaceLikelihood)
 
 _TEMPER = 10.0
 
@@ -20,14 +32,17 @@ Tilt = Callable[[Tensor, Tensor], TiltedMoments]
 
 
 def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.0) -> Tilt:
-    """Return the rule that fits the likelihood: a Gaussian's, a Student-t's, or adaptive quadrature.
+    """Return the rule that fits the likelihood, a closed form if there is one, else adaptive quadrature.
+
+    Gaussian and Laplace noise have one at every power, the probit at power 1; Student-t noise has a smooth rule. A
+    subclass with a density of its own gets none of them.
 
     Args:
         likelihood: of one latent.
         targets: (..., N).
         power: eta in (0, 1].
-        widening: how many times larger a Student-t's squared scale is taken to be, and how many times smaller the log
-            density of any other likelihood.
+        widening: how many times larger the squared scale of Gaussian and Student-t noise is taken to be, and how many
+            times smaller the log density of any other likelihood.
 
     Raises:
         TypeError: the likelihood has several latents a datum.
@@ -37,30 +52,41 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
             f"EP takes one latent function per datum; {type(likelihood).__qualname__} has {likelihood.num_latents}. "
             "Use gpext.inference.KL()."
         )
-    if isinstance(likelihood, gpytorch.likelihoods.GaussianLikelihood):
+    rate = power / widening
+    if has_density_of(likelihood, *_GAUSSIAN):
         return lambda mean, variance: _gaussian(targets, mean, variance, widening * likelihood.noise.double(), power)
-    if isinstance(likelihood, gpytorch.likelihoods.StudentTLikelihood):
+    if has_density_of(likelihood, *_STUDENT_T):
 
         def student_t(mean: Tensor, variance: Tensor) -> TiltedMoments:
-            about = student_t_tilted_moments(
-                targets - mean, variance, likelihood.deg_free.double(), widening * likelihood.noise.double(), power
-            )
-            return TiltedMoments(about.log_normalizer, mean + about.mean, about.variance, about.third, about.fourth)
+            noise = widening * likelihood.noise.double()
+            about = student_t_tilted_moments(targets - mean, variance, likelihood.deg_free.double(), noise, power)
+            return _shifted(mean, about)
 
         return student_t
+    if has_density_of(likelihood, *_LAPLACE):
+        return lambda mean, variance: _shifted(
+            mean, laplace_tilted_moments(targets - mean, variance, likelihood.noise.double(), rate)
+        )
+    if has_density_of(likelihood, *_PROBIT) and rate == 1:
+        return lambda mean, variance: probit_tilted_moments(2 * targets.to(mean) - 1, mean, variance)
     knots = getattr(likelihood, "_knots", lambda _: None)(targets)
 
     def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
         return tilted_moments(
-            lambda f: (power / widening) * conditional_log_prob(likelihood, targets, f), mean, variance, knots=knots
+            lambda f: rate * conditional_log_prob(likelihood, targets, f), mean, variance, knots=knots
         )
 
     return adaptive
 
 
+def _shifted(mean: Tensor, about: TiltedMoments) -> TiltedMoments:
+    """Return the moments of f, given those of f - mean."""
+    return TiltedMoments(about.log_normalizer, mean + about.mean, about.variance, about.third, about.fourth)
+
+
 def widest_needed(likelihood: Any, gap: Tensor) -> float:
     """Return the widening that makes the likelihood as wide as the typical gap between target and prior mean."""
-    if not isinstance(likelihood, gpytorch.likelihoods.StudentTLikelihood):
+    if not has_density_of(likelihood, *_STUDENT_T):
         return _TEMPER
     with torch.no_grad():
         return max(float((gap.square().median(-1).values / likelihood.noise.squeeze(-1)).max()), _TEMPER)

@@ -26,6 +26,7 @@ from gpext.quadrature.adaptive import (
     integrate,
     log_expectation,
 )
+from gpext.quadrature.closed_tilted import laplace_tilted_moments, probit_tilted_moments
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
 from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
@@ -44,8 +45,10 @@ __all__ = [
     "gauss_hermite",
     "gauss_legendre",
     "integrate",
+    "laplace_tilted_moments",
     "log_expectation",
     "log_multinomial_marginal",
+    "probit_tilted_moments",
     "smooth_expectation",
     "student_t_tilted_moments",
     "tilted_moments",

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
-from gpext.distributions import Bernoulli, Matern32, NegativeBinomial, Poisson, StudentT
+from gpext.distributions import Bernoulli, Matern32, NegativeBinomial, Poisson, StudentT, with_cdf
 
 F64 = torch.float64
 
@@ -94,3 +94,17 @@ def test_bernoulli_quantiles_are_the_smallest_class_that_reaches_them():
         k = bernoulli.quantile(q)
         assert bool((bernoulli.cdf(k) >= q).all())
         assert bool((bernoulli.cdf(k - 1) < q).all())
+
+
+def test_torch_distributions_get_the_cdf_they_lack():
+    stock = torch.distributions
+    pairs = [
+        (stock.StudentT(tensor(3.0), tensor(0.3), tensor(0.7)), scipy.stats.t(3.0, 0.3, 0.7)),
+        (stock.Bernoulli(tensor(0.3)), scipy.stats.bernoulli(0.3)),
+        (stock.NegativeBinomial(tensor(2.5), tensor(0.4)), scipy.stats.nbinom(2.5, 0.6)),
+        (stock.Poisson(tensor(1.7)), scipy.stats.poisson(1.7)),
+    ]
+    for distribution, reference in pairs:
+        assert with_cdf(distribution).cdf(tensor(1.0)).item() == pytest.approx(reference.cdf(1.0), rel=1e-12)
+    for other in (Poisson(tensor(1.7)), stock.Normal(tensor(0.0), tensor(1.0))):
+        assert with_cdf(other) is other

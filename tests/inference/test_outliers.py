@@ -1,0 +1,162 @@
+"""What the report says of a datum is what its site and its leave-one-out prediction are."""
+
+import dataclasses
+import math
+
+import gpytorch
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+
+from gpext.inference import CAVI, EP, KL, Laplace, OutlierReport, outlier_report
+from gpext.likelihoods import (
+    BernoulliLogitLikelihood,
+    MultinomialLogitLikelihood,
+    PoissonLikelihood,
+    StudentTLikelihood,
+)
+from tests.latent_cases import CASES
+from tests.members import F64, student_t
+
+
+def problem(kind=StudentTLikelihood):
+    """A smooth curve with one datum far off, one a little, and a Student-t for them."""
+    _, prior, y = CASES["student_t"].problem(20, lengthscale=2.0)
+    y = torch.sin(prior.x[:, 0]) + 0.05 * y
+    y[4] += 12
+    y[11] -= 2.5
+    return prior(), student_t(kind), y
+
+
+def test_the_two_that_are_off_come_first():
+    report = outlier_report(EP().infer(*problem()))
+    assert report.index[:2].tolist() == [4, 11]
+    assert report.index.sort().values.tolist() == list(range(20))
+    assert bool((report.log_loo[report.index].diff() >= 0).all())
+    assert report.kind[[4, 11]].tolist() == ["negative", "negative"]
+    assert (report.kind == "regular").sum() == 18
+    assert report.tail_probability.argsort()[:2].tolist() == [4, 11]
+    assert abs(report.relative_precision[4].item()) < 0.02  # given up
+    positive = report.precision[report.precision > 0]
+    assert report.relative_precision.median().item() == pytest.approx(1.0, abs=0.1)
+    torch.testing.assert_close(report.relative_precision * positive.median(), report.precision)
+
+
+@pytest.mark.parametrize("rule", [KL(), Laplace(), CAVI(), EP(), EP(power=0.5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_rule_has_one(rule, dtype):
+    prior, likelihood, y = problem()
+    prior = gpytorch.distributions.MultivariateNormal(prior.mean.to(dtype), prior.covariance_matrix.to(dtype))
+    result = rule.infer(prior, likelihood.to(dtype), y.to(dtype))
+    report = outlier_report(result)
+    assert report.index[0] == 4
+    for name in ("precision", "relative_precision", "log_loo", "tail_probability"):
+        values = getattr(report, name)
+        assert (values.shape, values.dtype, values.requires_grad) == ((20,), dtype, False), name
+        assert bool(values.isfinite().all()), name
+    assert torch.equal(report.precision, result.sites.precision.detach())
+    assert ("negative" in report.kind) == (not isinstance(rule, CAVI))
+
+
+def test_near_zero_is_as_near_as_asked():
+    report = outlier_report(EP().infer(*problem()), near_zero=0.8)
+    positive = report.precision > 0
+    near = positive & (report.relative_precision < 0.8)
+    assert 0 < int(near.sum()) < int(positive.sum())
+    assert (report.kind == "near zero").tolist() == near.tolist()
+    assert dataclasses.replace(report, near_zero=0.0).kind[near.numpy()].tolist() == ["regular"] * int(near.sum())
+    for bad in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="near_zero must be finite"):
+            outlier_report(EP().infer(*problem()), near_zero=bad)
+
+
+@pytest.mark.parametrize("kind", [StudentTLikelihood, gpytorch.likelihoods.StudentTLikelihood])
+def test_tails_agree_with_integration(kind):
+    prior, likelihood, y = problem(kind)
+    result = EP().infer(prior, likelihood, y)
+    mean, variance = result.conditioned.leave_one_out
+    u = torch.linspace(-9, 9, 20001, dtype=F64)
+    weight = torch.exp(-0.5 * u.square()).unsqueeze(-1)
+    f = mean + u.unsqueeze(-1) * variance.sqrt()
+    noise = scipy.stats.t(likelihood.deg_free.item())
+    standard = ((y - f) / likelihood.noise.detach().sqrt()).detach().numpy()
+    tails = [(weight * torch.from_numpy(tail(standard))).sum(0) / weight.sum() for tail in (noise.cdf, noise.sf)]
+    expected = 2 * torch.minimum(*tails)
+    torch.testing.assert_close(result.loo_tail, expected, rtol=1e-8, atol=1e-11)
+
+
+def test_a_count_belongs_to_both_tails():
+    _, prior, y = CASES["poisson"].problem(10)
+    result = EP().infer(prior(), PoissonLikelihood(), y)
+    mean, variance = (values.numpy() for values in result.conditioned.leave_one_out)
+    nodes, weights = scipy.special.roots_hermitenorm(80)
+    weights = weights / weights.sum()
+    for i, count in enumerate(y.tolist()):
+        rate = scipy.stats.poisson(torch.from_numpy(mean[i] + nodes * math.sqrt(variance[i])).exp().numpy())
+        tails = (weights @ rate.cdf(count), weights @ rate.sf(count - 1))
+        assert result.loo_tail[i].item() == pytest.approx(min(1.0, 2 * min(tails)), rel=1e-7)
+
+
+def test_of_two_classes_the_rare_one_has_twice_its_probability():
+    _, prior, y = CASES["bernoulli_logit"].problem(10)
+    result = KL().infer(prior(), BernoulliLogitLikelihood(), y)
+    expected = (2 * result.log_loo.exp()).clamp(max=1)
+    torch.testing.assert_close(result.loo_tail, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["ordinal_logit", "stock_beta"])
+def test_without_a_distribution_function_there_is_no_tail(name):
+    likelihood, prior, y = CASES[name].problem(6)
+    report = outlier_report(KL().infer(prior(), likelihood, y))
+    assert bool(report.tail_probability.isnan().all())
+    assert bool(report.log_loo.isfinite().all())
+    assert "nan" in str(report)
+
+
+def test_several_latents_are_judged_by_the_least():
+    _, prior, y = CASES["multinomial"].problem(8)
+    result = KL().infer(prior(), MultinomialLogitLikelihood(3), y)
+    report = outlier_report(result)
+    torch.testing.assert_close(report.precision, result.sites.precision.detach().amin(-2))
+    assert report.relative_precision.shape == report.log_loo.shape == report.index.shape == (8,)
+    assert len(str(report).splitlines()) == 10
+
+
+def test_a_batch_is_each_alone():
+    prior, likelihood, y = problem()
+    ys = torch.stack([y, -3 * y])
+    together = outlier_report(EP().infer(prior, likelihood, ys))
+    for i in range(2):
+        alone = outlier_report(EP().infer(prior, likelihood, ys[i]))
+        assert torch.equal(together.index[i], alone.index)
+        torch.testing.assert_close(together.relative_precision[i], alone.relative_precision, rtol=1e-4, atol=1e-4)
+        assert together.kind[i].tolist() == alone.kind.tolist()
+    first = str(together).splitlines()[1]
+    assert first.split()[:2] == ["1,", "4"]  # of both posteriors the least
+    assert str(together).splitlines()[-1].startswith("40 data: ")
+
+
+def test_a_datum_without_a_cavity_comes_last_and_sites_of_zero_are_near_zero():
+    prior, likelihood, y = problem()
+    result = KL().infer(prior, likelihood, y)
+    report = outlier_report(result)
+    missing = torch.where(torch.arange(20) == 4, torch.nan, report.log_loo)
+    unknown = dataclasses.replace(result)
+    unknown.__dict__["log_loo"] = missing  # as where one datum alone holds the posterior together
+    assert outlier_report(unknown).index.tolist() == [*report.index[1:].tolist(), 4]
+    zero, nan = torch.zeros(1), torch.full((1,), torch.nan)
+    assert OutlierReport(torch.arange(1), zero, nan, zero, nan, 0.1).kind.tolist() == ["near zero"]
+
+
+def test_the_table_shows_the_most_surprising():
+    report = outlier_report(EP().infer(*problem()))
+    lines = str(report).splitlines()
+    assert len(lines) == 22
+    assert lines[1].split()[0] == "4"
+    assert lines[1].endswith("negative")
+    assert lines[-1] == "20 data: 2 negative, 0 near zero, 18 regular"
+    likelihood, prior, y = CASES["stock_gaussian"].problem(30)
+    longer = outlier_report(EP().infer(prior(), likelihood, y))
+    assert len(str(longer).splitlines()) == 22  # no more than 20 data
+    assert str(longer).splitlines()[-1].startswith("30 data: ")
