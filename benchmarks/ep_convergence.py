@@ -1,0 +1,368 @@
+r"""Does expectation propagation arrive, where, at what cost, and is its evidence right [JVV11 Secs. 3, 5]?
+
+Parts, any of which may be named on the command line:
+
+* random: Student-t problems of two families, regular and hard; in what share EP arrives at power 1, and at any power.
+* map: lengthscale by magnitude, for the two one-dimensional examples of JVV11's Figure 1: around the best evidence, as
+  in Figure 4, and in a much larger region; the stage that arrived, and the evidence. Draws a figure.
+* ais: the evidence by EP at powers 1 and 1/2, Laplace and KL against annealed importance sampling, at settings drawn
+  from the map.
+* standard: the plain iteration, parallel and sequential, at several dampings, on a coarse map.
+
+"Arrives" is checked from outside: the residual of moment matching at the power that the result states, its integrals by
+adaptive quadrature instead of the rule that EP itself uses, has to be below 1e-4.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.ep_convergence --output benchmarks/results/ep.jsonl --figure docs/ep_map.png
+    python -m benchmarks.ep_convergence --quick
+
+Every row is appended to the output as it is done; what is there is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.augmented_svi import machine, package_versions
+from benchmarks.ep_map import KINDS, draw_map, grid, is_matched, kind_of, stage_of
+from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem
+from benchmarks.ep_references import anneal, plain_parallel
+from gpext.inference import EP, KL, InferenceResult, Laplace, Status
+from gpext.inference.matching import match
+from gpext.inference.problem import Problem
+from gpext.quadrature import TiltedMoments, tilted_moments
+
+PARTS = ("random", "map", "ais", "standard")
+PLAIN = (1.0, 0.8, 0.5, 0.3, 0.1)
+SEQUENTIAL = (1.0, 0.5)
+SWEEPS = 200
+SIDES = {"near": 40, "far": 20}  # of the maps
+Row = dict[str, Any]
+
+
+class Ledger:
+    """Rows by their keys, as JSON lines; before them the machine and the versions they were made with."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.rows = path, {}
+        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+        headers = [json.loads(line) for line in lines if line.startswith('{"machine"')]
+        self.rows: dict[str, Row] = {row["key"]: row for row in map(json.loads, lines) if "key" in row}
+        header = {"machine": machine(), "versions": package_versions()}
+        if header not in headers:
+            self._append(header)
+
+    def get(self, key: str, make: Callable[[], Row]) -> Row:
+        """Return the row of this key, made now unless it is there."""
+        if key not in self.rows:
+            self.rows[key] = {"key": key, **make()}
+            self._append(self.rows[key])
+        return self.rows[key]
+
+    def of(self, prefix: str) -> list[Row]:
+        """Return the rows whose keys begin like this."""
+        return [row for key, row in self.rows.items() if key.startswith(prefix)]
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+# ---- one inference -------------------------------------------------------------------------------------------------
+
+
+def inferred(problem: StudentTProblem, rule: EP) -> Row:
+    """Return how EP did on a problem, and whether that is true."""
+    started = time.perf_counter()
+    try:
+        result = rule.infer(problem.prior, problem.likelihood, problem.targets)
+    except (RuntimeError, ValueError) as error:  # a finding, not the end of the benchmark
+        return {"status": type(error).__name__, "message": str(error), "finite": False, "residual": math.inf}
+    seconds = time.perf_counter() - started
+    stated = re.match(r"EP\(power=([^)]+)\)", result.message)
+    assert stated is not None
+    power = float(stated[1])
+    second_order = sum(int(count) for count in re.findall(r"(\d+) second-order steps", result.message))
+    return {
+        "status": result.status.name,
+        "power": power,
+        "stage": stage_of(result.message),
+        "looks": result.num_steps,
+        "second_order": second_order,
+        "seconds": seconds,
+        "evidence": result.log_evidence.item(),
+        "residual": residual(problem, result, power),
+        "finite": is_finite(result),
+        "negative": int((result.sites.precision < 0).sum()),
+        "message": result.message,
+    }
+
+
+def residual(problem: StudentTProblem, result: InferenceResult, power: float) -> float:
+    """Return the largest residual of moment matching at a result's sites, in standard deviations or log variance."""
+    likelihood, targets = problem.likelihood, problem.targets
+
+    def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
+        log_factor = lambda f: power * likelihood.log_prob(targets, f)  # noqa: E731
+        return tilted_moments(log_factor, mean, variance, knots=targets.unsqueeze(0))
+
+    posed = Problem.of(problem.prior, likelihood, targets, 0.0)
+    return float(match(posed, adaptive, power, result.conditioned.sites).size)
+
+
+def is_finite(result: InferenceResult) -> bool:
+    """Whether evidence, sites and marginals are finite and the variances positive."""
+    mean, variance = result.conditioned.mean, result.conditioned.variance
+    values = (result.log_evidence, mean, variance, result.sites.shift, result.sites.precision)
+    return all(bool(value.isfinite().all()) for value in values) and bool((variance > 0).all())
+
+
+def honest(row: Row) -> bool:
+    """Whether the status says what the residual says."""
+    says = {"CONVERGED": row.get("power") == 1, "REDUCED_POWER": row.get("power", 1) < 1}
+    return is_matched(row) and says[row["status"]] if row["status"] in says else row["status"] in Status.__members__
+
+
+def factorisations(row: Row) -> int:
+    """Return the operations in Cholesky factorisations of an N by N matrix, n^3 / 3, at most.
+
+    A look: its own, and N right-hand sides for the variances, 3. A second-order step also has V, 9, the normal matrix
+    of 2 N unknowns, 48, and its factorisation, 8.
+    """
+    return 4 * row["looks"] + 65 * row["second_order"]
+
+
+# ---- the parts -----------------------------------------------------------------------------------------------------
+
+
+def run_random(ledger: Ledger, families: Sequence[str], count: int) -> None:
+    for family in families:
+        for seed in tqdm(range(count), desc=f"random, {family}", disable=None):
+            problem = random_problem(family, seed)
+            described = {**problem.about, "deg_free": problem.deg_free, "scale": problem.scale}
+            ledger.get(f"random/{family}/{seed}", lambda p=problem, d=described: {**d, **inferred(p, EP())})
+
+
+def run_map(ledger: Ledger, sides: Mapping[str, int]) -> None:
+    for region, side in sides.items():
+        for number, example in EXAMPLES.items():
+            settings = grid(example, region, side)
+            for i, j, lengthscale, magnitude in tqdm(settings, desc=f"{region}, example {number}", disable=None):
+                problem = example.problem(lengthscale, magnitude)
+                key = f"map/{region}/{number}/{side}/{i}/{j}"
+                ledger.get(key, lambda p=problem, at=(i, j): {"at": at, **p.about, **inferred(p, EP())})
+
+
+def run_ais(ledger: Ledger, count: int, chains: int, temperatures: int) -> None:
+    for number, example in EXAMPLES.items():
+        settings = grid(example, "near", SIDES["near"])
+        chosen = torch.randperm(len(settings), generator=torch.Generator().manual_seed(number))[:count].tolist()
+        for i, j, lengthscale, magnitude in tqdm([settings[k] for k in chosen], desc=f"ais, {number}", disable=None):
+            problem = example.problem(lengthscale, magnitude)
+            key = f"ais/{number}/{i}/{j}/{chains}x{temperatures}"
+            ledger.get(key, lambda p=problem: {**p.about, **_evidences(p, chains, temperatures)})
+
+
+def _evidences(problem: StudentTProblem, chains: int, temperatures: int) -> Row:
+    found = anneal(problem, chains=chains, temperatures=temperatures)
+    row: Row = {"ais": found.log_evidence, "error": found.standard_error, "effective": found.effective}
+    for name, rule in (("one", EP()), ("half", EP(power=0.5))):
+        result = inferred(problem, rule)
+        row |= {name: result["evidence"], f"{name}_power": result["power"], f"{name}_residual": result["residual"]}
+    for name, bound in (("KL", KL()), ("Laplace", Laplace())):
+        row[name] = bound.infer(problem.prior, problem.likelihood, problem.targets).log_evidence.item()
+    return row
+
+
+def run_standard(ledger: Ledger, side: int) -> None:
+    for number, example in EXAMPLES.items():
+        for i, j, lengthscale, magnitude in tqdm(grid(example, "near", side), desc=f"standard, {number}", disable=None):
+            problem = example.problem(lengthscale, magnitude)
+            key = f"standard/{number}/{side}/{i}/{j}"
+            ledger.get(key, lambda p=problem: {**p.about, **_plain_outcomes(p)})
+        ledger.get(f"standard/{number}/best", lambda e=example: _plain_outcomes(e.problem()))
+
+
+def _plain_outcomes(problem: StudentTProblem) -> Row:
+    row: Row = {}
+    for power, damping in [*((1.0, damping) for damping in PLAIN), (0.5, 1.0)]:
+        run = plain_parallel(problem, power=power, damping=damping, max_sweeps=SWEEPS)
+        row[f"parallel, delta {damping:g}" + (", power 0.5" if power < 1 else "")] = [run.outcome, run.sweeps]
+    for damping in SEQUENTIAL:
+        rule = EP(schedule="sequential", damping=damping, max_steps=SWEEPS)
+        result = rule.infer(problem.prior, problem.likelihood, problem.targets)
+        outcome = {"CONVERGED": "converged", "STALLED": "no progress"}.get(result.status.name, "goes on")
+        row[f"sequential, delta {damping:g}"] = [outcome, result.num_steps]
+    ours = inferred(problem, EP())
+    outcome = "converged" if is_matched(ours) and ours["power"] == 1 else "smaller power" if is_matched(ours) else "not"
+    return row | {"gpext": [outcome, ours["looks"]]}
+
+
+# ---- report --------------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown of rows that have the same keys."""
+    keys = list(rows[0])
+    lines = ["| " + " | ".join(keys) + " |", "| --- |" + " ---: |" * (len(keys) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(str(row[key]) for key in keys) + " |" for row in rows])
+
+
+def summary(name: str, rows: Sequence[Row]) -> Row:
+    """Return what became of some problems, in a line."""
+    one = [row for row in rows if is_matched(row) and row["power"] == 1]
+    any_power = [row for row in rows if is_matched(row)]
+    looks = [row["looks"] for row in rows if "looks" in row]
+    worst = max((row["residual"] for row in any_power), default=math.nan)
+    return {
+        "problems": name,
+        "n": len(rows),
+        "finite": sum(row["finite"] for row in rows),
+        "honest": sum(honest(row) for row in rows),
+        "matched": _percent(len(any_power), len(rows)),
+        "at power 1": _percent(len(one), len(rows)),
+        "median looks": f"{statistics.median(looks):g}",
+        "90 %": f"{sorted(looks)[int(0.9 * len(looks))]:g}",
+        "median operations": f"{statistics.median(factorisations(row) for row in rows if 'looks' in row):g}",
+        "seconds": f"{statistics.fmean(row.get('seconds', 0.0) for row in rows):.3f}",
+        "largest residual": f"{worst:.0e}",
+    }
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %"
+
+
+def report_random(ledger: Ledger) -> str:
+    rows = {family: ledger.of(f"random/{family}/") for family in FAMILIES}
+    lines = [summary(family, found) for family, found in rows.items() if found]
+    failures = [row for found in rows.values() for row in found if not is_matched(row) or not honest(row)]
+    listed = [
+        f"    {row['key']}: {row['status']}, residual {row['residual']:.0e}; {row['message']}" for row in failures
+    ]
+    return "\n".join([table(lines), "", f"not matched, or not honest: {len(failures)}", *listed])
+
+
+def report_map(ledger: Ledger) -> str:
+    lines, stages = [], []
+    for region in ("near", "far"):
+        for number in EXAMPLES:
+            rows = ledger.of(f"map/{region}/{number}/")
+            if not rows:
+                continue
+            best = max(row["evidence"] for row in rows if is_matched(row) and row["power"] == 1)
+            name = f"example {number}, {region}"
+            lines.append(summary(name, rows))
+            for depth in (10, 30):
+                close = [row for row in rows if row["evidence"] > best - depth]
+                lines.append(summary(f"... evidence within {depth}", close))
+            counts = Counter(kind_of(row) for row in rows)
+            stages.append(f"* {name}: " + ", ".join(f"{kind} {counts[kind]}" for kind in KINDS if counts[kind]))
+    return "\n".join([table(lines), "", *stages])
+
+
+def report_ais(ledger: Ledger) -> str:
+    parts = []
+    for number in EXAMPLES:
+        rows = ledger.of(f"ais/{number}/")
+        names = {"one": "EP", "half": "EP, power 0.5", "KL": "KL", "Laplace": "Laplace"}
+        lines = [
+            {
+                "lengthscale": f"{row['lengthscale']:.2f}",
+                "magnitude": f"{row['magnitude']:.2f}",
+                "AIS": f"{row['ais']:.2f}",
+                "(+-)": f"{row['error']:.2f}",
+                **{title: f"{row[name] - row['ais']:+.2f}" for name, title in names.items()},
+                "powers": f"{row['one_power']:.2g}, {row['half_power']:.2g}",
+            }
+            for row in sorted(rows, key=lambda row: -row["ais"])
+        ]
+        errors = {title: statistics.fmean(abs(row[name] - row["ais"]) for row in rows) for name, title in names.items()}
+        mean = ", ".join(f"{title} {error:.2f}" for title, error in errors.items())
+        parts.append(f"Example {number}\n\n{table(lines)}\n\nmean absolute error: {mean}")
+    return "\n\n".join(parts)
+
+
+def report_standard(ledger: Ledger) -> str:
+    parts = []
+    for number in EXAMPLES:
+        rows = [row for row in ledger.of(f"standard/{number}/") if "lengthscale" in row]
+        best = ledger.rows[f"standard/{number}/best"]
+        lines = []
+        for name in (key for key in best if key != "key"):
+            found = [row[name] for row in rows]
+            sweeps = [count for outcome, count in found if outcome == "converged"]
+            lines.append(
+                {
+                    "method": name,
+                    "converged": f"{len(sweeps)} of {len(rows)}",
+                    "median sweeps": f"{statistics.median(sweeps):g}" if sweeps else "",
+                    "improper": sum(outcome == "improper" for outcome, _ in found),
+                    "at the best setting": f"{best[name][0]}, {best[name][1]}",
+                }
+            )
+        parts.append(f"Example {number}\n\n{table(lines)}")
+    return "\n\n".join(parts)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="a few problems of each part, some seconds")
+    parser.add_argument("--problems", type=int, default=2000, help="of each random family")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
+    options = parser.parse_args(arguments)
+    options.parts = options.parts or list(PARTS)
+    if not set(options.parts) <= set(PARTS):
+        parser.error(f"parts are {', '.join(PARTS)}; got {options.parts}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, and print the tables."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    ledger, quick = Ledger(options.output), options.quick
+    run: dict[str, Callable[[], None]] = {
+        "random": lambda: run_random(ledger, options.families, 5 if quick else options.problems),
+        "map": lambda: run_map(ledger, {"near": 2} if quick else SIDES),
+        "ais": lambda: run_ais(ledger, 1 if quick else 10, *((50, 50) if quick else (500, 1000))),
+        "standard": lambda: run_standard(ledger, 1 if quick else 8),
+    }
+    report: dict[str, Callable[[Ledger], str]] = {
+        "random": report_random,
+        "map": report_map,
+        "ais": report_ais,
+        "standard": report_standard,
+    }
+    for part in options.parts:
+        if not options.report_only:
+            run[part]()
+        print(f"\n## {part}\n\n{report[part](ledger)}")
+    if options.figure is not None and "map" in options.parts:
+        draw_map(ledger.of("map/"), options.figure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
