@@ -130,6 +130,9 @@ def _dataset(name: str, found: Mapping[tuple[int, str], Mapping[str, Any]]) -> t
         text.append(
             f"Mean log density of the same values as if they were observations, the noise model included: {cells}."
         )
+    left_out = len({f for f, _ in found}) - len(folds)
+    if left_out:
+        text.append(f"{left_out} more folds have not been run by all of these methods.")
     return "\n\n".join(text + [f"Failed: {f}." for f in failed]), seconds
 
 
