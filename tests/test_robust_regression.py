@@ -75,7 +75,7 @@ def test_a_failure_is_a_row_and_is_shown(tmp_path, monkeypatch, capsys):
 
 
 def test_the_plan_goes_fold_by_fold():
-    keys = list(plan(["boston"], ["LA1", "KL2"], 2, quick=False))
+    keys = list(plan(["boston"], ["LA1", "KL2", "fixed"], 2, quick=False))
     assert keys == [
         ("boston", 0, "LA1"),
         ("boston", 0, "KL2"),
@@ -83,6 +83,11 @@ def test_the_plan_goes_fold_by_fold():
         ("boston", 1, "LA1"),
         ("boston", 1, "KL2"),
     ]
+
+
+def test_fixed_configurations_need_their_centre(tmp_path):
+    with pytest.raises(ValueError, match="run it on friedman first"):
+        main(["--quick", "--methods", "fixed", "--output", str(tmp_path / "results.jsonl")])
 
 
 def test_bootstrap_intervals_are_those_of_a_mean():
