@@ -114,6 +114,7 @@ SOURCES: dict[str, Source] = {
     "protein": Source("regression", "protein_casp", fetch=_openml(44963)),
     "airline": Source("regression", "airline_delay_nyc13", target="y_delay"),
     "boston": Source("regression", "boston_housing", fetch=_openml(531)),
+    "concrete": Source("regression", "concrete"),
     # The first 20000 rows of the original are not a sample of it: 15120 of them are balanced over 7 classes (14 % of
     # class 1), the rest come from one region (79 %). The systematic sample keeps the natural 49 %, so it is the one
     # used, although it is smaller; the two overlap and are not combined.
@@ -168,13 +169,21 @@ def _raw(name: str, source: Source) -> Table:
         raise FileNotFoundError(f"The original of the data set {name!r} could not be downloaded. {remedy}") from error
 
 
-def load(name: str, *, seed: int = 0, max_train: int | None = None, test_fraction: float = TEST_FRACTION) -> Dataset:
+def load(
+    name: str,
+    *,
+    seed: int = 0,
+    max_train: int | None = None,
+    test_fraction: float = TEST_FRACTION,
+    fold: tuple[int, int] | None = None,
+) -> Dataset:
     """Read, split and standardise one data set.
 
     Args:
         name: A key of :data:`SOURCES`.
         seed: Chooses which rows are the test part, unless the set brings a split of its own.
         test_fraction: How much is the test part, unless the set brings a split of its own.
+        fold: (k, K) for cross-validation: the k-th (from 0) of K equal parts is the test part, whatever the fraction.
         max_train: Keep at most so many training rows, for quick runs; the standardisation uses the kept rows.
 
     Returns:
@@ -189,7 +198,11 @@ def load(name: str, *, seed: int = 0, max_train: int | None = None, test_fractio
     source = SOURCES[name]
     raw = _raw(name, source)
     order = np.random.default_rng(seed).permutation(len(raw.targets))
-    if raw.is_test is None:
+    if fold is not None:
+        parts = np.array_split(order, fold[1])
+        test = parts.pop(fold[0])
+        train = np.concatenate(parts)
+    elif raw.is_test is None:
         num_test = round(test_fraction * len(order))
         train, test = order[num_test:], order[:num_test]
     else:

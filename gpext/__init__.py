@@ -7,7 +7,7 @@ Two chains share their linear algebra:
 
 `likelihoods` say what p(y | f) is, `augmentations` and `bounds` turn it into a Gaussian `sites` factor a datum,
 `inference` finds the sites, `posteriors` condition the prior on them; `variational`, `models` and `mlls` are the
-gpytorch shells around that, and `fit` trains.
+gpytorch shells around that, `fit` trains, and `fit_grid` trains at each of several values of one hyperparameter.
 """
 
 from gpext import (
@@ -25,16 +25,18 @@ from gpext import (
     variational,
 )
 from gpext._version import __version__
-from gpext.training import FitResult, FitStatus, fit
+from gpext.training import FitResult, FitStatus, GridFit, fit, fit_grid
 
 __all__ = [
     "FitResult",
     "FitStatus",
+    "GridFit",
     "__version__",
     "augmentations",
     "bounds",
     "distributions",
     "fit",
+    "fit_grid",
     "inference",
     "likelihoods",
     "mlls",

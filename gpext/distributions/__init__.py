@@ -2,6 +2,7 @@
 
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.matern32 import Matern32
+from gpext.distributions.mixture import Mixture
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
 from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
 
@@ -10,6 +11,7 @@ __all__ = [
     "Bernoulli",
     "CompoundDistribution",
     "Matern32",
+    "Mixture",
     "NegativeBinomial",
     "Poisson",
     "RadialNoise",

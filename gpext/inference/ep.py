@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gpext.inference.cavi import CAVI
@@ -36,6 +35,7 @@ from gpext.inference.result import InferenceResult, Status
 from gpext.inference.sequential_ep import sweep_one_by_one
 from gpext.inference.tilting import tilt, widest_needed
 from gpext.likelihoods import AugmentedLikelihood
+from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
 _PATIENCE = 16  # sweeps without progress
@@ -43,6 +43,7 @@ _PATIENCE_HELD = 30  # where every step is safe
 _HALVING_STEPS = 40  # second-order steps in which the sum of squares has to halve
 _HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
 _BOUND_STEPS = 100
+_MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
 _SHORTEST_STEP = 5e-3  # of a path
 _STEPS_ALONG, _HALVING_ALONG = 30, 12  # of second-order steps at one place of it
 _MOST_ALONG = 400
@@ -202,8 +203,7 @@ class _Search:
     @torch.no_grad()
     def _by_rule(self, rule: CAVI | KL, stage: str) -> GaussianSites:
         problem = self.problem
-        prior = MultivariateNormal(problem.mean, to_linear_operator(problem.covariance))
-        found = rule.infer(prior, problem.likelihood, problem.targets)
+        found = rule.infer(problem.prior.distribution, problem.likelihood, problem.targets)
         self._note(stage, self.rule.power, list(found.trace))
         return found.sites
 
@@ -265,7 +265,8 @@ class _Search:
         return current
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
-        if not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
+        small = isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
+        if small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
             current, trace = levenberg_marquardt(
                 at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.rule.tolerance
             )

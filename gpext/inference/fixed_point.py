@@ -22,7 +22,7 @@ from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
 from gpext.inference.softmax_curvature import Curvature
-from gpext.posteriors import DensePosterior
+from gpext.posteriors import Posterior
 from gpext.sites import GaussianSites
 
 Terms = Callable[[Tensor, Tensor], LocalTerms]
@@ -37,7 +37,7 @@ _MOST_CG_STEPS = 50
 class Iterate:
     """Sites, what they make of the prior, and the bound there; `value` is -inf where there is no posterior."""
 
-    posterior: DensePosterior
+    posterior: Posterior
     mean: Tensor  # m (..., N)
     variance: Tensor  # v (..., N)
     terms: LocalTerms
@@ -73,7 +73,7 @@ def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     value = problem.over_latents(posterior.log_normalizer - replaced) + local.total
     proper = proper if problem.num_latents is None else proper.all(-1)
     value = torch.where(proper & value.isfinite(), value, -torch.inf)
-    prior_variance = problem.covariance.detach().diagonal(dim1=-2, dim2=-1)
+    prior_variance = problem.prior.variance.detach()
     lost = (sites.precision.abs() * prior_variance).sum(-1)  # in variances, which are differences of larger numbers
     sizes = problem.over_latents(replaced.abs() + lost) + local.values.detach().abs().double().sum(-1)
     rounding = 1e4 * torch.finfo(torch.float64).eps * sizes

@@ -23,6 +23,7 @@ from gpext.inference.result import InferenceResult, Status
 from gpext.inference.scalar import solve_scalar
 from gpext.inference.sequential import sweep_sequentially
 from gpext.inference.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
+from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
 _START_STEPS = 20
@@ -112,7 +113,7 @@ class KL:
         parallel = self.max_steps
         if sequential:
             parallel = _START
-        elif self.schedule == "auto" and problem.mean.dim() == 1:
+        elif self.schedule == "auto" and problem.mean.dim() == 1 and isinstance(problem.prior, DensePrior):
             parallel = min(_PATIENCE, self.max_steps)
         iterate, steps, status = climb(
             problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature
@@ -145,7 +146,7 @@ class KL:
 def _independent(problem: Problem, terms: Terms) -> GaussianSites:
     """Return the best sites of data that are each alone with their prior marginal, to start from: no N x N algebra."""
     with torch.no_grad():
-        precision = 1 / problem.covariance.diagonal(dim1=-2, dim2=-1).expand(problem.mean.shape)
+        precision = 1 / problem.prior.variance.expand(problem.mean.shape)
         ones = torch.ones_like(precision)  # likelihoods are about as wide as this, priors may be far wider
         calm = GaussianSites(ones * problem.mean, ones)
         return solve_scalar(terms, precision * problem.mean, precision, calm, max_steps=_START_STEPS, tolerance=1e-2)

@@ -24,7 +24,7 @@ from gpext.bounds import conditional_log_prob
 from gpext.inference.derivatives import log_prob_derivatives, require_curvature
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
-from gpext.posteriors import DensePosterior
+from gpext.posteriors import Posterior
 from gpext.sites import GaussianSites
 
 _MOST_HALVINGS = 40
@@ -89,9 +89,7 @@ class Laplace:
         return problem.result("Laplace", posterior, evidence, status, trace)
 
     @torch.no_grad()
-    def _climb(
-        self, problem: Problem, start: GaussianSites | None
-    ) -> tuple[DensePosterior, Tensor, Status, list[Tensor]]:
+    def _climb(self, problem: Problem, start: GaussianSites | None) -> tuple[Posterior, Tensor, Status, list[Tensor]]:
         """Return the posterior at the sites of the last f, that f, how it ended, and log Z at every f."""
         f, weights = _begin(problem, start)
         trace: list[Tensor] = []
@@ -132,7 +130,7 @@ def _begin(problem: Problem, start: GaussianSites | None) -> tuple[Tensor, Tenso
     return problem.mean.detach(), torch.zeros_like(problem.mean)
 
 
-def _expand(problem: Problem, f: Tensor, g: Tensor, precision: Tensor) -> tuple[DensePosterior, bool]:
+def _expand(problem: Problem, f: Tensor, g: Tensor, precision: Tensor) -> tuple[Posterior, bool]:
     """Return the posterior under the sites of Taylor's expansion at f, and whether the true curvature made it."""
     posterior = problem.condition(GaussianSites(g + precision * f, precision))
     proper = posterior.positive_definite

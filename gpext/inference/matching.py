@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import Tilt
-from gpext.posteriors import DensePosterior
+from gpext.posteriors import Posterior
 from gpext.quadrature import TiltedMoments
 from gpext.sites import GaussianSites
 
@@ -29,7 +29,7 @@ from gpext.sites import GaussianSites
 class Match:
     """Sites, what they make of the prior, and how far from matched the moments are."""
 
-    posterior: DensePosterior
+    posterior: Posterior
     mean: Tensor  # m (..., N)
     variance: Tensor  # v (..., N)
     cavity_mean: Tensor

@@ -16,25 +16,29 @@ from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods.checks import check_binary, check_targets
-from gpext.posteriors import DensePosterior, condition_dense
+from gpext.posteriors import DensePrior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites
 
 
 @dataclass(frozen=True)
 class Problem:
-    """p(f) = N(mean, covariance) in float64, in the graph of the prior, and what belongs to the data.
+    """A Gaussian prior in float64, in the graph of what it was made from, and what belongs to the data.
 
-    With D latents a datum the prior is a batch of D independent ones: (..., D, N).
+    With D latents a datum the prior is a batch of D independent ones: mean (..., D, N).
     """
 
-    mean: Tensor  # mu (..., N)
-    covariance: Tensor  # K + jitter I (..., N, N)
+    prior: Prior
     likelihood: Any
     targets: Tensor
     num_latents: int | None
     dtype: torch.dtype
     jitter: float
+
+    @property
+    def mean(self) -> Tensor:
+        """The prior mean mu (..., N)."""
+        return self.prior.mean
 
     @classmethod
     def of(cls, prior: MultivariateNormal, likelihood: Any, targets: Tensor, jitter: float) -> Problem:
@@ -44,7 +48,7 @@ class Problem:
             TypeError: half precision, or a likelihood that no rule can serve.
             ValueError: the shapes do not belong together, an entry is not finite, or a class is not 0 or 1.
         """
-        mean, covariance = prior.mean, prior.covariance_matrix
+        mean = prior.mean
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_targets(targets)
@@ -65,54 +69,45 @@ class Problem:
         trials = latents is not None and targets.dim() > 1 and targets.size(-2) == num_data
         if targets.shape[-1:] != (num_data,) and not trials:
             raise ValueError(f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}.")
-        if not bool(mean.isfinite().all() and covariance.isfinite().all()):
+        structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
+        known = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
+        if not bool(mean.isfinite().all() and known.is_finite):
             raise ValueError("the prior has NaN or infinite entries; check the inputs and the kernel's parameters.")
-        mean, covariance = mean.double(), covariance.double()
-        if prior.mean.dtype != torch.float64:
-            covariance = 0.5 * (covariance + covariance.mT)  # rounding may have made it unsymmetric
-        if jitter:
-            covariance = covariance + jitter * torch.eye(num_data, dtype=torch.float64, device=covariance.device)
         if latents is None:  # a batch of targets may share one prior
-            mean = mean.expand(torch.broadcast_shapes(mean.shape, targets.shape))
-        return cls(mean, covariance, likelihood, targets, latents, prior.mean.dtype, jitter)
+            known = known.expand_to(targets)
+        return cls(known, likelihood, targets, latents, mean.dtype, jitter)
 
     def no_sites(self) -> GaussianSites:
         """Return the sites that leave the prior as it is."""
         return GaussianSites(torch.zeros_like(self.mean), torch.zeros_like(self.mean))
 
-    def condition(self, sites: GaussianSites) -> DensePosterior:
+    def condition(self, sites: GaussianSites) -> Posterior:
         """Return the prior conditioned on sites, outside the graph."""
-        with torch.no_grad():
-            return condition_dense(self.mean.detach(), self.covariance.detach(), sites)
+        return self.prior.condition(sites)
 
     def over_latents(self, value: Tensor) -> Tensor:
         """Sum what belongs to D independent latents, (..., D) -> (...)."""
         return value if self.num_latents is None else value.sum(-1)
 
-    def attach(self, value: Tensor, local: Tensor, posterior: DensePosterior, response: Tensor | None = None) -> Tensor:
+    def attach(self, value: Tensor, local: Tensor, posterior: Posterior, response: Tensor | None = None) -> Tensor:
         """Return an evidence A(nu, tau) + sum_i c_i (...) whose value is known, in the graph of all it depends on.
 
-        First derivatives only: in closed form they cost a fraction of differentiating through a factorisation.
+        First derivatives only.
 
         Args:
             value: the evidence (...).
             local: anything (...) whose derivative in the likelihood's parameters is that of the evidence.
             posterior: the prior conditioned on the sites, whose log normaliser is A. The sites count as fixed.
-            response: w (..., N), if the evidence depends on the posterior mean as well, with derivative
-                (I + K T)' w: it adds w (m - mu)' K^-1, made symmetric, to the derivative in K, and w to that in mu.
+            response: see :meth:`gpext.posteriors.DensePrior.follow`.
         """
-        value = value.detach() + torch.where(value.isfinite(), _change(local), 0)
-        if not (torch.is_grad_enabled() and (self.mean.requires_grad or self.covariance.requires_grad)):
+        value = value.detach() + torch.where(value.isfinite(), local - local.detach(), 0)
+        if not (torch.is_grad_enabled() and self.prior.requires_grad):
             return value
-        by_mean, by_covariance = posterior.gradient
-        if response is not None:
-            product = response.unsqueeze(-1) * by_mean.unsqueeze(-2)
-            by_mean, by_covariance = by_mean + response, by_covariance + 0.5 * (product + product.mT)
-        moved = (by_mean * _change(self.mean)).sum(-1) + (by_covariance * _change(self.covariance)).sum((-2, -1))
-        return value + self.over_latents(moved)
+        follow: Callable[..., Tensor] = self.prior.follow  # the posterior is of the prior's own kind
+        return value + self.over_latents(follow(posterior, response))
 
     def result(
-        self, name: str, posterior: DensePosterior, log_evidence: Tensor, status: Status, trace: list[Tensor]
+        self, name: str, posterior: Posterior, log_evidence: Tensor, status: Status, trace: list[Tensor]
     ) -> InferenceResult:
         """Return what a rule has found."""
         steps = f"{len(trace)} steps" if trace else "no step needed"
@@ -129,11 +124,6 @@ class Problem:
             two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
-
-
-def _change(tensor: Tensor) -> Tensor:
-    """Return zero, in the graph of the tensor."""
-    return tensor - tensor.detach()
 
 
 def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

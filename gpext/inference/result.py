@@ -12,7 +12,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from gpext.posteriors import DensePosterior
+from gpext.posteriors import Posterior
 from gpext.sites import GaussianSites
 
 
@@ -55,7 +55,7 @@ class InferenceResult:
     num_steps: int
     trace: Tensor
     message: str
-    conditioned: DensePosterior = field(repr=False)
+    conditioned: Posterior = field(repr=False)
     dtype: torch.dtype = field(repr=False)
     targets: Tensor = field(repr=False)
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)

@@ -50,9 +50,16 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
         Raises:
             NotPSDError, NanError: there is no posterior at these parameters; an optimiser may step back from them.
         """
-        result = self.model.variational_strategy.infer(function_dist, target)
+        try:
+            result = self.model.variational_strategy.infer(function_dist, target)
+        except ValueError as error:
+            if bool(function_dist.mean.isfinite().all() and function_dist.covariance_matrix.isfinite().all()):
+                raise
+            raise NanError(str(error)) from error  # where a line search has gone too far: a lengthscale of zero, say
+        if result.status is Status.NOT_POSITIVE_DEFINITE:
+            raise NotPSDError(result.message)  # an evidence may be finite then, but it is none
         if not bool(result.log_evidence.isfinite().all()):
-            raise (NotPSDError if result.status is Status.NOT_POSITIVE_DEFINITE else NanError)(result.message)
+            raise NanError(result.message)
         value = result.log_evidence
         for added_loss in self.model.added_loss_terms():
             value = value + added_loss.loss(*params)

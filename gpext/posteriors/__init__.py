@@ -1,6 +1,7 @@
 """Condition a Gaussian process prior on Gaussian sites."""
 
 from gpext.posteriors.dense import DensePosterior, condition_dense
+from gpext.posteriors.dense_prior import DensePrior
 from gpext.posteriors.fixed_sites import FixedSites
 from gpext.posteriors.inducing import (
     InducingPosterior,
@@ -12,14 +13,24 @@ from gpext.posteriors.inducing import (
     inducing_gradient,
     project,
 )
+from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
+
+Posterior = DensePosterior | LowRankPosterior
+Prior = DensePrior | LowRankPrior
 
 __all__ = [
     "DensePosterior",
+    "DensePrior",
     "FixedSites",
     "InducingPosterior",
+    "LowRankPosterior",
+    "LowRankPrior",
+    "Posterior",
+    "Prior",
     "back_substitute",
     "condition_dense",
     "condition_inducing",
+    "condition_low_rank",
     "cross_gradient",
     "factor_gradient",
     "factorise",

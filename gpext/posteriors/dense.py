@@ -85,6 +85,8 @@ class DensePosterior:
         """Return v and 1 - tau v under V1: by diag(B1^-1) = 1 - tau v where tau v has digits, else by K - W1' W1."""
         prior = self.prior_covariance.diagonal(dim1=-2, dim2=-1)
         tau, prior = torch.broadcast_tensors(self.sites.precision.clamp_min(0), prior)
+        if not bool((tau > 0).any()):
+            return prior, torch.ones_like(prior)
         lost = tau * prior < _RELIABLE
         if not _most(lost):
             share = _inverse_diagonal(self.chol_positive)
@@ -93,6 +95,11 @@ class DensePosterior:
             variance = prior - self.whitened_positive.square().sum(-2)
             return variance, 1 - tau * variance
         variance = (1 - share) / torch.where(lost, 1.0, tau)
+        if self.negative is not None:  # it has those of its own
+            index, there = self.negative.index, self.negative.variance
+            variance = variance.scatter(-1, index, there)
+            share = share.scatter(-1, index, 1 - tau.gather(-1, index) * there)
+            lost = lost.scatter(-1, index, False)
         count = int(lost.sum(-1).max())
         if count:
             index = lost.to(tau).topk(count, -1).indices
@@ -200,7 +207,10 @@ class DensePosterior:
 
 @dataclass(frozen=True)
 class NegativeSites:
-    """What the k negative precisions of each posterior add; in a batch, the largest k of all, filled up with zeros."""
+    """What the k precisions of each posterior that are not positive add; in a batch, the largest k of all.
+
+    Where others have more, the smallest positive precisions fill up; their Q is zero.
+    """
 
     index: Tensor  # n (..., k)
     root: Tensor  # Q_n (..., k)
@@ -212,6 +222,11 @@ class NegativeSites:
     def whitened(self) -> Tensor:
         """W2 (..., k, N)."""
         return _solve(self.chol, self.root.unsqueeze(-1) * self.covariance.mT)
+
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of V1_nn (..., k)."""
+        return _take_columns(self.covariance.mT, self.index).diagonal(dim1=-2, dim2=-1)
 
     def respond(self, x: Tensor) -> Tensor:
         """Return Q_n B2^-1 Q_n (V1 x)_n, at n (..., N)."""
@@ -242,8 +257,8 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
     root = _root(sites)
     chol_positive, ok = _factor(covariance, root, sign=1)
     negative = None
-    count = int((sites.precision < 0).sum(-1).max()) if sites.precision.numel() else 0
-    if count:
+    if bool((sites.precision < 0).any()):
+        count = int((sites.precision <= 0).sum(-1).max())
         negative, second_ok = _condition_on_negative(covariance, sites.precision, root, chol_positive, count)
         ok = ok & second_ok
     return DensePosterior(prior_mean, covariance, sites, chol_positive, negative, ok)
@@ -252,20 +267,23 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
 def _condition_on_negative(
     covariance: Tensor, precision: Tensor, root: Tensor, chol_positive: Tensor, count: int
 ) -> tuple[NegativeSites, Tensor]:
-    negative, index = (-precision).clamp_min(0).sqrt().topk(count, -1)
+    lowest, index = (-precision).topk(count, -1)
+    negative = lowest.clamp_min(0).sqrt()
     index = index.expand(*chol_positive.shape[:-2], count)
     columns = _take_columns(covariance, index)
     whitened = _solve(chol_positive, root.unsqueeze(-1) * columns)
+    # V1_:n = P^-1 L1^-T W, but for where P = 0: there, as everywhere among n, K_nn - W'W
     back = torch.linalg.solve_triangular(chol_positive.mT, whitened, upper=True)
-    remaining = columns - covariance @ (root.unsqueeze(-1) * back)
-    inner = _take_columns(remaining.mT, index)
-    chol, ok = _factor(0.5 * (inner + inner.mT), negative, sign=-1)
+    remaining = back / torch.where(root > 0, root, 1.0).unsqueeze(-1)
+    inner = _take_columns(columns.mT, index) - whitened.mT @ whitened
+    remaining = remaining.scatter(-2, index.unsqueeze(-1).expand(inner.shape), inner)
+    chol, ok = _factor(inner, negative, sign=-1)
     return NegativeSites(index, negative, whitened, remaining, chol), ok
 
 
 def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor]:
     """Return L with L L' = I + sign R C R, and whether the factorisation succeeded."""
-    inner = covariance * (sign * root.unsqueeze(-1) * root.unsqueeze(-2))
+    inner = (covariance * (sign * root).unsqueeze(-1)).mul_(root.unsqueeze(-2))
     inner.diagonal(dim1=-2, dim2=-1).add_(1)
     chol, info = torch.linalg.cholesky_ex(inner)
     return chol, info == 0

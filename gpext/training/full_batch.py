@@ -111,6 +111,13 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             raise torch.linalg.LinAlgError(str(error)) from error
         return loss.detach()
 
+    def value() -> float | None:
+        try:
+            with torch.no_grad():
+                return float(mll(mll.model(x), y).sum())
+        except (NotPSDError, NanError):
+            return None
+
     outcome = minimize_lbfgs(
         objective,
         [p for p in mll.parameters() if p.requires_grad],
@@ -119,7 +126,8 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
         callback=lambda loss: run.step(-loss),
         max_restarts=_RESTARTS,
     )
-    return run.finish(FitStatus[outcome.name])
+    # the best point may be one that a line search had seen; and there may have been nothing to train
+    return run.finish(FitStatus[outcome.name], objective=value())
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:

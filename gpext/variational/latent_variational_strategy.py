@@ -115,7 +115,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         result = self.rule.infer(prior, self.model.likelihood, targets, start=start if warm else None)
         if result.status is not Status.CONVERGED:
             warnings.warn(result.message, InferenceWarning, stacklevel=3)
-        if bool(result.log_evidence.isfinite().all()):
+        if result.status is not Status.NOT_POSITIVE_DEFINITE and bool(result.log_evidence.isfinite().all()):
             self._variational_distribution.set(result.sites)
             self.variational_params_initialized.fill_(1)
         return result

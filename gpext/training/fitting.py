@@ -1,0 +1,139 @@
+"""One call that trains: `fit(mll, x, y)`; what it does with which objective is in :mod:`gpext.training`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.variational import IndependentMultitaskVariationalStrategy
+from torch import Tensor
+
+from gpext.likelihoods.checks import check_finite
+from gpext.mlls import AugmentedELBO
+from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
+from gpext.training.minibatch import (
+    ObjectiveStepper,
+    Rate,
+    SiteStepper,
+    default_rate,
+    fit_minibatches,
+    hyperparameter_interval,
+)
+from gpext.training.result import Callback, FitResult, FitStatus, Run
+from gpext.variational import SiteVariationalStrategy, check_dtype
+
+
+def fit(
+    mll: MarginalLogLikelihood,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int | None = None,
+    max_steps: int | None = None,
+    learning_rate: float = 0.05,
+    rate: Rate | None = None,
+    tolerance: float = 1e-4,
+    hyperparameters: Literal["augmented", "exact"] = "exact",
+    generator: torch.Generator | None = None,
+    state: dict[str, Any] | None = None,
+    progress: bool = True,
+    callback: Callback | None = None,
+) -> FitResult:
+    """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
+
+    Args:
+        mll: a gpytorch objective holding the likelihood and the model.
+        x: inputs (N, d), (..., N, d), or (N,) for d = 1.
+        y: targets (N,), (..., N), or (N, T) for a multitask model.
+        batch_size: None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
+        max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
+        learning_rate: of Adam, with minibatches.
+        rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
+            :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N: 1 for the full
+            batch, the average over a fifth of an epoch for a small one.
+        tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
+            in five epochs (or 100 steps) of minibatches.
+        hyperparameters: which bound teaches the kernel's and the likelihood's parameters: the exact ELBO or the
+            augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at the q(u) that the
+            augmented bound makes; the full batch moves q(u) on the same bound, too.
+        generator: source of the shuffling, on the CPU; seeded with 0 by default.
+        state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
+        progress: show a progress bar on a terminal.
+        callback: called as callback(step, objective per datum) after every step, with q(u) up to date; returns True to
+            stop.
+
+    Returns:
+        The result; Ctrl-C ends training early and still returns one.
+
+    Raises:
+        TypeError, ValueError: bad data or options; nothing has changed then.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be None or at least 1; got {batch_size}.")
+    if batch_size is None and state is not None:
+        raise ValueError("state resumes training by minibatches: give the batch_size as well.")
+    if hyperparameters not in ("augmented", "exact"):
+        raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
+    _check_data(x, y)
+    strategy, multitask = _site_strategy(mll)
+    if x.dim() == 1 and (strategy is not None or batch_size is not None):
+        x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
+    generator = generator if generator is not None else torch.Generator().manual_seed(0)
+    if strategy is not None:
+        check_dtype(x, strategy.inducing_points)
+        y = y.mT if multitask else y
+        mll.likelihood.augmentation(y)  # refuses targets outside the support before anything changes
+    mll.train()
+    run = Run(mll, max_steps, progress, callback)
+    num_data = x.size(-2) if x.dim() > 1 else len(x)
+    try:
+        if batch_size is None:
+            if strategy is None:
+                return fit_objective(run, x, y, tolerance)
+            sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
+            order = torch.randperm(num_data, generator=generator).to(x.device)
+            x, y = x[..., order, :], y[..., order]
+            return fit_collapsed(run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance)
+        stepper: SiteStepper | ObjectiveStepper
+        if strategy is None:
+            stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
+        else:
+            rate = rate if rate is not None else default_rate(min(1.0, batch_size / num_data))
+            stepper = SiteStepper(
+                mll,
+                strategy,
+                num_data,
+                rate=rate,
+                learning_rate=learning_rate,
+                gradient=hyperparameters,
+                interval=hyperparameter_interval(batch_size, num_data),
+            )
+        return fit_minibatches(
+            run, stepper, x, y, batch_size=batch_size, tolerance=tolerance, generator=generator, state=state
+        )
+    except KeyboardInterrupt:
+        return run.finish(FitStatus.INTERRUPTED)
+
+
+def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, bool]:
+    """Return the site strategy behind an AugmentedELBO, if there is one, and whether it models several tasks."""
+    if not isinstance(mll, AugmentedELBO):
+        return None, False
+    strategy = mll.model.variational_strategy
+    multitask = isinstance(strategy, IndependentMultitaskVariationalStrategy)
+    if multitask:
+        strategy = strategy.base_variational_strategy
+    return (strategy, multitask) if isinstance(strategy, SiteVariationalStrategy) else (None, False)
+
+
+def _check_data(x: Tensor, y: Tensor) -> None:
+    if x.dim() < 1 or y.dim() < 1 or y.numel() == 0:
+        raise ValueError(
+            f"expected inputs (..., N, d) and targets (..., N); got {tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    num_data = x.size(-2) if x.dim() > 1 else len(x)
+    if num_data not in (y.size(-1), y.size(0)):
+        raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")
+    check_finite("inputs", x)
+    check_finite("targets", y)
