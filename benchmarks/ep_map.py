@@ -24,6 +24,7 @@ KINDS = {
     "not matched": "#000000",
 }
 MATCHED = 1e-4
+TICKS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 DEPTHS = (1, 3, 10, 20, 30, 50)
 
 
@@ -93,10 +94,16 @@ def draw_map(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         )
         best = np.nanmax(evidence)
         top = np.unravel_index(np.nanargmax(evidence), evidence.shape)
-        lines = ax.contour(x, y, evidence, levels=sorted(best - d for d in DEPTHS), colors="black", linewidths=0.8)
+        lines = ax.contour(
+            x, y, evidence, levels=sorted(best - d for d in DEPTHS), colors="black", linewidths=0.8, linestyles="-"
+        )
         ax.clabel(lines, fmt=lambda level, best=best: f"{level - best:.0f}", fontsize=7)
         ax.plot(x[top[1]], y[top[0]], "x", color="black", markersize=9, markeredgewidth=2)
         ax.set(xscale="log", yscale="log", xlabel="lengthscale", ylabel="magnitude")
+        for axis, ends in ((ax.xaxis, x), (ax.yaxis, y)):
+            ticks = [tick for tick in TICKS if ends.min() <= tick <= ends.max()]
+            axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.minorticks_off()
         ax.set_title(f"example {number}" + (", a larger region" if region == "far" else ""))
     figure.legend(
         handles=[

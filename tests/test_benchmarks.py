@@ -11,8 +11,11 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from benchmarks import augmented_svi, datasets, step_time
+from benchmarks import augmented_svi, datasets, ep_convergence, step_time
 from benchmarks.datasets import load
+from benchmarks.ep_map import grid, kind_of
+from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem, student_t
+from benchmarks.ep_references import anneal, conditionals, plain_parallel
 from benchmarks.harness import LIKELIHOODS, Recorder, Status, Trace, evaluate, make_problem, minibatches, train
 from benchmarks.methods import METHODS
 from benchmarks.peers import Matern32Distribution
@@ -323,3 +326,80 @@ def test_step_timer(capsys, tmp_path):
     assert set(milliseconds) >= {"floor", "adam", "ngd"}
     assert all(np.isfinite(value) and value > 0 for value in milliseconds.values())
     assert "laplace" in capsys.readouterr().out
+
+
+# ---- expectation propagation ---------------------------------------------------------------------------------------
+
+
+def test_ep_convergence_runs_and_resumes(tmp_path, capsys, monkeypatch):
+    output = tmp_path / "ep.jsonl"
+    threads = torch.get_num_threads()
+    arguments = ["--quick", "--output", str(output), "--figure", str(tmp_path / "map.png")]
+    try:
+        assert ep_convergence.main(arguments) == 0
+        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        monkeypatch.setattr(ep_convergence, "inferred", None)  # nothing is left to be done
+        assert ep_convergence.main(arguments[:-2]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert len(rows) == len(output.read_text().splitlines())
+    assert "versions" in rows[0]
+    inferred = [row for row in rows[1:] if "residual" in row]
+    assert len(inferred) == 2 * 3 + 2 * 4
+    assert all(ep_convergence.honest(row) and row["residual"] < 1e-5 for row in inferred)
+    assert (tmp_path / "map.png").exists()
+    assert "mean absolute error" in capsys.readouterr().out
+
+
+def test_dishonest_rows_are_told_apart():
+    row = {"status": "CONVERGED", "power": 1.0, "finite": True, "residual": 1e-7, "stage": "sweeps"}
+    assert ep_convergence.honest(row)
+    assert kind_of(row) == "sweeps"
+    for change in ({"residual": 1e-3}, {"finite": False}, {"power": 0.9}, {"status": "LinAlgError"}):
+        assert not ep_convergence.honest({**row, **change})
+    assert kind_of({**row, "power": 0.3}) == "power below 0.5"
+    assert kind_of({**row, "residual": 1e-3}) == "not matched"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_problems_are_what_they_say(family):
+    first, again, other = (random_problem(family, seed) for seed in (0, 0, 1))
+    torch.testing.assert_close(first.targets, again.targets, rtol=0, atol=0)
+    assert len(first.targets) != len(other.targets)
+    for seed in range(20):
+        problem = random_problem(family, seed)
+        assert 20 <= len(problem.targets) == problem.about["n"] <= 200
+        assert 1 <= problem.deg_free <= 20
+        assert 1e-3 <= problem.scale <= 1
+        assert bool((torch.linalg.eigvalsh(problem.covariance) > 0).all())
+
+
+def test_map_is_centred_on_the_best_setting():
+    for example in EXAMPLES.values():
+        settings = grid(example, "near", 3)
+        assert settings[4][2:] == pytest.approx((example.lengthscale, example.magnitude))
+        assert len({(i, j) for i, j, _, _ in settings}) == 9
+
+
+def test_annealing_finds_the_evidence_and_the_posterior_of_one_datum():
+    covariance, targets = torch.tensor([[4.0]], dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)
+    problem = StudentTProblem(torch.zeros(1, 1, dtype=torch.float64), covariance, targets, 2.5, 0.3, {})
+    exact = student_t(2.5, 0.3).log_density(targets, torch.zeros_like(targets), covariance[0]).item()
+    found = anneal(problem, chains=4000, temperatures=50, seed=1)
+    assert 0 < found.standard_error < 0.03
+    assert abs(found.log_evidence - exact) < 4 * found.standard_error
+    joint = lambda f: math.exp(  # noqa: E731
+        -(f**2) / 8 + student_t(2.5, 0.3).log_prob(targets, torch.tensor([f], dtype=torch.float64)).item()
+    )
+    total, first = quad(joint, -10, 10, points=[3.0])[0], quad(lambda f: f * joint(f), -10, 10, points=[3.0])[0]
+    mean, variance = conditionals(problem, found.mixing, covariance[0], 4.0)
+    assert (found.weights * found.latent[:, 0]).sum().item() == pytest.approx(first / total, abs=0.05)
+    assert (found.weights * mean).sum().item() == pytest.approx(first / total, abs=0.05)
+    assert bool(((variance > 0) & (variance < 4)).all())
+
+
+def test_plain_iteration_fails_where_it_is_known_to():
+    easy, hard = (EXAMPLES[number].problem() for number in (1, 2))
+    assert plain_parallel(easy).outcome == "converged"
+    assert plain_parallel(hard).outcome == "improper"
+    assert plain_parallel(hard, damping=0.1, max_sweeps=5).outcome == "goes on"
