@@ -16,6 +16,7 @@ from benchmarks.datasets import load
 from benchmarks.ep_map import grid, kind_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem, student_t
 from benchmarks.ep_references import anneal, conditionals, plain_parallel
+from benchmarks.ep_report import honest
 from benchmarks.harness import LIKELIHOODS, Recorder, Status, Trace, evaluate, make_problem, minibatches, train
 from benchmarks.methods import METHODS
 from benchmarks.peers import Matern32Distribution
@@ -346,17 +347,17 @@ def test_ep_convergence_runs_and_resumes(tmp_path, capsys, monkeypatch):
     assert "versions" in rows[0]
     inferred = [row for row in rows[1:] if "residual" in row]
     assert len(inferred) == 2 * 3 + 2 * 4
-    assert all(ep_convergence.honest(row) and row["residual"] < 1e-5 for row in inferred)
+    assert all(honest(row) and row["residual"] < 1e-5 for row in inferred)
     assert (tmp_path / "map.png").exists()
     assert "mean absolute error" in capsys.readouterr().out
 
 
 def test_dishonest_rows_are_told_apart():
     row = {"status": "CONVERGED", "power": 1.0, "finite": True, "residual": 1e-7, "stage": "sweeps"}
-    assert ep_convergence.honest(row)
+    assert honest(row)
     assert kind_of(row) == "sweeps"
     for change in ({"residual": 1e-3}, {"finite": False}, {"power": 0.9}, {"status": "LinAlgError"}):
-        assert not ep_convergence.honest({**row, **change})
+        assert not honest({**row, **change})
     assert kind_of({**row, "power": 0.3}) == "power below 0.5"
     assert kind_of({**row, "residual": 1e-3}) == "not matched"
 

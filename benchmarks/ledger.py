@@ -1,0 +1,42 @@
+"""Rows of a benchmark that can be interrupted, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.augmented_svi import machine, package_versions
+
+Row = dict[str, Any]
+
+
+class Ledger:
+    """Rows by their keys, as JSON lines; before them the machine and the versions they were made with."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+        headers = [json.loads(line) for line in lines if line.startswith('{"machine"')]
+        self.rows: dict[str, Row] = {row["key"]: row for row in map(json.loads, lines) if "key" in row}
+        header = {"machine": machine(), "versions": package_versions()}
+        if header not in headers:
+            self._append(header)
+
+    def get(self, key: str, make: Callable[[], Row]) -> Row:
+        """Return the row of this key, made now unless it is there."""
+        if key not in self.rows:
+            self.rows[key] = {"key": key, **make()}
+            self._append(self.rows[key])
+        return self.rows[key]
+
+    def of(self, prefix: str) -> list[Row]:
+        """Return the rows whose keys begin like this."""
+        return [row for key, row in self.rows.items() if key.startswith(prefix)]
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
