@@ -38,15 +38,15 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 16  # sweeps without progress
-_PATIENCE_HELD = 30  # where every step is safe
-_HALVING_STEPS = 40  # second-order steps in which the sum of squares has to halve
+_PATIENCE = 8  # sweeps without progress
+_PATIENCE_HELD = 15  # where every step is safe
+_HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
 _HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
-_BOUND_STEPS = 100
+_BOUND_STEPS = 400
 _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
-_SHORTEST_STEP = 5e-3  # of a path
-_STEPS_ALONG, _HALVING_ALONG = 30, 12  # of second-order steps at one place of it
-_MOST_ALONG = 400
+_SHORTEST_STEP = 0.02  # of a path
+_STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
+_MOST_ALONG = 300
 
 
 @dataclass(frozen=True)
