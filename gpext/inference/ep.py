@@ -27,6 +27,7 @@ from torch import Tensor
 from gpext.inference.cavi import CAVI
 from gpext.inference.continuation import follow, proper_near
 from gpext.inference.damped_sweeps import sweep_damped
+from gpext.inference.double_loop import loop_doubly
 from gpext.inference.kl import KL
 from gpext.inference.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.matching import At, Match, match
@@ -47,6 +48,7 @@ _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N
 _SHORTEST_STEP = 0.02  # of a path
 _STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
 _MOST_ALONG = 300
+_FINEST = 1e-6  # of the tolerance, for the double loop's steps
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class EP:
             this fraction.
         jitter: added to the diagonal of the prior covariance; none is needed.
         schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
-            with this damping and nothing else, for comparison; of one posterior, not a batch.
+            with this damping and nothing else, for comparison; of one posterior, not a batch. "double_loop" never
+            lowers its objective (:mod:`gpext.inference.double_loop`), and is slow.
 
     Example:
         >>> import torch
@@ -78,14 +81,14 @@ class EP:
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
-    schedule: Literal["parallel", "sequential"] = "parallel"
+    schedule: Literal["parallel", "sequential", "double_loop"] = "parallel"
 
     def __post_init__(self) -> None:
         for name in ("power", "damping"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
-        if self.schedule not in ("parallel", "sequential"):
-            raise ValueError(f"schedule must be 'parallel' or 'sequential'; got {self.schedule!r}.")
+        if self.schedule not in ("parallel", "sequential", "double_loop"):
+            raise ValueError(f"schedule must be 'parallel', 'sequential' or 'double_loop'; got {self.schedule!r}.")
 
     def infer(
         self,
@@ -137,10 +140,13 @@ class _Search:
         """Go through the stages until one arrives, and return the best match."""
         power = self.rule.power
         at = self._at(power)
+        begin = self.problem.no_sites() if start is None else start.to(torch.float64)
         if self.rule.schedule == "sequential":
-            return self._sweep_one_by_one(at, at(self.problem.no_sites() if start is None else start.to(torch.float64)))
+            return self._sweep_one_by_one(at, at(begin))
+        if self.rule.schedule == "double_loop":
+            return self._loop_doubly(at, at(begin))
         if start is not None:
-            found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, hold=False), power)
+            found = self._finish(at, self._sweep(at, at(begin), power, hold=False), power)
             if self._arrived(found):
                 return found
         found = self._solve(at, at(self.problem.no_sites()), power)
@@ -248,6 +254,18 @@ class _Search:
             tolerance=self.rule.tolerance,
         )
         self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
+        return current
+
+    def _loop_doubly(self, at: At, current: Match) -> Match:
+        """Run the double loop until the moments match; it may have stood still a little before."""
+        rule, tolerance = self.rule, self.rule.tolerance
+        moments = tilt(self.problem.likelihood, self.problem.targets, rule.power)
+        while not self._arrived(current) and self._left() > 0 and tolerance > _FINEST * rule.tolerance:
+            sites, trace = loop_doubly(
+                self.problem, moments, rule.power, current.sites, max_looks=self._left(), tolerance=tolerance
+            )
+            self._note("steps of a double loop", rule.power, trace)
+            current, tolerance = at(sites), tolerance / 10
         return current
 
     def _sweep_one_by_one(self, at: At, current: Match) -> Match:

@@ -121,7 +121,8 @@ def test_classes_too():
     x, y = data(200)
     model = Model(x, (y > 0).to(F64), BernoulliLogitLikelihood(), EP(), kmeans_inducing_points(x, 10))
     assert model.result.status is Status.CONVERGED
-    probs = model.likelihood(model.eval()(torch.tensor([0.8, 2.3], dtype=F64))).probs
+    with torch.no_grad():
+        probs = model.likelihood(model.eval()(torch.tensor([0.8, 2.3], dtype=F64))).probs
     assert float(probs[0]) > 0.8
     assert float(probs[1]) < 0.2
 
