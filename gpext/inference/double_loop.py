@@ -53,6 +53,8 @@ def loop_doubly(
 ) -> tuple[GaussianSites, list[Tensor]]:
     """Return the sites at which the outer loop stands still, and F - with l as it is - after each look.
 
+    Where it leads to marginals that leave a cavity improper, the last sites before that.
+
     Args:
         problem: prior, likelihood and targets; a batch shares its steps.
         tilt: makes the tilted moments.
@@ -62,12 +64,15 @@ def loop_doubly(
         tolerance: of the motion of s, in units of the marginals.
     """
     trace: list[Tensor] = []
-    posterior = problem.condition(sites)
+    posterior = last = problem.condition(sites)
     while len(trace) < max_looks:
         outer = _marginals(posterior)
         current = _look(problem, tilt, power, posterior, outer)
         constant = _log_partition(outer).sum(-1) / power
+        if not bool(current.value.isfinite().all()):
+            return last.sites, trace
         trace.append(current.value - constant)
+        last = posterior
         current = _minimise(problem, tilt, power, current, outer, constant, trace, max_looks, tolerance)
         posterior = current.posterior
         moved = outer.motion_to(_marginals(posterior), posterior.mean, posterior.variance)

@@ -265,7 +265,9 @@ class _Search:
                 self.problem, moments, rule.power, current.sites, max_looks=self._left(), tolerance=tolerance
             )
             self._note("steps of a double loop", rule.power, trace)
-            current, tolerance = at(sites), tolerance / 10
+            before, current, tolerance = current, at(sites), tolerance / 10
+            if not bool(trace) or bool((current.sites.shift == before.sites.shift).all()):
+                break
         return current
 
     def _sweep_one_by_one(self, at: At, current: Match) -> Match:
