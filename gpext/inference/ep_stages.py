@@ -24,7 +24,7 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 8  # sweeps without progress
+_PATIENCE = 16  # sweeps without progress
 _PATIENCE_HELD = 15  # where every step is safe
 _HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
 _HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
