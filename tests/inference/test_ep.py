@@ -10,7 +10,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
 from gpext.bounds import conditional_log_prob
-from gpext.inference import EP, InferenceResult, Status
+from gpext.inference import EP, KL, InferenceResult, Laplace, Status
 from gpext.inference.levenberg_marquardt import _moved, _normal_equations, _residual, levenberg_marquardt
 from gpext.inference.matching import match
 from gpext.inference.problem import Problem
@@ -262,3 +262,14 @@ def test_works_under_a_latent_gp(make):
     loss.backward()
     assert bool(model.covar_module.raw_lengthscale.grad.isfinite().all())
     assert bool((likelihood(model.eval()(x)).mean.diff() > -1e-6).any())
+
+
+@pytest.mark.parametrize("name", ["noise", "deg_free"])
+@pytest.mark.parametrize("rule", [EP(), KL(), Laplace()])
+def test_degenerate_parameters_are_refused(name, rule):
+    likelihood = StudentTLikelihood(deg_free_constraint=Positive()).double()
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        setattr(likelihood, name, torch.tensor(-1.0, dtype=F64))
+    setattr(likelihood, name, torch.tensor(0.0, dtype=F64))
+    with pytest.raises(ValueError, match=rf"{name} of StudentTLikelihood must be positive and finite; got \[0.0\]"):
+        rule.infer(gaussian(torch.eye(3, dtype=F64)), likelihood, torch.tensor([0.0, 1.0, 5.0], dtype=F64))
