@@ -15,38 +15,18 @@ iteration oscillates or leaves what is a distribution; so it goes in stages, eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any, Literal
 
-import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.cavi import CAVI
-from gpext.inference.continuation import follow, proper_near
-from gpext.inference.damped_sweeps import sweep_damped
-from gpext.inference.kl import KL
-from gpext.inference.levenberg_marquardt import levenberg_marquardt
-from gpext.inference.matching import At, Match, match
+from gpext.inference.ep_stages import Search
+from gpext.inference.matching import Match
 from gpext.inference.problem import Problem
-from gpext.inference.result import InferenceResult, Status
-from gpext.inference.sequential_ep import sweep_one_by_one
-from gpext.inference.tilting import tilt, widest_needed
-from gpext.likelihoods import AugmentedLikelihood
-from gpext.posteriors import DensePrior
+from gpext.inference.result import InferenceResult
+from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
-
-_PATIENCE = 16  # sweeps without progress
-_PATIENCE_HELD = 30  # where every step is safe
-_HALVING_STEPS = 40  # second-order steps in which the sum of squares has to halve
-_HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
-_BOUND_STEPS = 100
-_MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
-_SHORTEST_STEP = 5e-3  # of a path
-_STEPS_ALONG, _HALVING_ALONG = 30, 12  # of second-order steps at one place of it
-_MOST_ALONG = 400
 
 
 @dataclass(frozen=True)
@@ -61,7 +41,8 @@ class EP:
             this fraction.
         jitter: added to the diagonal of the prior covariance; none is needed.
         schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
-            with this damping and nothing else, for comparison; of one posterior, not a batch.
+            with this damping and nothing else, for comparison; of one posterior, not a batch. "double_loop" never
+            lowers its objective (:mod:`gpext.inference.double_loop`), and is slow.
 
     Example:
         >>> import torch
@@ -78,14 +59,14 @@ class EP:
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
-    schedule: Literal["parallel", "sequential"] = "parallel"
+    schedule: Literal["parallel", "sequential", "double_loop"] = "parallel"
 
     def __post_init__(self) -> None:
         for name in ("power", "damping"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
-        if self.schedule not in ("parallel", "sequential"):
-            raise ValueError(f"schedule must be 'parallel' or 'sequential'; got {self.schedule!r}.")
+        if self.schedule not in ("parallel", "sequential", "double_loop"):
+            raise ValueError(f"schedule must be 'parallel', 'sequential' or 'double_loop'; got {self.schedule!r}.")
 
     def infer(
         self,
@@ -113,8 +94,9 @@ class EP:
                 f"the sequential schedule serves one posterior; got means of shape {tuple(problem.mean.shape)}. Use "
                 "schedule='parallel'."
             )
-        search = _Search(self, problem)
-        found = search.run(start)
+        search = Search(problem, self.power, self.damping, self.max_steps, self.tolerance)
+        ways = {"parallel": search.run, "sequential": search.run_sequentially, "double_loop": search.run_doubly}
+        found = ways[self.schedule](start)
         local = self._local(problem, found)
         evidence = problem.attach(found.value, local, found.posterior)
         return problem.result(search.name(found), found.posterior, evidence, search.status(found), search.trace)
@@ -123,186 +105,3 @@ class EP:
         """Return what has the derivatives of the evidence in the likelihood's parameters: log Z^ at fixed cavities."""
         moments = tilt(problem.likelihood, problem.targets, found.power)
         return moments(found.cavity_mean, found.cavity_variance).log_normalizer.sum(-1) / found.power
-
-
-class _Search:
-    """The stages, and what they have cost."""
-
-    def __init__(self, rule: EP, problem: Problem) -> None:
-        self.rule, self.problem = rule, problem
-        self.trace: list[Tensor] = []
-        self.stages: list[str] = []
-
-    def run(self, start: GaussianSites | None) -> Match:
-        """Go through the stages until one arrives, and return the best match."""
-        power = self.rule.power
-        at = self._at(power)
-        if self.rule.schedule == "sequential":
-            return self._sweep_one_by_one(at, at(self.problem.no_sites() if start is None else start.to(torch.float64)))
-        if start is not None:
-            found = self._finish(at, self._sweep(at, at(start.to(torch.float64)), power, hold=False), power)
-            if self._arrived(found):
-                return found
-        found = self._solve(at, at(self.problem.no_sites()), power)
-        for stage in (self._from_mixture, self._from_wider):
-            if self._arrived(found) or self._left() <= 0:
-                return found
-            found = _better(found, stage(at))
-        return found if self._arrived(found) else self._from_lower() or found
-
-    def _from_mixture(self, at: At) -> Match | None:
-        """Start from the sites of CAVI, all positive, where the likelihood has them."""
-        if not isinstance(self.problem.likelihood, AugmentedLikelihood):
-            return None
-        begin = self._by_rule(CAVI(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of CAVI")
-        return self._finish(at, proper_near(at, begin), self.rule.power)
-
-    def _from_wider(self, at: At) -> Match | None:
-        """Follow a solution from where the likelihood is so wide that no datum is far out."""
-        power = self.rule.power
-        widest = widest_needed(self.problem.likelihood, self.problem.targets - self.problem.mean)
-        wide = self._at(power, widest)
-        found = self._solve(wide, wide(self.problem.no_sites()), power)
-        if not self._arrived(found):
-            return None
-        t, found = self._follow(lambda t: self._at(power, widest ** (1 - t)), found, step=1 / 6, name="from wider")
-        return found if t == 1 else None
-
-    def _from_lower(self) -> Match | None:
-        """Follow a solution from a lower power towards the one asked for, and return the last of it.
-
-        Where it ends, a datum's cavity is propped up by what fractional sites leave of the datum itself; or the branch
-        turns back.
-        """
-        goal = self.rule.power
-        for start, share in ((self._swept, _HALF), (self._by_bound, _LOW), (self._by_bound, _LOWEST)):
-            low = share * goal
-            found = start(low)
-            if self._arrived(found):
-                path = partial(self._between, low)
-                return self._follow(path, found, step=0.2, name=f"up from power {low:.3g}")[1]
-        return None
-
-    def _between(self, low: float, t: float) -> At:
-        goal = self.rule.power
-        return self._at(goal if t == 1 else low + t * (goal - low))
-
-    def _swept(self, power: float) -> Match:
-        at = self._at(power)
-        return self._solve(at, at(self.problem.no_sites()), power)
-
-    def _by_bound(self, power: float) -> Match:
-        """Return what is next to the optimum of KL, to which EP tends with its power."""
-        at = self._at(power)
-        return self._finish(at, proper_near(at, self._optimum), power)
-
-    @cached_property
-    def _optimum(self) -> GaussianSites:
-        return self._by_rule(KL(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of KL")
-
-    @torch.no_grad()
-    def _by_rule(self, rule: CAVI | KL, stage: str) -> GaussianSites:
-        problem = self.problem
-        found = rule.infer(problem.prior.distribution, problem.likelihood, problem.targets)
-        self._note(stage, self.rule.power, list(found.trace))
-        return found.sites
-
-    def _follow(self, at: Callable[[float], At], found: Match, *, step: float, name: str) -> tuple[float, Match]:
-        traces: list[Tensor] = []
-        budget = min(_MOST_ALONG, self._left())
-
-        def solve(look: At, near: Match) -> Match | None:
-            if len(traces) >= budget or not bool(near.size.isfinite().all()):
-                return None
-            there, trace = levenberg_marquardt(
-                look,
-                near,
-                max_steps=min(_STEPS_ALONG, budget - len(traces)),
-                patience=_HALVING_ALONG,
-                tolerance=self.rule.tolerance,
-            )
-            traces.extend(trace)
-            return there if self._arrived(there) else None
-
-        end = follow(at, found, solve, step=step, shortest=_SHORTEST_STEP)
-        self._note(f"second-order steps {name}", self.rule.power, traces)
-        return end
-
-    def _solve(self, at: At, current: Match, power: float) -> Match:
-        """Sweep with the negative precisions held and then free, and finish by Levenberg-Marquardt."""
-        for hold in (True, False):
-            current = self._sweep(at, current, power, hold=hold)
-        return self._finish(at, current, power)
-
-    def _sweep(self, at: At, current: Match, power: float, *, hold: bool) -> Match:
-        if not bool(current.size.isfinite().all()):
-            return current
-        current, trace = sweep_damped(
-            self.problem,
-            at,
-            current,
-            hold=hold,
-            damping=self.rule.damping,
-            max_sweeps=self._left(),
-            patience=_PATIENCE_HELD if hold else _PATIENCE,
-            tolerance=self.rule.tolerance,
-        )
-        self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
-        return current
-
-    def _sweep_one_by_one(self, at: At, current: Match) -> Match:
-        power, targets = self.rule.power, self.problem.targets
-        current, trace = sweep_one_by_one(
-            at,
-            current,
-            [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(targets.size(-1))],
-            damping=self.rule.damping,
-            max_sweeps=self.rule.max_steps,
-            patience=_PATIENCE,
-            tolerance=self.rule.tolerance,
-        )
-        self._note("sequential sweeps", power, trace)
-        return current
-
-    def _finish(self, at: At, current: Match, power: float) -> Match:
-        small = isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
-        if small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
-            current, trace = levenberg_marquardt(
-                at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.rule.tolerance
-            )
-            self._note("second-order steps", power, trace)
-        return current
-
-    def _at(self, power: float, widening: float = 1.0) -> At:
-        moments = tilt(self.problem.likelihood, self.problem.targets, power, widening=widening)
-        return partial(match, self.problem, moments, power)
-
-    def _note(self, stage: str, power: float, trace: list[Tensor]) -> None:
-        if not trace:
-            return
-        self.trace.extend(trace)
-        stage = f"{len(trace)} {stage}"
-        self.stages.append(stage if power == self.rule.power else f"{stage} at power {power:.3g}")
-
-    def _left(self) -> int:
-        return self.rule.max_steps - len(self.trace)
-
-    def _arrived(self, found: Match) -> bool:
-        return bool((found.size < self.rule.tolerance).all())
-
-    def name(self, found: Match) -> str:
-        """Return the rule, its power, and its stages."""
-        return f"EP(power={found.power:.9g}), {', '.join(self.stages) or 'as it stood'}"
-
-    def status(self, found: Match) -> Status:
-        """Return how it ended."""
-        if not bool(found.value.isfinite().all()):
-            return Status.NOT_FINITE if bool(found.posterior.positive_definite.all()) else Status.NOT_POSITIVE_DEFINITE
-        if self._arrived(found):
-            return Status.CONVERGED if found.power == self.rule.power else Status.REDUCED_POWER
-        return Status.MAX_STEPS if self._left() <= 0 else Status.STALLED
-
-
-def _better(one: Match, other: Match | None) -> Match:
-    """Return the match whose moments are nearer to matched."""
-    return one if other is None or float(one.size.max()) <= float(other.size.max()) else other

@@ -55,12 +55,11 @@ def levenberg_marquardt(
         if len(sums) > patience and sums[-1] > 0.5 * sums[-1 - patience]:
             break
         if moved:
-            jacobian, residual = _linearise(current)
-            gram, right = jacobian.mT @ jacobian, -(jacobian.mT @ residual.unsqueeze(-1))
-        z = _solve(gram, right, damping) * moving.unsqueeze(-1)
+            gram, gradient = _normal_equations(current)
+        z = _solve(gram, -gradient, damping) * moving.unsqueeze(-1)
         candidate = at(_moved(current, z))
-        before, after = residual.square().sum(-1), _residual(candidate).square().sum(-1)
-        expected = (z * (damping.unsqueeze(-1) * z + right.squeeze(-1))).sum(-1)
+        before, after = _residual(current).square().sum(-1), _residual(candidate).square().sum(-1)
+        expected = (z * (damping.unsqueeze(-1) * z - gradient)).sum(-1)
         gain = (before - after) / expected.clamp_min(torch.finfo(before.dtype).tiny)
         better = candidate.proper & (after < before)
         # Nielsen's rule: how good the model was decides how far it is trusted
@@ -80,28 +79,53 @@ def _residual(match: Match) -> Tensor:
     return torch.cat([match.width_residual, match.shift_residual], -1)
 
 
-def _linearise(match: Match) -> tuple[Tensor, Tensor]:
-    """Return the Jacobian (..., 2N, 2N) in (p, q), and the residuals (..., 2N)."""
+def _normal_equations(match: Match) -> tuple[Tensor, Tensor]:
+    """Return J'J (..., 2N, 2N) and J' times the residuals (..., 2N), of the Jacobian J in (p, q).
+
+    J = [[X1 R + P1, Q1 - Z1 S], [X2 R + P2, Q2 - Z2 S]] with S = R o R and the rest diagonal, so that three products of
+    size N make what four times as large a one would.
+    """
     eta, v = match.power, match.variance
     s = v.sqrt()
     R = match.posterior.covariance / (s.unsqueeze(-1) * s.unsqueeze(-2))
+    S = R.square()
     u = -match.shift_residual
     w, g, k = match.tilted.variance / v, match.tilted.third / (v * s), match.tilted.fourth / v.square()
     curve = 0.5 * (k - w.square())
-    by_x = torch.stack([g / w, w - 1], -2)
-    by_z = torch.stack([(curve - g * u) / w - 1, 0.5 * g - (w - 0.5) * u], -2)
-    by_p = -eta * torch.stack([g / w, w], -2)
-    by_q = eta * torch.stack([(curve - g * u) / w, 0.5 * g - w * u], -2)
-    first = by_x.unsqueeze(-1) * R.unsqueeze(-3) + torch.diag_embed(by_p)  # (..., 2, N, N)
-    second = torch.diag_embed(by_q) - by_z.unsqueeze(-1) * R.square().unsqueeze(-3)
-    return torch.cat([first.flatten(-3, -2), second.flatten(-3, -2)], -1), _residual(match)
+    X = torch.stack([g / w, w - 1])  # (2, ..., N): of the log variances, and of the means
+    Z = torch.stack([(curve - g * u) / w - 1, 0.5 * g - (w - 0.5) * u])
+    P = -eta * torch.stack([g / w, w])
+    Q = eta * torch.stack([(curve - g * u) / w, 0.5 * g - w * u])
+    residual = torch.stack([match.width_residual, match.shift_residual])
+
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(0)
+
+    def rows(scale: Tensor, matrix: Tensor) -> Tensor:
+        return scale.unsqueeze(-1) * matrix
+
+    def symmetric(matrix: Tensor) -> Tensor:
+        return matrix + matrix.mT
+
+    upper = R @ rows(inner(X, X), R) + symmetric(rows(inner(X, P), R)) + torch.diag_embed(inner(P, P))
+    lower = S @ rows(inner(Z, Z), S) - symmetric(rows(inner(Z, Q), S)) + torch.diag_embed(inner(Q, Q))
+    across = rows(inner(X, Q), R).mT - R @ rows(inner(X, Z), S) - rows(inner(P, Z), S)
+    across = across + torch.diag_embed(inner(P, Q))
+    gram = torch.cat([torch.cat([upper, across], -1), torch.cat([across.mT, lower], -1)], -2)
+    by_p = _times(R, inner(X, residual)) + inner(P, residual)
+    by_q = inner(Q, residual) - _times(S, inner(Z, residual))
+    return gram, torch.cat([by_p, by_q], -1)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _solve(gram: Tensor, right: Tensor, damping: Tensor) -> Tensor:
     damped = gram.clone()
     damped.diagonal(dim1=-2, dim2=-1).add_(damping.unsqueeze(-1))
     chol, _ = torch.linalg.cholesky_ex(damped)
-    return torch.cholesky_solve(right, chol).squeeze(-1)
+    return torch.cholesky_solve(right.unsqueeze(-1), chol).squeeze(-1)
 
 
 def _moved(match: Match, z: Tensor) -> GaussianSites:

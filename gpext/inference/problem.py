@@ -15,7 +15,7 @@ from torch import Tensor
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
-from gpext.likelihoods.checks import check_binary, check_targets
+from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
 from gpext.posteriors import DensePrior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites
@@ -52,6 +52,7 @@ class Problem:
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_targets(targets)
+        check_parameters(likelihood)
         if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
             check_binary(targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
@@ -72,7 +73,9 @@ class Problem:
         structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
         known = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
         if not bool(mean.isfinite().all() and known.is_finite):
-            raise ValueError("the prior has NaN or infinite entries; check the inputs and the kernel's parameters.")
+            raise HyperparameterError(
+                "the prior has NaN or infinite entries; check the inputs and the kernel's parameters."
+            )
         if latents is None:  # a batch of targets may share one prior
             known = known.expand_to(targets)
         return cls(known, likelihood, targets, latents, mean.dtype, jitter)

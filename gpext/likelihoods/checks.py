@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,23 @@ def check_finite(name: str, values: Tensor) -> None:
     if values.is_floating_point() and not bool(values.isfinite().all()):
         index = tuple((~values.isfinite()).nonzero()[0].tolist())
         raise ValueError(f"{name} must be finite; got {values[index].item()} at index {_show(index)}.")
+
+
+class HyperparameterError(ValueError):
+    """Hyperparameters at which there is no prior, or no likelihood; training steps back from them."""
+
+
+def check_parameters(likelihood: Any) -> None:
+    """Raise HyperparameterError unless a likelihood's parameters are finite, and positive where they have to be."""
+    for name, parameter, constraint in likelihood.named_parameters_and_constraints():
+        value = parameter.detach() if constraint is None else constraint.transform(parameter.detach())
+        positive = constraint is not None and bool((torch.as_tensor(constraint.lower_bound) == 0).all())
+        if not bool(value.isfinite().all() and (not positive or (value > 0).all())):
+            wanted = "positive and finite" if positive else "finite"
+            raise HyperparameterError(
+                f"{name.replace('raw_', '')} of {type(likelihood).__qualname__} must be {wanted}; got "
+                f"{value.flatten().tolist()}. Set it anew, or bound it by a constraint or a prior."
+            )
 
 
 def check_binary(targets: Tensor) -> None:

@@ -11,6 +11,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpext.inference import Status
+from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 
 
@@ -52,10 +53,8 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
         """
         try:
             result = self.model.variational_strategy.infer(function_dist, target)
-        except ValueError as error:
-            if bool(function_dist.mean.isfinite().all() and function_dist.covariance_matrix.isfinite().all()):
-                raise
-            raise NanError(str(error)) from error  # where a line search has gone too far: a lengthscale of zero, say
+        except HyperparameterError as error:  # where a line search has gone too far: a lengthscale of zero, say
+            raise NanError(str(error)) from error
         if result.status is Status.NOT_POSITIVE_DEFINITE:
             raise NotPSDError(result.message)  # an evidence may be finite then, but it is none
         if not bool(result.log_evidence.isfinite().all()):

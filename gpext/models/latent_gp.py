@@ -30,6 +30,9 @@ class LatentGP(ApproximateGP):
         train_targets: y, (..., N), or what the likelihood takes.
         likelihood: any gpext likelihood, or a gpytorch one that the rule can serve.
         inference: a rule of `gpext.inference`; KL() by default.
+        inducing_inputs: Z (M, d), for thousands of data: the prior is then the sparse one of M inducing inputs (FITC),
+            a step takes O(N M^2), and Z is learnt as `variational_strategy.sparse_inputs`. See
+            :func:`gpext.variational.kmeans_inducing_points`. None for the exact prior.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
@@ -53,13 +56,29 @@ class LatentGP(ApproximateGP):
     """
 
     def __init__(
-        self, train_inputs: Tensor, train_targets: Tensor, likelihood: Likelihood, inference: Rule | None = None
+        self,
+        train_inputs: Tensor,
+        train_targets: Tensor,
+        likelihood: Likelihood,
+        inference: Rule | None = None,
+        *,
+        inducing_inputs: Tensor | None = None,
     ) -> None:
         train_inputs = _columns(train_inputs)
         _check(train_inputs, train_targets)
         if inference is not None:
             _check_rule(inference)
-        super().__init__(LatentVariationalStrategy(self, train_inputs, KL() if inference is None else inference))
+        if inducing_inputs is not None:
+            inducing_inputs = _columns(inducing_inputs)
+            check_finite("inducing_inputs", inducing_inputs)
+            check_dtype(inducing_inputs, train_inputs)
+            if inducing_inputs.dim() < 2 or inducing_inputs.shape[-1] != train_inputs.shape[-1]:
+                raise ValueError(
+                    f"expected inducing_inputs (M, {train_inputs.size(-1)}) like the training inputs; got "
+                    f"{tuple(inducing_inputs.shape)}."
+                )
+        rule = KL() if inference is None else inference
+        super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs))
         self.likelihood = likelihood
         object.__setattr__(self, "_train_targets", train_targets)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
+from gpext.inference import InferenceWarning
 from gpext.optim import minimize_lbfgs
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import CollapsedBound, SiteVariationalStrategy
@@ -105,7 +107,9 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
 
     def objective() -> Tensor:
         try:
-            loss = -mll(mll.model(x), y).sum()
+            with warnings.catch_warnings():  # how an inference has ended counts where the training ends
+                warnings.simplefilter("ignore", InferenceWarning)
+                loss = -mll(mll.model(x), y).sum()
             loss.backward()
         except (NotPSDError, NanError) as error:  # what the line search steps back from
             raise torch.linalg.LinAlgError(str(error)) from error

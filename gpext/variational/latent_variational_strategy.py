@@ -2,6 +2,11 @@ r"""A gpytorch variational strategy with one Gaussian site for each datum: full-
 
 The "inducing points" are the training inputs, and q(f) = p(f) prod_i t_i(f_i) / Z is the posterior that an inference
 rule finds there; the sites are what is stored. Predictions condition the joint prior on them.
+
+With M inducing inputs Z the prior is the sparse one, under which the f_i are independent given f(Z) and keep their own
+variances (FITC) [Snelson & Ghahramani 2006]; a step of every rule then takes O(N M^2) [Naish-Guzman & Holden 2007]:
+
+    L L' = K_zz + jitter,   Phi = K_xz L^-T,   p(f) = N(mu, Phi Phi' + diag(k_ii - |phi_i|^2))
 """
 
 from __future__ import annotations
@@ -14,12 +19,19 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import _VariationalDistribution, _VariationalStrategy
+from linear_operator.operators import (
+    DiagLinearOperator,
+    LowRankRootAddedDiagLinearOperator,
+    LowRankRootLinearOperator,
+    RootLinearOperator,
+)
 from torch import Tensor
 
 from gpext.bounds import num_latents
 from gpext.inference import InferenceResult, InferenceWarning, Status
+from gpext.posteriors import LowRankPosterior, factorise
 from gpext.sites import GaussianSites
-from gpext.variational.prior_blocks import FactorCache
+from gpext.variational.prior_blocks import FactorCache, dense_covariance, split_covariance
 
 
 class Rule(Protocol):
@@ -66,11 +78,15 @@ class LatentVariationalStrategy(_VariationalStrategy):
         model: the model this belongs to, with `likelihood` and `train_targets`.
         train_inputs: (..., N, d).
         rule: how to infer.
+        sparse_inputs: Z (M, d) for the sparse prior, learnt with the hyperparameters; None for the exact one.
     """
 
-    def __init__(self, model: ApproximateGP, train_inputs: Tensor, rule: Rule) -> None:
+    def __init__(
+        self, model: ApproximateGP, train_inputs: Tensor, rule: Rule, sparse_inputs: Tensor | None = None
+    ) -> None:
         super().__init__(model, train_inputs, _Sites(train_inputs.size(-2), train_inputs), False)
         self.rule = rule
+        self.sparse_inputs = None if sparse_inputs is None else torch.nn.Parameter(sparse_inputs.detach().clone())
         self._known = FactorCache()
         self._result: InferenceResult | None = None
 
@@ -88,7 +104,25 @@ class LatentVariationalStrategy(_VariationalStrategy):
     @property
     def prior_distribution(self) -> MultivariateNormal:
         """p(f) at the training inputs."""
-        return self.model.forward(self.inducing_points)
+        if self.sparse_inputs is None:
+            return self.model.forward(self.inducing_points)
+        mean, root, rest = self._sparse_prior(self.inducing_points, self.sparse_inputs)
+        covariance = LowRankRootAddedDiagLinearOperator(LowRankRootLinearOperator(root), DiagLinearOperator(rest))
+        return MultivariateNormal(mean, covariance)
+
+    def _sparse_prior(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mu (..., N), Phi (..., N, M) and what Phi Phi' leaves of the variances (..., N)."""
+        if z.shape[:-2] != x.shape[:-2]:
+            x, z = self._expand_inputs(x, z)
+        size = z.size(-2)
+        joint = self.model.forward(torch.cat([z, x], dim=-2))
+        cross, variance = split_covariance(joint.lazy_covariance_matrix, size)
+        inner = dense_covariance(self.model.forward(z).lazy_covariance_matrix).double()
+        inner = inner + self.jitter_val * torch.eye(size, dtype=inner.dtype, device=inner.device)
+        root = torch.linalg.solve_triangular(factorise(inner), cross.double(), upper=False).mT
+        rest = variance.double() - root.square().sum(-1)
+        rest = rest.clamp_min(0)  # with jitter in K_zz, it is negative by rounding alone
+        return joint.mean[..., size:], root.to(x.dtype), rest.to(x.dtype)
 
     @property
     def variational_distribution(self) -> MultivariateNormal:
@@ -133,6 +167,10 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return q(f) at new inputs (..., S, d), differentiable in them."""
         conditioned = self.result().conditioned
+        if isinstance(conditioned, LowRankPosterior) and self.sparse_inputs is not None:
+            mean, root, _ = self._sparse_prior(x, self.sparse_inputs)
+            exact = self.model.forward(x).lazy_covariance_matrix
+            return conditioned.predict(mean, root, exact - RootLinearOperator(root))
         train_x = self.inducing_points
         if train_x.shape[:-2] != x.shape[:-2]:
             x, train_x = self._expand_inputs(x, train_x)
@@ -143,5 +181,9 @@ class LatentVariationalStrategy(_VariationalStrategy):
         return conditioned.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
 
     def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
-        """Return p(f) (with `prior`) or q(f) at inputs x."""
-        return self.model.forward(x, **kwargs) if prior else self.forward(x)
+        """Return p(f) (with `prior`) or q(f) at inputs x; the sparse prior is that of the training inputs alone."""
+        if not prior:
+            return self.forward(x)
+        if self.sparse_inputs is not None and torch.equal(x, self.inducing_points):
+            return self.prior_distribution
+        return self.model.forward(x, **kwargs)

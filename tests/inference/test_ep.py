@@ -10,8 +10,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
 from gpext.bounds import conditional_log_prob
-from gpext.inference import EP, InferenceResult, Status
-from gpext.inference.levenberg_marquardt import _linearise, _moved, _residual, levenberg_marquardt
+from gpext.inference import EP, KL, InferenceResult, Laplace, Status
+from gpext.inference.levenberg_marquardt import _moved, _normal_equations, _residual, levenberg_marquardt
 from gpext.inference.matching import match
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import tilt
@@ -109,7 +109,7 @@ def test_agrees_with_plain_sequential_ep(name, power):
 
 
 @pytest.mark.parametrize("power", [1.0, 0.4])
-def test_the_jacobian_of_the_residuals_agrees_with_finite_differences(power):
+def test_the_normal_equations_agree_with_finite_differences(power):
     x = torch.linspace(0, 3, 6, dtype=F64).unsqueeze(-1)
     y = torch.tensor([0.3, -0.1, 4.0, 0.5, 0.2, -0.4], dtype=F64)
     likelihood = student_t(3.0, 0.4)
@@ -117,12 +117,16 @@ def test_the_jacobian_of_the_residuals_agrees_with_finite_differences(power):
     moments = tilt(likelihood, y, power)
     precision = torch.tensor([0.4, 0.3, -0.05, 0.2, 0.5, 0.1], dtype=F64)
     current = match(problem, moments, power, GaussianSites(0.3 * y, precision))
-    jacobian, _ = _linearise(current)
+    columns = []
     for j in range(12):
         z = torch.zeros(12, dtype=F64)
         z[j] = 1e-5
         ahead, behind = (_residual(match(problem, moments, power, _moved(current, s * z))) for s in (1, -1))
-        torch.testing.assert_close(jacobian[:, j], (ahead - behind) / 2e-5, rtol=1e-7, atol=1e-8)
+        columns.append((ahead - behind) / 2e-5)
+    jacobian = torch.stack(columns, -1)
+    gram, gradient = _normal_equations(current)
+    torch.testing.assert_close(gram, jacobian.mT @ jacobian, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(gradient, jacobian.mT @ _residual(current), rtol=1e-7, atol=1e-8)
 
 
 def hard_problem(seed):
@@ -258,3 +262,14 @@ def test_works_under_a_latent_gp(make):
     loss.backward()
     assert bool(model.covar_module.raw_lengthscale.grad.isfinite().all())
     assert bool((likelihood(model.eval()(x)).mean.diff() > -1e-6).any())
+
+
+@pytest.mark.parametrize("name", ["noise", "deg_free"])
+@pytest.mark.parametrize("rule", [EP(), KL(), Laplace()])
+def test_degenerate_parameters_are_refused(name, rule):
+    likelihood = StudentTLikelihood(deg_free_constraint=Positive()).double()
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        setattr(likelihood, name, torch.tensor(-1.0, dtype=F64))
+    setattr(likelihood, name, torch.tensor(0.0, dtype=F64))
+    with pytest.raises(ValueError, match=rf"{name} of StudentTLikelihood must be positive and finite; got \[0.0\]"):
+        rule.infer(gaussian(torch.eye(3, dtype=F64)), likelihood, torch.tensor([0.0, 1.0, 5.0], dtype=F64))

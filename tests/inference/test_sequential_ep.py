@@ -90,5 +90,5 @@ def test_a_batch_and_an_unknown_schedule_are_refused():
     likelihood, prior, y = CASES["student_t"].problem(5)
     with pytest.raises(ValueError, match=r"one posterior; got means of shape \(2, 5\)"):
         SEQUENTIAL.infer(prior(), likelihood, torch.stack([y, -y]))
-    with pytest.raises(ValueError, match="schedule must be 'parallel' or 'sequential'"):
+    with pytest.raises(ValueError, match="schedule must be 'parallel', 'sequential' or 'double_loop'"):
         EP(schedule="random")

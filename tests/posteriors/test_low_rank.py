@@ -50,7 +50,7 @@ def test_everything_agrees_with_the_dense_posterior(case, name):
 
 
 def test_products_and_predictions_agree(case):
-    mean, root, diagonal, sites = case
+    mean, root = case[:2]
     low_rank, dense = both(*case)
     vector = torch.ones_like(mean)
     torch.testing.assert_close(low_rank.covariance_times(vector), dense.covariance_times(vector), rtol=1e-9, atol=1e-9)
@@ -91,12 +91,17 @@ def test_says_where_there_is_no_posterior(which):
 
 def test_a_problem_keeps_the_structure_of_its_prior():
     mean, root, diagonal, _ = random_prior()
-    prior = LowRankPrior(mean, root, diagonal)
-    problem = Problem.of(prior.distribution, StudentTLikelihood().double(), torch.zeros(8, dtype=F64), 0.5)
-    assert isinstance(problem.prior, LowRankPrior)
-    torch.testing.assert_close(problem.prior.diagonal, diagonal + 0.5)
-    dense = MultivariateNormal(mean, to_linear_operator(prior.distribution.covariance_matrix))
-    assert isinstance(Problem.of(dense, StudentTLikelihood().double(), torch.zeros(8, dtype=F64), 0.0).prior, DensePrior)
+    likelihood, y = StudentTLikelihood().double(), torch.zeros(8, dtype=F64)
+
+    def problem(prior, jitter=0.0):
+        return Problem.of(prior, likelihood, y, jitter)
+
+    distribution = LowRankPrior(mean, root, diagonal).distribution
+    kept = problem(distribution, 0.5).prior
+    assert isinstance(kept, LowRankPrior)
+    torch.testing.assert_close(kept.diagonal, diagonal + 0.5)
+    dense = MultivariateNormal(mean, to_linear_operator(distribution.covariance_matrix))
+    assert isinstance(problem(dense).prior, DensePrior)
+    bad = LowRankPrior(mean, root, diagonal * torch.nan).distribution
     with pytest.raises(ValueError, match="NaN or infinite"):
-        bad = LowRankPrior(mean, root, diagonal * torch.nan)
-        Problem.of(bad.distribution, StudentTLikelihood().double(), torch.zeros(8, dtype=F64), 0.0)
+        problem(bad)
