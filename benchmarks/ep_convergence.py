@@ -7,7 +7,7 @@ Parts, any of which may be named on the command line:
   in Figure 4, and in a much larger region; the stage that arrived, and the evidence. Draws a figure.
 * ais: the evidence by EP at powers 1 and 1/2, Laplace and KL against annealed importance sampling, at settings drawn
   from the map.
-* standard: the plain iteration, parallel and sequential, at several dampings, on a coarse map.
+* standard: the plain iteration, parallel and sequential, at several dampings, and the double loop, on a coarse map.
 
 "Arrives" is checked from outside: the residual of moment matching at the power that the result states, its integrals by
 adaptive quadrature instead of the rule that EP itself uses, has to be below 1e-4.
@@ -45,7 +45,7 @@ from gpext.quadrature import TiltedMoments, tilted_moments
 PARTS = ("random", "map", "ais", "standard")
 PLAIN = (1.0, 0.8, 0.5, 0.3, 0.1)
 SEQUENTIAL = (1.0, 0.5)
-SWEEPS = 200
+SWEEPS, LOOKS = 200, 3000
 SIDES = {"near": 40, "far": 20}  # of the maps
 
 
@@ -154,11 +154,14 @@ def _plain_outcomes(problem: StudentTProblem) -> Row:
     for power, damping in [*((1.0, damping) for damping in PLAIN), (0.5, 1.0)]:
         run = plain_parallel(problem, power=power, damping=damping, max_sweeps=SWEEPS)
         row[f"parallel, delta {damping:g}" + (", power 0.5" if power < 1 else "")] = [run.outcome, run.sweeps]
-    for damping in SEQUENTIAL:
-        rule = EP(schedule="sequential", damping=damping, max_steps=SWEEPS)
+    rules = {
+        f"sequential, delta {damping:g}": EP(schedule="sequential", damping=damping, max_steps=SWEEPS)
+        for damping in SEQUENTIAL
+    }
+    for name, rule in {**rules, "double loop": EP(schedule="double_loop", max_steps=LOOKS)}.items():
         result = rule.infer(problem.prior, problem.likelihood, problem.targets)
         outcome = {"CONVERGED": "converged", "STALLED": "no progress"}.get(result.status.name, "goes on")
-        row[f"sequential, delta {damping:g}"] = [outcome, result.num_steps]
+        row[name] = [outcome, result.num_steps]
     ours = inferred(problem, EP())
     outcome = "converged" if is_matched(ours) and ours["power"] == 1 else "smaller power" if is_matched(ours) else "not"
     return row | {"gpext": [outcome, ours["looks"]]}

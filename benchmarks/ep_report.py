@@ -23,10 +23,10 @@ def honest(row: Row) -> bool:
 def factorisations(row: Row) -> int:
     """Return the operations in Cholesky factorisations of an N by N matrix, n^3 / 3, at most.
 
-    A look: its own, and N right-hand sides for the variances, 3. A second-order step also has V, 9, the normal matrix
-    of 2 N unknowns, 48, and its factorisation, 8.
+    A look: its own, and N right-hand sides for the variances, 3. A second-order step also has V, 9, three products for
+    the normal equations in 2 N unknowns, 18, and their factorisation, 8.
     """
-    return 4 * row["looks"] + 65 * row["second_order"]
+    return 4 * row["looks"] + 35 * row["second_order"]
 
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
