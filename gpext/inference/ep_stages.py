@@ -108,15 +108,21 @@ class Search:
         begin = self._by_rule(CAVI(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of CAVI")
         return self._finish(at, proper_near(at, begin), self.power)
 
-    def _from_wider(self, at: At) -> Match | None:
+    def _from_wider(self, _: At) -> Match | None:
+        return self._narrowed(self.power)
+
+    def _narrowed(self, power: float) -> Match | None:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
-        power = self.power
         widest = widest_needed(self.problem.likelihood, self.problem.targets - self.problem.mean)
         wide = self._at(power, widest)
         found = self._solve(wide, wide(self.problem.no_sites()), power)
         if not self._arrived(found):
             return None
-        t, found = self._follow(lambda t: self._at(power, widest ** (1 - t)), found, step=1 / 6, name="from wider")
+
+        def path(t: float) -> At:
+            return self._at(power, widest ** (1 - t))
+
+        t, found = self._follow(path, found, power, step=1 / 6, name="from wider")
         return found if t == 1 else None
 
     def _from_lower(self) -> Match | None:
@@ -126,12 +132,13 @@ class Search:
         turns back.
         """
         goal = self.power
-        for start, share in ((self._swept, _HALF), (self._by_bound, _LOW), (self._by_bound, _LOWEST)):
+        ways = ((self._swept, _HALF), (self._by_bound, _LOW), (self._by_bound, _LOWEST), (self._narrowed, _LOW))
+        for start, share in ways:
             low = share * goal
             found = start(low)
-            if self._arrived(found):
+            if found is not None and self._arrived(found):
                 path = partial(self._between, low)
-                return self._follow(path, found, step=0.2, name=f"up from power {low:.3g}")[1]
+                return self._follow(path, found, goal, step=0.2, name=f"up from power {low:.3g}")[1]
         return None
 
     def _between(self, low: float, t: float) -> At:
@@ -158,7 +165,9 @@ class Search:
         self._note(stage, self.power, list(found.trace))
         return found.sites
 
-    def _follow(self, at: Callable[[float], At], found: Match, *, step: float, name: str) -> tuple[float, Match]:
+    def _follow(
+        self, at: Callable[[float], At], found: Match, power: float, *, step: float, name: str
+    ) -> tuple[float, Match]:
         traces: list[Tensor] = []
         budget = min(_MOST_ALONG, self._left())
 
@@ -176,7 +185,7 @@ class Search:
             return there if self._arrived(there) else None
 
         end = follow(at, found, solve, step=step, shortest=_SHORTEST_STEP)
-        self._note(f"second-order steps {name}", self.power, traces)
+        self._note(f"second-order steps {name}", power, traces)
         return end
 
     def _solve(self, at: At, current: Match, power: float) -> Match:

@@ -9,6 +9,7 @@ from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
+from benchmarks.ep_problems import EXAMPLES
 from gpext.bounds import conditional_log_prob
 from gpext.inference import EP, KL, InferenceResult, Laplace, Status
 from gpext.inference.levenberg_marquardt import _moved, _normal_equations, _residual, levenberg_marquardt
@@ -273,3 +274,11 @@ def test_degenerate_parameters_are_refused(name, rule):
     setattr(likelihood, name, torch.tensor(0.0, dtype=F64))
     with pytest.raises(ValueError, match=rf"{name} of StudentTLikelihood must be positive and finite; got \[0.0\]"):
         rule.infer(gaussian(torch.eye(3, dtype=F64)), likelihood, torch.tensor([0.0, 1.0, 5.0], dtype=F64))
+
+
+def test_where_no_solution_leaves_the_optimum_of_kl_it_narrows_the_likelihood():
+    problem = list(EXAMPLES.values())[1].problem(1.160072401160168, 1.474156516319573)
+    with torch.no_grad():
+        result = EP().infer(problem.prior, problem.likelihood, problem.targets)
+    assert result.status is Status.REDUCED_POWER
+    assert "from wider at power 0.1" in result.message
