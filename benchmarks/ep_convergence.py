@@ -8,6 +8,7 @@ Parts, any of which may be named on the command line:
 * ais: the evidence by EP at powers 1 and 1/2, Laplace and KL against annealed importance sampling, at settings drawn
   from the map.
 * standard: the plain iteration, parallel and sequential, at several dampings, and the double loop, on a coarse map.
+* speed: one inference of 2000 data, in units of as many Cholesky factorisations as it looks at sites.
 
 "Arrives" is checked from outside: the residual of moment matching at the power that the result states, its integrals by
 adaptive quadrature instead of the rule that EP itself uses, has to be below 1e-4.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,16 +35,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.ep_map import draw_map, grid, is_matched, stage_of
-from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem
+from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, large_problem, random_problem
 from benchmarks.ep_references import anneal, plain_parallel
-from benchmarks.ep_report import report_ais, report_map, report_random, report_standard
+from benchmarks.ep_report import report_ais, report_map, report_random, report_speed, report_standard
 from benchmarks.ledger import Ledger, Row
 from gpext.inference import EP, KL, InferenceResult, Laplace
 from gpext.inference.matching import match
 from gpext.inference.problem import Problem
 from gpext.quadrature import TiltedMoments, tilted_moments
 
-PARTS = ("random", "map", "ais", "standard")
+PARTS = ("random", "map", "ais", "standard", "speed")
 PLAIN = (1.0, 0.8, 0.5, 0.3, 0.1)
 SEQUENTIAL = (1.0, 0.5)
 SWEEPS, LOOKS = 200, 3000
@@ -167,6 +169,29 @@ def _plain_outcomes(problem: StudentTProblem) -> Row:
     return row | {"gpext": [outcome, ours["looks"]]}
 
 
+def run_speed(ledger: Ledger, count: int, repetitions: int) -> None:
+    for deg_free in (2.5, 4.0, 10.0):
+        problem = large_problem(count, deg_free)
+        for k in tqdm(range(repetitions), desc=f"speed, nu = {deg_free:g}", disable=None):
+            ledger.get(f"speed/{count}/{deg_free:g}/{k}", lambda p=problem, n=deg_free: {"deg_free": n, **_timed(p)})
+
+
+def _timed(problem: StudentTProblem) -> Row:
+    matrix = problem.covariance + torch.eye(len(problem.targets), dtype=torch.float64)
+    alone = []
+    for _ in range(5):
+        started = time.perf_counter()
+        torch.linalg.cholesky_ex(matrix)
+        alone.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    result = EP().infer(problem.prior, problem.likelihood, problem.targets)
+    seconds = time.perf_counter() - started
+    looks = result.num_steps + 1  # and the first, at the prior
+    ratio = seconds / (looks * statistics.median(alone))
+    negative = int((result.sites.precision < 0).sum())
+    return {"status": result.status.name, "looks": looks, "seconds": seconds, "ratio": ratio, "negative": negative}
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -195,12 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "map": lambda: run_map(ledger, {"near": 2} if quick else SIDES),
         "ais": lambda: run_ais(ledger, 1 if quick else 10, *((50, 50) if quick else (500, 1000))),
         "standard": lambda: run_standard(ledger, (1,) if quick else (1, 8)),
+        "speed": lambda: run_speed(ledger, *((100, 1) if quick else (2000, 5))),
     }
     report: dict[str, Callable[[Ledger], str]] = {
         "random": report_random,
         "map": report_map,
         "ais": report_ais,
         "standard": report_standard,
+        "speed": report_speed,
     }
     for part in options.parts:
         if not options.report_only:

@@ -74,6 +74,16 @@ def random_problem(family: str, seed: int) -> StudentTProblem:
     return make(seed, generator)
 
 
+def large_problem(count: int, deg_free: float) -> StudentTProblem:
+    """Return a smooth function of two inputs with one target in ten off by N(0, 3^2), scale 0.1, at its own setting."""
+    _, normal = _random(generator := torch.Generator().manual_seed(0))
+    x = 6 * torch.rand(count, 2, generator=generator, dtype=torch.float64)
+    K = squared_exponential(x, x, 1.0, 1.0) + 1e-8 * torch.eye(count, dtype=torch.float64)
+    far = torch.rand(count, generator=generator, dtype=torch.float64) < 0.1
+    y = x[:, 0].sin() * x[:, 1].cos() + 0.1 * normal(count) + far * 3 * normal(count)
+    return StudentTProblem(x, K, y, deg_free, 0.1, {"n": count})
+
+
 def _regular(seed: int, generator: torch.Generator) -> StudentTProblem:
     uniform, normal = _random(generator)
     n = int(uniform(20, 201))

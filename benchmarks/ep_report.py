@@ -21,12 +21,12 @@ def honest(row: Row) -> bool:
 
 
 def factorisations(row: Row) -> int:
-    """Return the operations in Cholesky factorisations of an N by N matrix, n^3 / 3, at most.
+    """Return the operations in Cholesky factorisations of an N by N matrix, n^3 / 3.
 
-    A look: its own, and N right-hand sides for the variances, 3. A second-order step also has V, 9, three products for
-    the normal equations in 2 N unknowns, 18, and their factorisation, 8.
+    A look: its own, one for the variances, and one for up to N / 6 sites of negative precision or none. A second-order
+    step also has V, 9, three products for the normal equations in 2 N unknowns, 18, and their factorisation, 8.
     """
-    return 4 * row["looks"] + 35 * row["second_order"]
+    return 3 * row["looks"] + 35 * row["second_order"]
 
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
@@ -124,3 +124,22 @@ def report_standard(ledger: Ledger) -> str:
             )
         parts.append(f"Example {number}\n\n{table(lines)}")
     return "\n\n".join(parts)
+
+
+def report_speed(ledger: Ledger) -> str:
+    lines = []
+    for deg_free in sorted({row["deg_free"] for row in ledger.of("speed/")}):
+        rows = [row for row in ledger.of("speed/") if row["deg_free"] == deg_free]
+        ratios = sorted(row["ratio"] for row in rows)
+        median = statistics.median(ratios)
+        lines.append(
+            {
+                "nu": f"{deg_free:g}",
+                "status": rows[0]["status"],
+                "looks": rows[0]["looks"],
+                "negative sites": rows[0]["negative"],
+                "seconds": f"{statistics.median(row['seconds'] for row in rows):.2f}",
+                "over its Cholesky factorisations": f"{median:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            }
+        )
+    return table(lines)
