@@ -28,6 +28,7 @@ from torch import Tensor
 from gpext.sites import GaussianSites
 
 _LEAF = 128  # size of a triangle that is inverted as a whole
+_BLOCK_SHARE = 0.95
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
 
 
@@ -89,7 +90,7 @@ class DensePosterior:
             return prior, torch.ones_like(prior)
         lost = tau * prior < _RELIABLE
         if not _most(lost):
-            share = _inverse_diagonal(self.chol_positive)
+            share = _inverse_diagonal_within(self.chol_positive, _root(self.sites))
             lost = lost | (1 - share < _RELIABLE)
         if _most(lost):
             variance = prior - self.whitened_positive.square().sum(-2)
@@ -255,7 +256,7 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
     """
     prior_mean, covariance, sites = prior_mean.double(), prior_covariance.double(), sites.to(torch.float64)
     root = _root(sites)
-    chol_positive, ok = _factor(covariance, root, sign=1)
+    chol_positive, ok = _factor_positive(covariance, root)
     negative = None
     if bool((sites.precision < 0).any()):
         count = int((sites.precision <= 0).sum(-1).max())
@@ -279,6 +280,33 @@ def _condition_on_negative(
     remaining = remaining.scatter(-2, index.unsqueeze(-1).expand(inner.shape), inner)
     chol, ok = _factor(inner, negative, sign=-1)
     return NegativeSites(index, negative, whitened, remaining, chol), ok
+
+
+def _factor_positive(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Return L1, and whether the factorisation succeeded; it is the identity where P is zero."""
+    index = _few_positive(covariance, root)
+    if index is None:
+        return _factor(covariance, root, sign=1)
+    inner, ok = _factor(covariance.index_select(0, index).index_select(1, index), root[index], sign=1)
+    chol = torch.eye(len(root), dtype=inner.dtype, device=inner.device)
+    return chol.index_put((index.unsqueeze(-1), index), inner), ok
+
+
+def _inverse_diagonal_within(chol: Tensor, root: Tensor) -> Tensor:
+    """Return the diagonal of B1^-1 (..., N)."""
+    index = _few_positive(chol, root)
+    if index is None:
+        return _inverse_diagonal(chol)
+    inner = _inverse_diagonal(chol.index_select(0, index).index_select(1, index))
+    return torch.ones_like(root).index_put((index,), inner)
+
+
+def _few_positive(matrix: Tensor, root: Tensor) -> Tensor | None:
+    """Return where P is positive, if that is little enough of one posterior to make a block of it, else None."""
+    if matrix.dim() > 2 or root.dim() > 1:
+        return None
+    index = root.nonzero().squeeze(-1)
+    return index if len(index) < _BLOCK_SHARE * len(root) else None
 
 
 def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor]:

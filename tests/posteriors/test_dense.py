@@ -208,3 +208,19 @@ def test_cavities_of_sharp_sites_keep_their_digits():
     mean, variance = posterior.leave_one_out
     torch.testing.assert_close(variance, torch.full((3,), 5.0, dtype=torch.float64), rtol=1e-13, atol=0)
     torch.testing.assert_close(mean, torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("num_positive", [0, 1, 5, 19, 20])
+def test_sites_of_no_positive_precision_are_left_out_of_the_factor(num_positive):
+    mu, K, sites = random_problem(20, negative=False)
+    precision = sites.precision.clone()
+    precision[num_positive:] = 0.0
+    precision[num_positive + 1 :: 2] = -0.02 / torch.linalg.eigvalsh(K)[-1]
+    sites = GaussianSites(sites.shift, precision)
+    posterior = condition_dense(mu, K, sites)
+    m, V, log_det = by_inverse(mu, K, sites)
+    torch.testing.assert_close(posterior.mean, m, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.variance, V.diagonal(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.log_det, log_det, rtol=1e-10, atol=1e-10)
+    batch = condition_dense(mu, K.expand(2, 20, 20), sites)
+    torch.testing.assert_close(batch.variance[1], posterior.variance, rtol=1e-10, atol=1e-10)
