@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from benchmarks import augmented_svi, datasets, ep_convergence, step_time
+from benchmarks import augmented_svi, datasets, ep_convergence, outliers_found, step_time
 from benchmarks.datasets import load
 from benchmarks.ep_map import grid, kind_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem, student_t
@@ -404,3 +404,10 @@ def test_plain_iteration_fails_where_it_is_known_to():
     assert plain_parallel(easy).outcome == "converged"
     assert plain_parallel(hard).outcome == "improper"
     assert plain_parallel(hard, damping=0.1, max_sweeps=5).outcome == "goes on"
+
+
+def test_outliers_found_counts(capsys):
+    assert outliers_found.main(["--draws", "1"]) == 0
+    counts = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:6])
+    counts = {name.strip(): int(count) for name, count in counts.items()}
+    assert counts["moved"] == counts["among the first"] > 0
