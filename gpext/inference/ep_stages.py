@@ -64,7 +64,7 @@ class Search:
             found = self._finish(at, self._sweep(at, at(self._begin(start)), power, hold=False), power)
             if self._arrived(found):
                 return found
-        found = self._solve(at, at(self.problem.no_sites()), power)
+        found = self._solve(at, power)
         for stage in (self._from_mixture, self._from_wider):
             if self._arrived(found) or self._left() <= 0:
                 return found
@@ -115,7 +115,7 @@ class Search:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
         widest = widest_needed(self.problem.likelihood, self.problem.targets - self.problem.mean)
         wide = self._at(power, widest)
-        found = self._solve(wide, wide(self.problem.no_sites()), power)
+        found = self._solve(wide, power)
         if not self._arrived(found):
             return None
 
@@ -146,8 +146,7 @@ class Search:
         return self._at(goal if t == 1 else low + t * (goal - low))
 
     def _swept(self, power: float) -> Match:
-        at = self._at(power)
-        return self._solve(at, at(self.problem.no_sites()), power)
+        return self._solve(self._at(power), power)
 
     def _by_bound(self, power: float) -> Match:
         """Return what is next to the optimum of KL, to which EP tends with its power."""
@@ -188,8 +187,9 @@ class Search:
         self._note(f"second-order steps {name}", power, traces)
         return end
 
-    def _solve(self, at: At, current: Match, power: float) -> Match:
-        """Sweep with the negative precisions held and then free, and finish by Levenberg-Marquardt."""
+    def _solve(self, at: At, power: float) -> Match:
+        """Sweep from the prior, the negative precisions held and then free, and finish by Levenberg-Marquardt."""
+        current = at(self.problem.no_sites())
         for hold in (True, False):
             current = self._sweep(at, current, power, hold=hold)
         return self._finish(at, current, power)
