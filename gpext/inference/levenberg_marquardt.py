@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.matching import At, Match
+from gpext.posteriors.products import times
 from gpext.sites import GaussianSites
 
 _START = 1e-3  # the damping, in units of the residuals' own: they are per standard deviation
@@ -112,13 +113,9 @@ def _normal_equations(match: Match) -> tuple[Tensor, Tensor]:
     across = rows(inner(X, Q), R).mT - R @ rows(inner(X, Z), S) - rows(inner(P, Z), S)
     across = across + torch.diag_embed(inner(P, Q))
     gram = torch.cat([torch.cat([upper, across], -1), torch.cat([across.mT, lower], -1)], -2)
-    by_p = _times(R, inner(X, residual)) + inner(P, residual)
-    by_q = inner(Q, residual) - _times(S, inner(Z, residual))
+    by_p = times(R, inner(X, residual)) + inner(P, residual)
+    by_q = inner(Q, residual) - times(S, inner(Z, residual))
     return gram, torch.cat([by_p, by_q], -1)
-
-
-def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _solve(gram: Tensor, right: Tensor, damping: Tensor) -> Tensor:

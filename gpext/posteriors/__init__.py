@@ -14,6 +14,7 @@ from gpext.posteriors.inducing import (
     project,
 )
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
+from gpext.posteriors.square_root import SquareRoot
 
 Posterior = DensePosterior | LowRankPosterior
 Prior = DensePrior | LowRankPrior
@@ -27,6 +28,7 @@ __all__ = [
     "LowRankPrior",
     "Posterior",
     "Prior",
+    "SquareRoot",
     "back_substitute",
     "condition_dense",
     "condition_inducing",

@@ -25,6 +25,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
+from gpext.posteriors.products import times
 from gpext.sites import GaussianSites
 
 _LEAF = 128  # size of a triangle that is inverted as a whole
@@ -60,7 +61,7 @@ class DensePosterior:
     @cached_property
     def mean(self) -> Tensor:
         """The posterior mean (..., N)."""
-        return self.prior_mean + _times(self.prior_covariance, self.weights)
+        return self.prior_mean + times(self.prior_covariance, self.weights)
 
     @property
     def variance(self) -> Tensor:
@@ -188,7 +189,7 @@ class DensePosterior:
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N), in O(N^2)."""
-        return _times(self.prior_covariance, self._respond(vector))
+        return times(self.prior_covariance, self._respond(vector))
 
     def _respond(self, x: Tensor) -> Tensor:
         """Return (I + T K)^-1 x (..., N).
@@ -202,7 +203,7 @@ class DensePosterior:
         is_sharp = root.square() * self.prior_covariance.diagonal(dim1=-2, dim2=-1) > 1
         blunt = torch.where(is_sharp, 0.0, x)
         right = torch.where(is_sharp, x / torch.where(is_sharp, root, 1.0), 0.0)
-        right = right - root * _times(self.prior_covariance, blunt)
+        right = right - root * times(self.prior_covariance, blunt)
         return blunt + root * torch.cholesky_solve(right.unsqueeze(-1), self.chol_positive).squeeze(-1)
 
 
@@ -231,7 +232,7 @@ class NegativeSites:
 
     def respond(self, x: Tensor) -> Tensor:
         """Return Q_n B2^-1 Q_n (V1 x)_n, at n (..., N)."""
-        there = _times(self.covariance.mT, x)
+        there = times(self.covariance.mT, x)
         solved = torch.cholesky_solve((self.root * there).unsqueeze(-1), self.chol).squeeze(-1)
         return torch.zeros_like(x).expand(*solved.shape[:-1], x.size(-1)).scatter(-1, self.index, self.root * solved)
 
@@ -335,10 +336,6 @@ def _inverse_diagonal(chol: Tensor) -> Tensor:
 
 def _solve(chol: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(chol, right, upper=False)
-
-
-def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _take_columns(matrix: Tensor, index: Tensor) -> Tensor:

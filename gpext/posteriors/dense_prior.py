@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -10,6 +11,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gpext.posteriors.dense import DensePosterior, condition_dense
+from gpext.posteriors.square_root import SquareRoot
 from gpext.sites import GaussianSites
 
 
@@ -50,6 +52,15 @@ class DensePrior:
     def requires_grad(self) -> bool:
         """Whether anything learns from it."""
         return self.mean.requires_grad or self.covariance.requires_grad
+
+    @cached_property
+    def square_root(self) -> SquareRoot:
+        """R with K = R R', outside the graph.
+
+        Raises:
+            ValueError: K is not positive semidefinite.
+        """
+        return SquareRoot.of(self.covariance.detach())
 
     def expand_to(self, targets: Tensor) -> DensePrior:
         """Return the same prior for each of a batch of targets (..., N)."""

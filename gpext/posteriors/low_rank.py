@@ -30,6 +30,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpext.posteriors.products import times
 from gpext.sites import GaussianSites
 
 
@@ -117,7 +118,7 @@ class LowRankPosterior:
     @cached_property
     def weights(self) -> Tensor:
         """K^-1 (m - mu) = (e - tau Phi E[z]) / s (..., N)."""
-        low_rank = _times(self.root, self._coordinates)
+        low_rank = times(self.root, self._coordinates)
         return (self._residual_shift - self.sites.precision * low_rank) / self._stretch
 
     @cached_property
@@ -168,7 +169,7 @@ class LowRankPosterior:
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N)."""
         inner = self._solve(_project(self.root, vector / self._stretch))
-        return (self.diagonal * vector + _times(self.root, inner)) / self._stretch
+        return (self.diagonal * vector + times(self.root, inner)) / self._stretch
 
     def predict(self, test_mean: Tensor, test_root: Tensor, test_covariance: LinearOperator) -> MultivariateNormal:
         """Return the posterior at S new inputs, its covariance lazily; differentiable in the arguments.
@@ -180,7 +181,7 @@ class LowRankPosterior:
         """
         dtype = test_mean.dtype
         root = test_root.double()
-        mean = test_mean.double() + _times(root, self._coordinates)
+        mean = test_mean.double() + times(root, self._coordinates)
         reduced = torch.linalg.solve_triangular(self.chol, root.mT, upper=False).to(dtype)
         covariance = to_linear_operator(test_covariance) + MatmulLinearOperator(reduced.mT, reduced)
         return MultivariateNormal(mean.to(dtype), covariance)
@@ -233,10 +234,6 @@ def condition_low_rank(prior_mean: Tensor, root: Tensor, diagonal: Tensor, sites
     inner = inner + torch.eye(root.size(-1), dtype=inner.dtype, device=inner.device)
     chol, info = torch.linalg.cholesky_ex(0.5 * (inner + inner.mT))
     return LowRankPosterior(prior_mean, root, diagonal, sites, chol, (info == 0) & (stretch > 0).all(-1))
-
-
-def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def _project(matrix: Tensor, vector: Tensor) -> Tensor:

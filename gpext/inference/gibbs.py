@@ -1,0 +1,56 @@
+r"""Gibbs sampling in the augmented model: both conditionals are exact [GWO20 Sec. 3.4].
+
+    w_i ~ pi(. | c_i = |h_i(f_i)|)                                   one independent draw a datum
+    f   ~ N(m, V),  V = (K^-1 + T)^-1,  m = mu + V (nu - tau mu)      at the sites tau = 2 w gamma, nu = g + tau f0
+
+The Gaussian is drawn by Matheron's rule from a draw f0 of the prior, so that no factor of V is needed:
+
+    f = f0 + V (nu - tau f0 + sqrt(tau) eps),    f0 ~ N(mu, K),  eps ~ N(0, I)
+
+One Cholesky of size N a draw.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpext.augmentations import Augmentation
+from gpext.posteriors import DensePosterior, SquareRoot
+from gpext.sites import GaussianSites
+
+
+def draw_sites(
+    augmentation: Augmentation, latent: Tensor, *, generator: torch.Generator | None = None
+) -> GaussianSites:
+    """Return the sites at w ~ p(w | f, y), one independent draw for each latent value.
+
+    Args:
+        augmentation: of the targets.
+        latent: f (..., N), any batch the targets broadcast with.
+        generator: for the random numbers.
+    """
+    mixing = augmentation.radial.mixing(augmentation.squared_distance(latent))
+    return GaussianSites(*torch.broadcast_tensors(*augmentation.site(mixing.sample(generator=generator))))
+
+
+def draw_latent(posterior: DensePosterior, prior_draw: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Return a draw of f given the sites that a posterior is conditioned on (..., N).
+
+    Args:
+        posterior: the prior conditioned on sites that are not negative.
+        prior_draw: f0 (..., N), an independent draw of the prior.
+        generator: for the random numbers.
+    """
+    tau = posterior.sites.precision
+    noise = torch.randn(prior_draw.shape, dtype=tau.dtype, device=tau.device, generator=generator)
+    pull = posterior.sites.shift - tau * prior_draw + tau.sqrt() * noise
+    return prior_draw + posterior.covariance_times(pull)
+
+
+def draw_prior(
+    mean: Tensor, root: SquareRoot, shape: torch.Size, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Return draws f0 ~ N(mean, R R') of the given shape (..., N)."""
+    v = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
+    return mean + root.times(v)

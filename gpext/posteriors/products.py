@@ -1,0 +1,12 @@
+"""Products of a matrix with a batch of vectors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return matrix (..., R, N) times vector (..., N), (..., R): one product of matrices where the matrix is shared."""
+    if matrix.dim() == 2:
+        return vector @ matrix.mT
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
