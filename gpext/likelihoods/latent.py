@@ -185,7 +185,7 @@ class LatentLikelihood(Likelihood, ABC):
             )
         return mean, variance
 
-    def _datum_shape(self, targets: Tensor) -> torch.Size:
+    def datum_shape(self, targets: Tensor) -> torch.Size:
         """Return the shape of the data, without what belongs to one datum."""
         return targets.shape
 
@@ -194,7 +194,7 @@ class LatentLikelihood(Likelihood, ABC):
         mean, variance = self._marginals(function_dist)
         shape = mean.shape if self.num_latents is None else mean.select(-2, 0).shape
         try:
-            fits = torch.broadcast_shapes(self._datum_shape(observations), shape)[-1:] == shape[-1:]
+            fits = torch.broadcast_shapes(self.datum_shape(observations), shape)[-1:] == shape[-1:]
         except RuntimeError:
             fits = False
         if not fits:
