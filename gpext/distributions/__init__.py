@@ -1,5 +1,6 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
+from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixture import Mixture
@@ -8,6 +9,7 @@ from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, S
 
 __all__ = [
     "AdditiveNoisePredictive",
+    "BatchMixture",
     "Bernoulli",
     "CompoundDistribution",
     "Matern32",
