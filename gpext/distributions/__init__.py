@@ -2,9 +2,14 @@
 
 from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.gamma import Gamma
+from gpext.distributions.inverse_gaussian import InverseGaussian
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixture import Mixture
+from gpext.distributions.polya_gamma import PolyaGamma
+from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
+from gpext.distributions.scaled import Scaled
 from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
@@ -12,11 +17,16 @@ __all__ = [
     "BatchMixture",
     "Bernoulli",
     "CompoundDistribution",
+    "Gamma",
+    "InverseGaussian",
     "Matern32",
     "Mixture",
     "NegativeBinomial",
     "Poisson",
+    "PolyaGamma",
+    "PositiveDistribution",
     "RadialNoise",
+    "Scaled",
     "StudentT",
     "log_normalizer",
     "with_cdf",
