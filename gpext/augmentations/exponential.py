@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gpext.augmentations.radial import RadialFunction, distance, folded_mean
+from gpext.distributions import InverseGaussian
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class ExponentialRadial(RadialFunction):
     def mean(self, r: Tensor) -> Tensor:
         """Return 1 / (2 sqrt(r)), which is infinite at r = 0: p(w) has no mean."""
         return 0.5 * r.rsqrt()
+
+    def mixing(self, r: Tensor) -> InverseGaussian:
+        """Return the inverse Gaussian of mean 1 / (2 sqrt r) and shape 1/2; Levy at r = 0."""
+        return InverseGaussian(self.mean(r), 0.5)
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor:
         """Return -E|z| for z ~ N(gap, variance)."""

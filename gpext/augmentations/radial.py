@@ -2,8 +2,8 @@
 
 On paper [GWO20 Sec. 3.1]          in code
 phi(r)                             exp(radial.log_phi(r))
-p(w), phi(r) = int e^{-r w} p(w)   the mixing density; never formed here
-pi(w | c) = e^{-c^2 w} p(w)/phi    the tilted mixing density
+p(w), phi(r) = int e^{-r w} p(w)   the mixing density; radial.mixing(0)
+pi(w | c) = e^{-c^2 w} p(w)/phi    the tilted mixing density, radial.mixing(r) at r = c^2
 E[w | c] = -phi'(c^2) / phi(c^2)   radial.mean(r) at r = c^2
 """
 
@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 
 def distance(r: Tensor) -> Tensor:
@@ -52,6 +53,13 @@ class RadialFunction(ABC):
     @abstractmethod
     def mean(self, r: Tensor) -> Tensor:
         r"""Return :math:`E[w \mid c] = -\varphi'(r) / \varphi(r)` at r = c^2 [GWO20 Sec. 3.3.1]."""
+
+    def mixing(self, r: Tensor) -> Distribution:
+        r"""Return :math:`\pi(w \mid c) = e^{-r w} p(w) / \varphi(r)` at r = c^2, batched as r and the parameters.
+
+        Its draws are those of Gibbs sampling, `mixing(r).sample(generator=generator)`, and its mean is `mean(r)`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no mixing distribution yet.")
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return E[log phi(z^2)] for z ~ N(gap, variance) by closed form or fixed rule; None if there is neither."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpext.augmentations.radial import RadialFunction, distance, folded_mean
+from gpext.distributions import PolyaGamma, Scaled
 from gpext.quadrature import gauss_legendre, smooth_expectation, trapezoid, trapezoid_nodes
 
 _WIDE = 4.0  # standard deviation of z above which the fixed panels are cheaper; they are accurate from 0.8
@@ -46,6 +47,10 @@ class SechRadial(RadialFunction):
         at_zero = c == 0
         ratio = torch.tanh(c) / torch.where(at_zero, torch.ones_like(c), c)
         return 0.5 * self.count * torch.where(at_zero, torch.ones_like(c), ratio)
+
+    def mixing(self, r: Tensor) -> Scaled:
+        """Return 2 PG(b, 2 sqrt r)."""
+        return Scaled(PolyaGamma(self.count, 2 * r.sqrt()), 2.0)
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor:
         r"""Return -b E[log cosh z] for z ~ N(gap, variance).

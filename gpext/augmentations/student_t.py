@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpext.augmentations.radial import RadialFunction
+from gpext.distributions import Gamma
 from gpext.quadrature import smooth_expectation, trapezoid, trapezoid_nodes
 
 _MOST_NODES = 1000  # about what the adaptive rule takes
@@ -30,6 +31,10 @@ class StudentTRadial(RadialFunction):
     def mean(self, r: Tensor) -> Tensor:
         """Return (nu + 1) / (2 (nu + r)): the tilted Gamma((nu+1)/2, rate nu + r) has this mean."""
         return 0.5 * (self.deg_free + 1) / (self.deg_free + r)
+
+    def mixing(self, r: Tensor) -> Gamma:
+        """Return Gamma((nu + 1) / 2, rate nu + r)."""
+        return Gamma(0.5 * (self.deg_free + 1), self.deg_free + r)
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return -(nu + 1)/2 E[log(1 + t^2)], t = z / sqrt(nu), unless some t is spread too wide for a fixed rule."""

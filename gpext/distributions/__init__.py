@@ -1,20 +1,32 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
+from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.gamma import Gamma
+from gpext.distributions.inverse_gaussian import InverseGaussian
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixture import Mixture
+from gpext.distributions.polya_gamma import PolyaGamma
+from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
+from gpext.distributions.scaled import Scaled
 from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
     "AdditiveNoisePredictive",
+    "BatchMixture",
     "Bernoulli",
     "CompoundDistribution",
+    "Gamma",
+    "InverseGaussian",
     "Matern32",
     "Mixture",
     "NegativeBinomial",
     "Poisson",
+    "PolyaGamma",
+    "PositiveDistribution",
     "RadialNoise",
+    "Scaled",
     "StudentT",
     "log_normalizer",
     "with_cdf",

@@ -14,7 +14,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-_MAX_NEWTON_STEPS = 100  # bisections where Newton's would leave the bracket: more than the bits of a float64
+from gpext.distributions.inversion import mixture_quantile
 
 
 class Mixture(Distribution):
@@ -104,26 +104,9 @@ class Mixture(Distribution):
             NotImplementedError: the support is discrete.
             ValueError: a probability is not strictly between 0 and 1.
         """
-        if self.support.is_discrete:
-            raise NotImplementedError("quantiles of discrete mixtures are not implemented; use cdf.")
-        value = torch.as_tensor(value, dtype=self.weights.dtype, device=self.weights.device)
-        if not bool(((value > 0) & (value < 1)).all()):
-            raise ValueError(f"probabilities must be strictly between 0 and 1; got {value.tolist()}.")
-        with torch.no_grad():
-            quantiles = torch.stack([c.icdf(value) for c in self.components])
-            low, high = quantiles.amin(0), quantiles.amax(0)  # the mixture's lies between those of its components
-            y = low + (high - low) / 2
-            for _ in range(_MAX_NEWTON_STEPS):
-                excess = self.cdf(y) - value
-                low, high = torch.where(excess <= 0, y, low), torch.where(excess >= 0, y, high)
-                newton = y - excess / self.log_prob(y).exp()
-                inside = (newton >= low) & (newton <= high)
-                following = torch.where(inside, newton, low + (high - low) / 2)
-                settled = (following - y).abs() <= 4 * torch.finfo(y.dtype).eps * y.abs()
-                y = following
-                if bool(settled.all()):
-                    break
-            return y
+        return mixture_quantile(
+            self, value, self.weights, lambda q: torch.stack([component.icdf(q) for component in self.components])
+        )
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """The same as `icdf`."""

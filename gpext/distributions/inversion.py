@@ -1,0 +1,60 @@
+"""Quantiles from a distribution function: Newton's method inside a bracket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+_MAX_STEPS = 100  # bisections where Newton's would leave the bracket: more than the bits of a float64
+
+
+def quantile_between(distribution: Distribution, probability: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return the quantiles of a continuous distribution, to rounding of its cdf; no gradient.
+
+    Args:
+        distribution: with cdf and log_prob.
+        probability: strictly between 0 and 1, (...).
+        low: below the quantiles (...).
+        high: above them (...).
+    """
+    y = low + (high - low) / 2
+    for _ in range(_MAX_STEPS):
+        excess = distribution.cdf(y) - probability
+        low, high = torch.where(excess <= 0, y, low), torch.where(excess >= 0, y, high)
+        newton = y - excess / distribution.log_prob(y).exp()
+        inside = (newton >= low) & (newton <= high)
+        following = torch.where(inside, newton, low + (high - low) / 2)
+        settled = (following - y).abs() <= 4 * torch.finfo(y.dtype).eps * y.abs()
+        y = following
+        if bool(settled.all()):
+            break
+    return y
+
+
+def mixture_quantile(
+    distribution: Distribution, value: Tensor | float, like: Tensor, quantiles: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return a mixture's quantile, which lies between those of its components.
+
+    Args:
+        distribution: the mixture.
+        value: the probability.
+        like: a tensor of the dtype and device to work in.
+        quantiles: those of all components, stacked in front.
+
+    Raises:
+        NotImplementedError: the support is discrete.
+        ValueError: a probability is not strictly between 0 and 1.
+    """
+    support = distribution.support
+    if support is None or support.is_discrete:
+        raise NotImplementedError("quantiles of discrete mixtures are not implemented; use cdf.")
+    probability = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if not bool(((probability > 0) & (probability < 1)).all()):
+        raise ValueError(f"probabilities must be strictly between 0 and 1; got {probability.tolist()}.")
+    with torch.no_grad():
+        each = quantiles(probability)
+        return quantile_between(distribution, probability, each.amin(0), each.amax(0))

@@ -1,0 +1,81 @@
+"""Distributions of a positive scale w whose draws can come from a generator: what scale mixtures are mixed by."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from gpytorch.distributions import Distribution
+from torch import Tensor
+from torch.distributions import constraints
+
+_MAX_STEPS = 200  # halvings of a bracket of logarithms reach the last bit of a float64 long before
+_LOG_RANGE = (-745.0, 709.0)  # of float64
+
+
+class PositiveDistribution(Distribution):
+    """A distribution of w >= 0, elementwise over its batch.
+
+    A subclass names its tensors in `arg_constraints`, sets them, all of the batch shape, and then calls `__init__`. It
+    gives `sample`, and `cdf` and `log_prob` where it has them; `icdf` follows.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint]
+    support = constraints.nonnegative
+
+    def expand(self, batch_shape: torch.Size, _instance: PositiveDistribution | None = None) -> PositiveDistribution:
+        """The same distribution, repeated over `batch_shape`."""
+        new = self._get_checked_instance(type(self), _instance)
+        for name in self.arg_constraints:
+            setattr(new, name, getattr(self, name).expand(batch_shape))
+        super(PositiveDistribution, new).__init__(torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @abstractmethod
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape, from torch's global generator if none is given."""
+
+    def icdf(self, value: Tensor | float) -> Tensor:
+        """The quantile at probability `value` in [0, 1], to rounding of the cdf; no gradient.
+
+        Raises:
+            ValueError: a probability is not in [0, 1].
+        """
+        parameter = getattr(self, next(iter(self.arg_constraints)))
+        value = torch.as_tensor(value, dtype=parameter.dtype, device=parameter.device)
+        if not bool(((value >= 0) & (value <= 1)).all()):
+            worst = value[~((value >= 0) & (value <= 1))].flatten()[0].item()
+            raise ValueError(f"probabilities must be in [0, 1]; got {worst}.")
+        with torch.no_grad():
+            q = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape)).double()
+            twin = self._in_float64()
+            low, high = torch.full_like(q, _LOG_RANGE[0]), torch.full_like(q, _LOG_RANGE[1])
+            x = torch.where(twin.mean.isfinite() & (twin.mean > 0), twin.mean, 1.0).log().expand(q.shape)
+            for _ in range(_MAX_STEPS):
+                w = x.exp()
+                excess = twin.cdf(w) - q
+                low, high = torch.where(excess <= 0, x, low), torch.where(excess >= 0, x, high)
+                newton = x - excess / (w * twin.log_prob(w).exp())
+                inside = (newton > low) & (newton < high) & ((newton - x).abs() < 10)
+                following = torch.where(inside, newton, low + (high - low) / 2)
+                settled = (following - x).abs() <= 2 * torch.finfo(x.dtype).eps * (1 + x.abs())
+                x = following
+                if bool(settled.all()):
+                    break
+            w = torch.where(q == 0, 0.0, torch.where(q == 1, math.inf, x.exp()))
+            return w.to(value.dtype)
+
+    def quantile(self, q: Tensor | float) -> Tensor:
+        """The same as `icdf`."""
+        return self.icdf(q)
+
+    def _in_float64(self) -> PositiveDistribution:
+        twin = self.expand(self.batch_shape)
+        for name in self.arg_constraints:
+            setattr(twin, name, getattr(twin, name).double())
+        twin._validate_args = False
+        return twin

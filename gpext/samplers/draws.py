@@ -1,0 +1,237 @@
+r"""What a Gibbs sampler returns: draws, how they came about, and predictions from them.
+
+A new value is Gaussian given the latent values at the training inputs, and the posterior is the average over draws
+
+    p(f_* | y) = 1/S sum_s N(f_* | mu_* + A' R^+ (f_s - mu), k_** - A' A),    K = R R',  A = R^+ K_x*
+
+so nothing is drawn anew, and mean, variance, density and quantiles of the average are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from gpytorch.distributions import MultivariateNormal, base_distributions
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpext.distributions import BatchMixture, Mixture
+from gpext.posteriors import DensePrior
+from gpext.samplers.chain_state import ChainState
+from gpext.samplers.storage import Chunks
+from gpext.samplers.target import ModelTarget, Target
+
+if TYPE_CHECKING:
+    import arviz
+
+_WELL_MIXED = 1.01  # split R-hat [Vehtari et al. 2021]
+_FEWEST_DRAWS = 4  # for halves of chains to have a variance
+_BLOCK = 2**22  # draws of latent values looked at at a time
+
+
+class SamplingStatus(Enum):
+    """How sampling ended; the value says what to do about it."""
+
+    MIXED = "the chains agree, every split R-hat below 1.01"
+    NOT_MIXED = "the chains do not agree yet; go on with run(..., resume=draws)"
+    INTERRUPTED = "interrupted; go on with run(..., resume=draws)"
+    NOT_WRITTEN = (
+        "the directory could not be written to; the last draws are in memory, go on with run(..., resume=draws)"
+    )
+    BREAKDOWN = "a covariance was not positive definite; the draws before it are kept"
+
+
+@dataclass(frozen=True)
+class GibbsDraws:
+    """Draws of C chains, S each.
+
+    Attributes:
+        status: how it ended.
+        message: one sentence on how it went.
+        seconds: time spent on the last run.
+        r_hat: the largest split R-hat of any latent value or hyperparameter; nan with fewer than four draws.
+    """
+
+    target: Target = field(repr=False)
+    chunks: Chunks = field(repr=False)
+    state: ChainState = field(repr=False)
+    status: SamplingStatus
+    message: str
+    seconds: float
+    r_hat: float
+
+    @property
+    def num_chains(self) -> int:
+        """C."""
+        return self.state.latent.size(0)
+
+    @property
+    def num_draws(self) -> int:
+        """S."""
+        return self.chunks.num_draws
+
+    @cached_property
+    def latent(self) -> Tensor:
+        """Draws of f at the training inputs (C, S, ..., N); all in memory, wherever they were written."""
+        return _together([chunk.latent for chunk in self.chunks])
+
+    @cached_property
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """Draws of the hyperparameters that moved (C, S, *shape), constrained, by parameter name without `raw_`."""
+        return self.target.constrained(self._raw)
+
+    @cached_property
+    def _raw(self) -> Tensor:
+        return _together([chunk.raw for chunk in self.chunks])
+
+    def predict(self, x: Tensor, *, num_draws: int = 1000) -> BatchMixture:
+        """Return the posterior of f at new inputs, value by value: the average of Gaussians above.
+
+        Args:
+            x: new inputs (S, d) or (S,).
+            num_draws: average over at most so many draws, evenly spaced; each costs a Cholesky if the prior moves.
+
+        Raises:
+            TypeError: the sampler was given a prior and no model; see :meth:`predict_from`.
+        """
+        if not isinstance(self.target, ModelTarget):
+            raise TypeError(
+                "a prior at the training inputs does not say what it is elsewhere; build GibbsSampler(model), or call "
+                "predict_from(test_mean, cross_covariance, test_variance)."
+            )
+        latent, raw = self._spread(num_draws)
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if not self.target.of_prior:
+            return self._average(*_conditional(latent, *self.target.joint_at(raw[0], x)))
+        parts = [_conditional(f, *self.target.joint_at(row, x)) for f, row in zip(latent, raw, strict=True)]
+        return self._average(torch.stack([mean for mean, _ in parts]), torch.stack([var for _, var in parts]))
+
+    def predict_from(
+        self, test_mean: Tensor, cross_covariance: Tensor, test_variance: Tensor, *, num_draws: int = 1000
+    ) -> BatchMixture:
+        """Return the posterior of f at S new inputs, from what the prior says of them.
+
+        Args:
+            test_mean: (..., S) prior mean there.
+            cross_covariance: (..., N, S) prior covariance of the training and the new values.
+            test_variance: (..., S) prior variances there.
+            num_draws: average over at most so many draws, evenly spaced.
+
+        Raises:
+            TypeError: the prior moves; see :meth:`predict`.
+        """
+        if self.target.of_prior:
+            raise TypeError("hyperparameters of the prior moved, so that no one prior holds; call predict(x).")
+        latent, raw = self._spread(num_draws)
+        known = (test_mean.double(), cross_covariance.double(), test_variance.double())
+        return self._average(*_conditional(latent, self.target.prior(raw), *known))
+
+    def predict_targets(self, x: Tensor, *, num_draws: int = 200) -> Distribution:
+        """Return the predictive distribution of targets at new inputs: p(y) averaged over draws.
+
+        Args:
+            x: new inputs (S, d) or (S,).
+            num_draws: average over at most so many draws, evenly spaced.
+
+        Raises:
+            TypeError: as :meth:`predict`.
+        """
+        latent = self.predict(x, num_draws=num_draws).components
+        if not self.target.of_likelihood:
+            return BatchMixture(self.target.likelihood.marginal(_diagonal(latent.mean, latent.variance)))
+        assert isinstance(self.target, ModelTarget)
+        _, raw = self._spread(num_draws)
+        means, variances = torch.broadcast_tensors(latent.mean, latent.variance)
+        parts = [
+            self.target.likelihood_at(row).marginal(_diagonal(mean, variance))
+            for row, mean, variance in zip(raw, means, variances, strict=True)
+        ]
+        return Mixture(torch.full((len(parts),), 1 / len(parts), dtype=means.dtype, device=means.device), parts)
+
+    def to_arviz(self) -> arviz.InferenceData:
+        """Return the draws for ArviZ: its diagnostics, tables and plots.
+
+        Raises:
+            ImportError: ArviZ is not installed.
+        """
+        try:
+            import arviz
+        except ImportError as error:
+            raise ImportError("to_arviz() needs ArviZ: pip install arviz.") from error
+        named = {"latent": self.latent, **self.hyperparameters}
+        return arviz.from_dict(posterior={name: draws.cpu().numpy() for name, draws in named.items()})
+
+    def _spread(self, num_draws: int) -> tuple[Tensor, Tensor]:
+        """Return at most so many draws of all chains, evenly spaced: (S', ..., N) and (S', P)."""
+        if self.num_draws == 0:
+            raise ValueError("there are no draws to predict from; go on with run(..., resume=draws).")
+        step = -(-self.num_draws * self.num_chains // num_draws)
+        latent, raw, skip = [], [], 0
+        for chunk in self.chunks:
+            latent.append(chunk.latent[:, skip::step].flatten(0, 1))
+            raw.append(chunk.raw[:, skip::step].flatten(0, 1))
+            skip = (skip - chunk.size) % step
+        return torch.cat(latent).double(), torch.cat(raw)
+
+    def _average(self, mean: Tensor, variance: Tensor) -> BatchMixture:
+        mean, variance = torch.broadcast_tensors(mean.to(self.target.dtype), variance.to(self.target.dtype))
+        return BatchMixture(base_distributions.Normal(mean, variance.sqrt()))
+
+
+def conclude(
+    target: Target, chunks: Chunks, state: ChainState, status: SamplingStatus | None, note: str, seconds: float
+) -> GibbsDraws:
+    """Return the draws of a run that ended with a status, or, with None, because it was done."""
+    r_hat = _largest_r_hat(chunks)
+    if status is None:
+        status = SamplingStatus.MIXED if r_hat < _WELL_MIXED else SamplingStatus.NOT_MIXED
+    message = (
+        f"Gibbs, {state.latent.size(0)} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
+        f"{r_hat:.4f}: {status.value}" + (f" ({note})" if note else "") + "."
+    )
+    return GibbsDraws(target, chunks, state, status, message, seconds, r_hat)
+
+
+def _largest_r_hat(chunks: Chunks) -> float:
+    """Return the largest split R-hat of all that was drawn, a block of columns at a time; nan of too few draws."""
+    if chunks.num_draws < _FEWEST_DRAWS:
+        return float("nan")
+    from pyro.ops.stats import split_gelman_rubin  # takes a second to import
+
+    largest = 1.0
+    for name in ("latent", "raw"):
+        width = next(iter(chunks))
+        columns = getattr(width, name)[0, 0].numel()
+        block = max(_BLOCK // (chunks.num_draws * width.raw.size(0)), 1)
+        for start in range(0, columns, block):
+            draws = torch.cat([getattr(c, name).flatten(2)[..., start : start + block] for c in chunks], 1).double()
+            moved = draws.flatten(0, 1).amax(0) > draws.flatten(0, 1).amin(0)
+            if bool(moved.any()):
+                largest = max(largest, float(split_gelman_rubin(draws[..., moved]).max()))
+    return largest
+
+
+def _conditional(
+    latent: Tensor, prior: DensePrior, test_mean: Tensor, cross: Tensor, test_variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of f_* given f = latent (..., N): (..., S) each."""
+    root = prior.square_root
+    reduced = root.solve(cross)  # A (..., N, S)
+    whitened = root.solve((latent - prior.mean).unsqueeze(-1))
+    mean = test_mean + (reduced.mT @ whitened).squeeze(-1)
+    # At a training input nothing is left but rounding, of either sign.
+    rounding = torch.finfo(test_variance.dtype).eps * test_variance
+    return mean, torch.maximum(test_variance - reduced.square().sum(-2), rounding)
+
+
+def _diagonal(mean: Tensor, variance: Tensor) -> MultivariateNormal:
+    return MultivariateNormal(mean, DiagLinearOperator(variance))
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

@@ -1,0 +1,118 @@
+r"""The hyperparameters a sampler moves, as one flat vector in unconstrained space, with their prior density there.
+
+gpytorch states priors of constrained parameters, theta = T(raw). Their density in `raw`, where a sampler moves freely,
+has the Jacobian of T:
+
+    log p(raw) = log p(theta) + sum log |dT / draw|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gpytorch
+import torch
+from gpytorch.constraints import Interval
+from torch import Tensor
+from torch.nn import Parameter
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter stands in the flat vector."""
+
+    name: str  # without the raw_ of a constrained one
+    parameter: Parameter
+    constraint: Interval | None
+    place: slice
+
+    def constrained(self, raw: Tensor) -> Tensor:
+        """Return theta (..., *shape) of raw values (..., size)."""
+        raw = raw.view(*raw.shape[:-1], *self.parameter.shape).to(self.parameter.dtype)
+        return raw if self.constraint is None else self.constraint.transform(raw)
+
+
+class Hyperparameters:
+    """Some of a module's parameters.
+
+    Args:
+        module: a model with its likelihood. Moves change its parameters in place.
+        names: which, as `module.named_parameters()` calls them, with or without `raw_`. None for every parameter that
+            a registered prior depends on. A parameter without a prior has a uniform one, of theta.
+
+    Raises:
+        ValueError: there is no such parameter.
+    """
+
+    def __init__(self, module: gpytorch.Module, names: Sequence[str] | None) -> None:
+        self._module = module
+        chosen = _with_priors(module) if names is None else _named(module, names)
+        slots, start = [], 0
+        for name, parameter, constraint in module.named_parameters_and_constraints():
+            if name in chosen:
+                stop = start + parameter.numel()
+                slots.append(Slot(name.replace("raw_", ""), parameter, constraint, slice(start, stop)))
+                start = stop
+        self.slots, self.size = tuple(slots), start
+
+    def coordinates_of(self, module: torch.nn.Module) -> list[int]:
+        """Return which coordinates belong to the parameters of a part of the module."""
+        owned = {id(parameter) for parameter in module.parameters()}
+        return [j for slot in self.slots if id(slot.parameter) in owned for j in range(self.size)[slot.place]]
+
+    @torch.no_grad()
+    def read(self) -> Tensor:
+        """Return the present raw values (P,), float64."""
+        if not self.slots:
+            return torch.zeros(0, dtype=torch.float64)
+        return torch.cat([slot.parameter.detach().double().flatten() for slot in self.slots])
+
+    @torch.no_grad()
+    def write(self, raw: Tensor) -> None:
+        """Set the module's parameters to raw values (P,)."""
+        for slot in self.slots:
+            slot.parameter.copy_(raw[slot.place].view(slot.parameter.shape))
+
+    def log_prior(self) -> Tensor:
+        """Return the log prior density of the raw values as they are written (), up to a constant; float64."""
+        total = torch.zeros((), dtype=torch.float64)
+        with torch.no_grad():
+            for _, owner, prior, closure, _ in self._module.named_priors():
+                total = total + prior.log_prob(closure(owner)).sum().double().cpu()
+        for slot in self.slots:
+            if slot.constraint is not None:
+                with torch.enable_grad():
+                    raw = slot.parameter.detach().double().requires_grad_(True)
+                    (slope,) = torch.autograd.grad(slot.constraint.transform(raw).sum(), raw)
+                total = total + slope.abs().log().sum().cpu()
+        return total
+
+    def constrained(self, raw: Tensor) -> dict[str, Tensor]:
+        """Return theta (..., *shape) by parameter name for raw values (..., P)."""
+        with torch.no_grad():
+            return {slot.name: slot.constrained(raw[..., slot.place]) for slot in self.slots}
+
+
+def _with_priors(module: gpytorch.Module) -> set[str]:
+    """Return the names of the parameters that the value of some registered prior depends on."""
+    parameters = dict(module.named_parameters())
+    found: set[str] = set()
+    for _, owner, _, closure, _ in module.named_priors():
+        with torch.enable_grad():
+            value = closure(owner)
+        if value.requires_grad:
+            slopes = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True)
+            found |= {name for name, slope in zip(parameters, slopes, strict=True) if slope is not None}
+    return found
+
+
+def _named(module: gpytorch.Module, names: Sequence[str]) -> set[str]:
+    by_either = {}
+    for name, _ in module.named_parameters():
+        by_either[name] = by_either[name.replace("raw_", "")] = name
+    for name in names:
+        if name not in by_either:
+            known = ", ".join(sorted({n.replace("raw_", "") for n in by_either}))
+            raise ValueError(f"expected names of parameters of the model: {known}; got {name!r}.")
+    return {by_either[name] for name in names}

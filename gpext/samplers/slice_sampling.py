@@ -1,0 +1,68 @@
+"""Slice sampling in one coordinate, with stepping out and shrinkage, of a batch of chains at once [Neal 2003, Sec. 4].
+
+No step size to tune and no rejection. The interval's width matters to cost alone; it may adapt while warming up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_MOST_STEPS_OUT = 50  # of both sides together, shared out at random beforehand, which keeps the move reversible
+_MOST_SHRINKS = 200  # an interval has by then shrunk to rounding; the old value is always inside
+
+# (values (C,), which chains are asked for (C,) bool) -> log density (C,); what the others get does not matter
+LogDensity = Callable[[Tensor, Tensor], Tensor]
+
+
+def slice_step(
+    value: Tensor, log_density: LogDensity, width: float, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Return the next value of each of C chains (C,), which leaves the density invariant.
+
+    Args:
+        value: where the chains are (C,).
+        log_density: of the coordinate given all else, up to a constant of each chain; -inf where there is none.
+        width: of the first interval.
+        generator: for the random numbers.
+
+    Raises:
+        ValueError: the log density of a chain is not finite where it is.
+    """
+
+    def uniform() -> Tensor:
+        return torch.rand(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+
+    everywhere = torch.ones_like(value, dtype=torch.bool)
+    here = log_density(value, everywhere)
+    if not bool(here.isfinite().all()):
+        raise ValueError(
+            f"slice sampling must begin where the density is finite and not zero; got log densities {here.tolist()} at "
+            f"{value.tolist()}."
+        )
+    level = here + (1 - uniform()).log()  # log of a uniform draw on (0, density]
+
+    low = value - width * uniform()
+    high = low + width
+    left = (uniform() * (_MOST_STEPS_OUT + 1)).floor()
+    for edge, direction, most in ((low, -width, left), (high, width, _MOST_STEPS_OUT - left)):
+        stepping, taken = most > 0, torch.zeros_like(value)
+        while bool(stepping.any()):
+            stepping = stepping & (log_density(edge, stepping) > level)
+            edge += direction * stepping  # in place: low and high themselves
+            taken += stepping
+            stepping = stepping & (taken < most)
+
+    result, searching = value.clone(), everywhere
+    for _ in range(_MOST_SHRINKS):
+        proposal = low + (high - low) * uniform()
+        inside = searching & (log_density(proposal, searching) >= level)
+        result = torch.where(inside, proposal, result)
+        searching = searching & ~inside
+        if not bool(searching.any()):
+            break
+        low = torch.where(searching & (proposal < value), proposal, low)
+        high = torch.where(searching & (proposal >= value), proposal, high)
+    return result

@@ -1,0 +1,175 @@
+"""What a Gibbs sampler samples: a prior over f, an augmented likelihood with its targets, and hyperparameters to move.
+
+Chains have hyperparameters of their own, so the priors of C chains are a batch of C; where none moves, they share one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from gpext.inference import require_augmentation
+from gpext.inference.gibbs import draw_sites
+from gpext.inference.problem import Problem
+from gpext.likelihoods import AugmentedLikelihood
+from gpext.likelihoods.checks import HyperparameterError, check_parameters
+from gpext.models import LatentGP
+from gpext.posteriors import DensePrior
+from gpext.samplers.hyperparameters import Hyperparameters
+from gpext.sites import GaussianSites
+from gpext.variational.prior_blocks import dense_covariance
+
+
+class Target:
+    """p(f | y) for a given prior: no hyperparameter moves.
+
+    Args:
+        prior: p(f) (..., N).
+        likelihood: with an augmentation.
+        targets: (..., N).
+        jitter: added to the diagonal of the prior covariance.
+
+    Raises:
+        TypeError, ValueError: as the inference rules.
+    """
+
+    of_prior: Sequence[int] = ()  # which of the P hyperparameters are the prior's
+    of_likelihood: Sequence[int] = ()
+
+    def __init__(
+        self, prior: MultivariateNormal, likelihood: AugmentedLikelihood, targets: Tensor, jitter: float
+    ) -> None:
+        self.likelihood, self.targets, self.jitter = require_augmentation(likelihood), targets, jitter
+        self.dtype = prior.mean.dtype
+        with torch.no_grad():
+            problem = Problem.of(prior, likelihood, targets, jitter)
+            if not isinstance(problem.prior, DensePrior):
+                raise TypeError("GibbsSampler needs the exact prior of f; got a low-rank-plus-diagonal covariance.")
+            self._prior, self._augmentation = problem.prior, likelihood.augmentation(targets)
+
+    @property
+    def latent_shape(self) -> torch.Size:
+        """The shape of f (..., N) of one chain."""
+        return self._prior.mean.shape
+
+    def begin(self, num_chains: int) -> Tensor:
+        """Return the hyperparameters of every chain at the start (C, P)."""
+        return torch.zeros(num_chains, 0, dtype=torch.float64)
+
+    def prior(self, raw: Tensor) -> DensePrior:
+        """Return the priors of chains with hyperparameters (C, P): a batch of C, or one for all."""
+        return self._prior
+
+    def sites(self, latent: Tensor, raw: Tensor, generator: torch.Generator) -> GaussianSites:
+        """Return sites (C, ..., N) at w ~ p(w | f, y), for latent values (C, ..., N)."""
+        return draw_sites(self._augmentation, latent, generator=generator)
+
+    def constrained(self, raw: Tensor) -> dict[str, Tensor]:
+        """Return hyperparameters (..., *shape) by parameter name for raw values (..., P)."""
+        return {}
+
+
+class ModelTarget(Target):
+    """p(f, theta | y) of a model; works on a copy of it.
+
+    Args:
+        model: with its likelihood and training data.
+        names: parameters to move; None for those with a prior.
+        jitter: added to the diagonal of the prior covariance.
+
+    Raises:
+        TypeError, ValueError: as the inference rules; or a name that is not a parameter's.
+    """
+
+    def __init__(self, model: LatentGP, names: Sequence[str] | None, jitter: float) -> None:
+        if model.variational_strategy.sparse_inputs is not None:
+            raise TypeError("GibbsSampler needs the exact prior of f; build the LatentGP without inducing_inputs.")
+        self.model = copy.deepcopy(model).eval()
+        self._x = self.model.train_inputs[0]
+        super().__init__(self._forward(self._x), self.model.likelihood, model.train_targets, jitter)
+        self._moved = Hyperparameters(self.model, names)
+        likelihood = self.model.likelihood
+        self.of_likelihood = self._moved.coordinates_of(likelihood)
+        self.of_prior = [j for j in range(self._moved.size) if j not in self.of_likelihood]
+
+    def begin(self, num_chains: int) -> Tensor:
+        """Return the model's own values for every chain (C, P)."""
+        return self._moved.read().expand(num_chains, -1).clone()
+
+    def prior(self, raw: Tensor) -> DensePrior:
+        """Return the priors of chains with hyperparameters (C, P): a batch of C, or one for all."""
+        if not self.of_prior:
+            return self._prior
+        priors = [self.prior_at(row) for row in raw]
+        return DensePrior(torch.stack([p.mean for p in priors]), torch.stack([p.covariance for p in priors]))
+
+    def sites(self, latent: Tensor, raw: Tensor, generator: torch.Generator) -> GaussianSites:
+        """Return sites (C, ..., N) at w ~ p(w | f, y), for latent values (C, ..., N)."""
+        if not self.of_likelihood:
+            return super().sites(latent, raw, generator)
+        sites = []
+        for f, row in zip(latent, raw, strict=True):
+            self._moved.write(row)
+            sites.append(draw_sites(self.likelihood.augmentation(self.targets), f, generator=generator))
+        return GaussianSites(torch.stack([s.shift for s in sites]), torch.stack([s.precision for s in sites]))
+
+    def constrained(self, raw: Tensor) -> dict[str, Tensor]:
+        """Return hyperparameters (..., *shape) by parameter name for raw values (..., P)."""
+        return self._moved.constrained(raw)
+
+    def log_density_given_sites(self, raw: Tensor, sites: GaussianSites) -> Tensor:
+        """Return log p(theta | w, y) () up to a constant, f integrated out, at raw values (P,); -inf where none."""
+        try:
+            prior = self.prior_at(raw)
+        except HyperparameterError:
+            return torch.tensor(-torch.inf, dtype=torch.float64)
+        posterior = prior.condition(sites)
+        return _or_nowhere(posterior.log_normalizer.sum().cpu() + self._moved.log_prior())
+
+    def log_density_given_latent(self, raw: Tensor, latent: Tensor) -> Tensor:
+        """Return log p(theta | f, y) () up to a constant, w integrated out, at raw values (P,); -inf where none."""
+        self._moved.write(raw)
+        try:
+            check_parameters(self.likelihood)
+        except HyperparameterError:
+            return torch.tensor(-torch.inf, dtype=torch.float64)
+        log_likelihood = self.likelihood.log_prob(self.targets, latent.to(self.dtype)).double().sum()
+        return _or_nowhere(log_likelihood.cpu() + self._moved.log_prior())
+
+    def likelihood_at(self, raw: Tensor) -> AugmentedLikelihood:
+        """Return a copy of the likelihood with its parameters at raw values (P,)."""
+        self._moved.write(raw)
+        return copy.deepcopy(self.likelihood)
+
+    def prior_at(self, raw: Tensor) -> DensePrior:
+        """Return the prior of f at the training inputs at raw values (P,).
+
+        Raises:
+            HyperparameterError: it is not finite.
+        """
+        self._moved.write(raw)
+        prior = self._forward(self._x)
+        known = DensePrior.of(prior.mean, dense_covariance(prior.lazy_covariance_matrix), self.jitter)
+        if not bool(known.mean.isfinite().all() and known.is_finite):
+            raise HyperparameterError("the prior has NaN or infinite entries; check the kernel's parameters.")
+        return known
+
+    def joint_at(self, raw: Tensor, x: Tensor) -> tuple[DensePrior, Tensor, Tensor, Tensor]:
+        """Return the prior at the training inputs, and at new ones (..., S, d) its mean, cross covariance, variance."""
+        prior = self.prior_at(raw)
+        size = self._x.size(-2)
+        joint = self._forward(torch.cat([self._x, x], -2))
+        cross = joint.lazy_covariance_matrix[..., :size, size:].to_dense().double()
+        return prior, joint.mean[..., size:].double(), cross, joint.variance[..., size:].double()
+
+    @torch.no_grad()
+    def _forward(self, x: Tensor) -> MultivariateNormal:
+        return self.model.forward(x)
+
+
+def _or_nowhere(log_density: Tensor) -> Tensor:
+    return torch.where(log_density.isfinite(), log_density, -torch.inf)
