@@ -112,6 +112,47 @@ class LatentLikelihood(Likelihood, ABC):
         mean, variance = self._marginals(function_dist)
         return CompoundDistribution(self.forward, mean, variance, log_prob=self.log_density)
 
+    def pyro_guide(self, function_dist: Any, target: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Draw f in a Pyro guide, as gpytorch's models call it; see :meth:`pyro_model`."""
+        with self._plates(function_dist):
+            self._sample_latents(function_dist)
+
+    def pyro_model(self, function_dist: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Draw f and observe the targets in a Pyro model, as gpytorch's models call it.
+
+        The data are a plate, and so is each batch of them; several latents, or tasks, of a datum are one event.
+
+        Args:
+            function_dist: Normal marginals of f, with batch shape (..., N), (..., D, N), or (..., N) and D events.
+            target: what was observed.
+        """
+        with self._plates(function_dist):
+            output = self(self._sample_latents(function_dist), *args, **kwargs)
+            if self.num_latents is None:
+                output = output.to_event(len(function_dist.event_shape))
+            return self.sample_target(output, target)
+
+    def _sample_latents(self, function_dist: Any) -> Tensor:
+        """Return f as :meth:`forward` takes it."""
+        import pyro
+
+        if self.num_latents is None:
+            return pyro.sample(f"{self.name_prefix}.f", function_dist)
+        mean, variance = function_dist.mean, function_dist.variance
+        if not function_dist.event_shape:
+            mean, variance = mean.mT, variance.mT
+        by_datum = pyro.distributions.Normal(mean, variance.sqrt()).to_event(1)
+        return pyro.sample(f"{self.name_prefix}.f", by_datum.mask(False)).mT
+
+    def _plates(self, function_dist: Any) -> Any:
+        """Return the plates of the data and of their batches."""
+        import pyro
+
+        shape = function_dist.batch_shape
+        if self.num_latents is not None and not function_dist.event_shape:
+            shape = shape[:-2] + shape[-1:]
+        return pyro.plate_stack(f"{self.name_prefix}.data_plate", shape)
+
     def _knots(self, targets: Tensor) -> Tensor | None:  # (J, ..., N)
         """Return where p(y | f) has a kink or a feature that may be much narrower than the Gaussian."""
         return None
@@ -144,7 +185,7 @@ class LatentLikelihood(Likelihood, ABC):
             )
         return mean, variance
 
-    def _datum_shape(self, targets: Tensor) -> torch.Size:
+    def datum_shape(self, targets: Tensor) -> torch.Size:
         """Return the shape of the data, without what belongs to one datum."""
         return targets.shape
 
@@ -153,7 +194,7 @@ class LatentLikelihood(Likelihood, ABC):
         mean, variance = self._marginals(function_dist)
         shape = mean.shape if self.num_latents is None else mean.select(-2, 0).shape
         try:
-            fits = torch.broadcast_shapes(self._datum_shape(observations), shape)[-1:] == shape[-1:]
+            fits = torch.broadcast_shapes(self.datum_shape(observations), shape)[-1:] == shape[-1:]
         except RuntimeError:
             fits = False
         if not fits:

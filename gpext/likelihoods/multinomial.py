@@ -59,7 +59,7 @@ class MultinomialLogitLikelihood(LatentLikelihood):
                 f"at index {index[0] if len(index) == 1 else index}. With total_count=None the totals may vary."
             )
 
-    def _datum_shape(self, targets: Tensor) -> torch.Size:
+    def datum_shape(self, targets: Tensor) -> torch.Size:
         return targets.shape if self.total_count == 1 else targets.shape[:-1]
 
     def _terms(self, targets: Tensor, dtype: torch.dtype) -> MultinomialTerms:

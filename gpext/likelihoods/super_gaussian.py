@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.augmentations import Augmentation, AutomaticRadial, check_completely_monotone
-from gpext.distributions import AdditiveNoisePredictive, RadialNoise, log_normalizer
+from gpext.distributions import AdditiveNoisePredictive, RadialNoise, log_normalizer, with_cdf
 from gpext.likelihoods.checks import check_targets
 from gpext.likelihoods.latent import LatentLikelihood
 
@@ -88,8 +88,9 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
         potential: g(y); zero by default.
         alpha, beta, gamma: the quadratic, functions of y; all three or none.
         log_constant: log C(y), function of y. Required with a potential or a quadratic of your own.
-        conditional: f -> p(y | f) as a torch distribution. Needed for :meth:`forward` and predictions if the quadratic
-            or the potential are your own; additive noise has its own.
+        conditional: f -> p(y | f) as a torch distribution (one of `pyro.distributions` to be sampled in Pyro). Needed
+            for :meth:`forward` and predictions if the quadratic or the potential are your own; additive noise has its
+            own.
 
     Raises:
         ValueError: phi is not completely monotone or phi(0) is not 1 (the message names the order and the point); the
@@ -157,7 +158,7 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
             ValueError: the quadratic or the potential are your own and no `conditional` was given.
         """
         if self._conditional is not None:
-            return self._conditional(function_samples)
+            return with_cdf(self._conditional(function_samples))
         if not self._additive:
             raise ValueError(
                 "p(y | f) as a distribution is not known for your own potential or quadratic: give `conditional`, a "

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
 from torch import Tensor
@@ -66,6 +67,28 @@ class SiteVariationalStrategy(VariationalStrategy):
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
         self._factors = FactorCache()
+        self._known = FactorCache()  # the parameters that gpytorch's memos were made at, in eval mode
+
+    @property
+    def variational_distribution(self) -> MultivariateNormal:
+        """q(u) at the present parameters.
+
+        gpytorch's memo of it outlives them, and the graph that a backward pass has freed: Pyro's guides ask for q(u)
+        before they call the model. So in training it is made anew, and in eval mode where a parameter has changed.
+        """
+        if self.training:
+            self._clear_cache()
+        else:
+            key = [*self.prior_key(), *self._variational_distribution.parameters()]
+            if self._known.get(key) is None:
+                self._clear_cache()
+                self._known.put(key, self.inducing_points)
+        return super().variational_distribution
+
+    def kl_divergence(self) -> Tensor:
+        """Return KL(q(u) || p(u)) (...); in training that of the last call, with which it shares its graph."""
+        q = super().variational_distribution if self.training else self.variational_distribution
+        return torch.distributions.kl_divergence(q, self.prior_distribution)
 
     def update(
         self,

@@ -1,0 +1,141 @@
+r"""A Gaussian process as a sample site of a Pyro program, in whitened coordinates.
+
+    v ~ N(0, I),   f = mu + L v,   L L' = K + jitter I
+
+v is what samplers and guides see. Its prior knows nothing of the hyperparameters, so that they can move without tearing
+f from its prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pyro
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from pyro import distributions as dist
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpext.posteriors import DensePrior
+from gpext.posteriors.products import times
+from gpext.ppl.observe import observe
+
+WHITENED = "_whitened"  # what the name of v adds to the name of f
+
+
+@dataclass(frozen=True)
+class WhitenedPrior:
+    """N(mu, L L') over N latent values, in float64 and in the graph of what it was made from."""
+
+    prior: DensePrior
+    chol: Tensor  # L (..., N, N)
+    dtype: torch.dtype  # of f
+
+    @classmethod
+    def of(cls, name: str, prior: MultivariateNormal, jitter: float) -> WhitenedPrior:
+        """Factorise a prior; `name` is what an error calls it.
+
+        Raises:
+            TypeError: the prior is no MultivariateNormal, or one of several tasks.
+            torch.linalg.LinAlgError: K + jitter I is not positive definite.
+        """
+        if not isinstance(prior, MultivariateNormal) or isinstance(prior, MultitaskMultivariateNormal):
+            raise TypeError(
+                f"the prior of {name!r} must be a gpytorch MultivariateNormal, with a batch shape for several latent "
+                f"functions; got {type(prior).__qualname__}."
+            )
+        dense = DensePrior.of(prior.mean, prior.covariance_matrix, jitter)
+        chol, info = torch.linalg.cholesky_ex(dense.covariance)
+        if bool((info != 0).any()):  # Pyro's samplers know such an error by these words, and reject the proposal
+            raise torch.linalg.LinAlgError(
+                f"the prior covariance of {name!r}: input is not positive-definite, with jitter={jitter:g} on its "
+                f"diagonal (leading minor {int(info.max())}). Pass a larger `jitter`, or check the kernel's parameters."
+            )
+        return cls(dense, chol, prior.mean.dtype)
+
+    def color(self, whitened: Tensor) -> Tensor:
+        """Return f = mu + L v (..., N), in float64."""
+        return self.prior.mean + times(self.chol, whitened.double())
+
+    def whiten(self, latent: Tensor) -> Tensor:
+        """Return v = L^-1 (f - mu) (..., N)."""
+        centred = (latent - self.prior.mean).unsqueeze(-1)
+        return torch.linalg.solve_triangular(self.chol, centred, upper=False).squeeze(-1).to(self.dtype)
+
+    def sample(self, name: str) -> Tensor:
+        """Sample v and return f, both as sites of the program."""
+        shape = self.prior.mean.shape
+        zero = torch.zeros(shape, dtype=self.dtype, device=self.chol.device)
+        standard = dist.Normal(zero, torch.ones_like(zero)).to_event(len(shape))
+        whitened = pyro.sample(name + WHITENED, standard, infer={"whitened_prior": self})
+        return pyro.deterministic(name, self.color(whitened).to(self.dtype), event_dim=len(shape))
+
+
+def latent_gp(name: str, prior: MultivariateNormal, *, jitter: float = 0.0) -> Tensor:
+    """Sample f ~ N(mu, K + jitter I) in a Pyro program, by way of whitened values.
+
+    The sites are `name` + "_whitened", with prior N(0, I), and `name`, deterministic. Their whole shape is one event, a
+    batch of latent functions included: they are independent, and need no plate.
+
+    Args:
+        name: of f.
+        prior: a gpytorch MultivariateNormal, mean (..., N).
+        jitter: added to the diagonal of K.
+
+    Returns:
+        f (..., N), in the dtype of the prior.
+
+    Raises:
+        TypeError: the prior is no MultivariateNormal, or one of several tasks.
+        torch.linalg.LinAlgError: K + jitter I is not positive definite. Pyro's samplers reject such a proposal.
+    """
+    return WhitenedPrior.of(name, prior, jitter).sample(name)
+
+
+def latent_model(
+    prior: MultivariateNormal | Callable[[], MultivariateNormal],
+    likelihood: Likelihood,
+    targets: Tensor,
+    *,
+    jitter: float = 0.0,
+) -> Callable[[], None]:
+    """Return the Pyro model f ~ prior, y ~ p(y | f), its sites "f_whitened", "f" and "y".
+
+    Args:
+        prior: the distribution of f; or a function of no arguments that returns it, called inside the program, where it
+            may sample hyperparameters: `lambda: gp.pyro_sample_from_prior().forward(x)` for those of a gpytorch model
+            that have priors.
+        likelihood: any likelihood of gpext or gpytorch; its parameters that have priors are sampled as well.
+        targets: what was observed.
+        jitter: added to the diagonal of K.
+
+    Raises:
+        TypeError, torch.linalg.LinAlgError: as :func:`latent_gp`, when the prior is known.
+
+    Example:
+        >>> from pyro.infer import NUTS  # doctest: +SKIP
+        >>> draws = sample_posterior(NUTS(latent_model(prior, likelihood, y)), num_samples=500)  # doctest: +SKIP
+        >>> draws.samples["f"].shape  # doctest: +SKIP
+        torch.Size([1, 500, 20])
+    """
+    if not isinstance(prior, Distribution):  # Pyro's distributions are callable too
+        return partial(_sampled_prior, prior, likelihood, targets, jitter)
+    with torch.no_grad():  # factorised once
+        whitened = WhitenedPrior.of("f", prior, jitter)
+    return partial(_program, whitened, likelihood, targets)
+
+
+def _sampled_prior(
+    prior: Callable[[], MultivariateNormal], likelihood: Likelihood, targets: Tensor, jitter: float
+) -> None:
+    _program(WhitenedPrior.of("f", prior(), jitter), likelihood, targets)
+
+
+def _program(whitened: WhitenedPrior, likelihood: Likelihood, targets: Tensor) -> None:
+    if any(True for _ in likelihood.named_priors()):
+        likelihood = likelihood.pyro_sample_from_prior()
+    observe("y", likelihood, whitened.sample("f"), targets)
