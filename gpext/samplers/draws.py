@@ -15,12 +15,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal, base_distributions
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.distributions import BatchMixture, Mixture
+from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.samplers.chain_state import ChainState
 from gpext.samplers.storage import Chunks
@@ -143,12 +145,12 @@ class GibbsDraws:
         """
         latent = self.predict(x, num_draws=num_draws).components
         if not self.target.of_likelihood:
-            return BatchMixture(self.target.likelihood.marginal(_diagonal(latent.mean, latent.variance)))
+            return BatchMixture(_marginal(self.target.likelihood, latent.mean, latent.variance))
         assert isinstance(self.target, ModelTarget)
         _, raw = self._spread(num_draws)
         means, variances = torch.broadcast_tensors(latent.mean, latent.variance)
         parts = [
-            self.target.likelihood_at(row).marginal(_diagonal(mean, variance))
+            _marginal(self.target.likelihood_at(row), mean, variance)
             for row, mean, variance in zip(raw, means, variances, strict=True)
         ]
         return Mixture(torch.full((len(parts),), 1 / len(parts), dtype=means.dtype, device=means.device), parts)
@@ -229,8 +231,10 @@ def _conditional(
     return mean, torch.maximum(test_variance - reduced.square().sum(-2), rounding)
 
 
-def _diagonal(mean: Tensor, variance: Tensor) -> MultivariateNormal:
-    return MultivariateNormal(mean, DiagLinearOperator(variance))
+def _marginal(likelihood: AugmentedLikelihood, mean: Tensor, variance: Tensor) -> Distribution:
+    """Return int p(y | f) N(f | mean, variance) df, elementwise."""
+    with settings.min_variance(float_value=0.0, double_value=0.0):  # at a training input next to nothing is left
+        return likelihood.marginal(MultivariateNormal(mean, DiagLinearOperator(variance)))
 
 
 def _together(parts: list[Tensor]) -> Tensor:

@@ -223,7 +223,7 @@ def _move(
     coordinates: Sequence[int],
     raw: Tensor,
     widths: Tensor,
-    log_density: Callable[[Tensor, Any], Tensor],
+    log_density: Callable[[Tensor, int, Any], Tensor],
     given: Sequence[Any],
     generator: torch.Generator,
 ) -> Tensor:
@@ -233,7 +233,7 @@ def _move(
         coordinates: which, one after another.
         raw: (C, P).
         widths: of the slices (P,).
-        log_density: (raw (P,), what is given in a chain) -> log density ().
+        log_density: (raw (P,), coordinate, what is given in a chain) -> log density ().
         given: of each chain.
         generator: for the random numbers.
     """
@@ -244,7 +244,7 @@ def _move(
             for chain in which.nonzero().flatten().tolist():
                 trial = raw[chain].clone()
                 trial[j] = values[chain]
-                out[chain] = log_density(trial, given[chain])
+                out[chain] = log_density(trial, j, given[chain])
             return out
 
         moved = slice_step(raw[:, j].clone(), along, float(widths[j]), generator=generator)

@@ -46,8 +46,10 @@ class Hyperparameters:
     """
 
     def __init__(self, module: gpytorch.Module, names: Sequence[str] | None) -> None:
-        self._module = module
-        chosen = _with_priors(module) if names is None else _named(module, names)
+        self._priors = [(prior, closure, owner) for _, owner, prior, closure, _ in module.named_priors()]
+        named = dict(module.named_parameters())
+        dependence = [_parameters_behind(closure(owner), named) for _, closure, owner in self._priors]
+        chosen = set[str]().union(*dependence) if names is None else _named(module, names)
         slots, start = [], 0
         for name, parameter, constraint in module.named_parameters_and_constraints():
             if name in chosen:
@@ -55,6 +57,12 @@ class Hyperparameters:
                 slots.append(Slot(name.replace("raw_", ""), parameter, constraint, slice(start, stop)))
                 start = stop
         self.slots, self.size = tuple(slots), start
+        raw_names = {id(parameter): name for name, parameter in named.items()}
+        # Of each slot, the priors that it has a say in.
+        self._priors_of = [
+            [k for k, names_behind in enumerate(dependence) if raw_names[id(slot.parameter)] in names_behind]
+            for slot in slots
+        ]
 
     def coordinates_of(self, module: torch.nn.Module) -> list[int]:
         """Return which coordinates belong to the parameters of a part of the module."""
@@ -74,18 +82,23 @@ class Hyperparameters:
         for slot in self.slots:
             slot.parameter.copy_(raw[slot.place].view(slot.parameter.shape))
 
-    def log_prior(self) -> Tensor:
-        """Return the log prior density of the raw values as they are written (), up to a constant; float64."""
+    def log_prior(self, coordinate: int) -> Tensor:
+        """Return the log prior density of the raw values as written, as far as it depends on one coordinate ().
+
+        Args:
+            coordinate: which of the P.
+        """
         total = torch.zeros((), dtype=torch.float64)
-        with torch.no_grad():
-            for _, owner, prior, closure, _ in self._module.named_priors():
-                total = total + prior.log_prob(closure(owner)).sum().double().cpu()
-        for slot in self.slots:
-            if slot.constraint is not None:
-                with torch.enable_grad():
-                    raw = slot.parameter.detach().double().requires_grad_(True)
-                    (slope,) = torch.autograd.grad(slot.constraint.transform(raw).sum(), raw)
-                total = total + slope.abs().log().sum().cpu()
+        for slot, which in zip(self.slots, self._priors_of, strict=True):
+            if slot.place.start <= coordinate < slot.place.stop:
+                for prior, closure, owner in (self._priors[k] for k in which):
+                    with torch.no_grad():
+                        total = total + prior.log_prob(closure(owner)).sum().double().cpu()
+                if slot.constraint is not None:
+                    with torch.enable_grad():
+                        raw = slot.parameter.detach().double().requires_grad_(True)
+                        (slope,) = torch.autograd.grad(slot.constraint.transform(raw).sum(), raw)
+                    total = total + slope.abs().log().sum().cpu()
         return total
 
     def constrained(self, raw: Tensor) -> dict[str, Tensor]:
@@ -94,17 +107,12 @@ class Hyperparameters:
             return {slot.name: slot.constrained(raw[..., slot.place]) for slot in self.slots}
 
 
-def _with_priors(module: gpytorch.Module) -> set[str]:
-    """Return the names of the parameters that the value of some registered prior depends on."""
-    parameters = dict(module.named_parameters())
-    found: set[str] = set()
-    for _, owner, _, closure, _ in module.named_priors():
-        with torch.enable_grad():
-            value = closure(owner)
-        if value.requires_grad:
-            slopes = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True)
-            found |= {name for name, slope in zip(parameters, slopes, strict=True) if slope is not None}
-    return found
+def _parameters_behind(value: Tensor, named: dict[str, Parameter]) -> set[str]:
+    """Return the names of the parameters that a value depends on."""
+    if not value.requires_grad:
+        return set()
+    slopes = torch.autograd.grad(value.sum(), list(named.values()), allow_unused=True)
+    return {name for name, slope in zip(named, slopes, strict=True) if slope is not None}
 
 
 def _named(module: gpytorch.Module, names: Sequence[str]) -> set[str]:

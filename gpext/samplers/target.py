@@ -121,24 +121,30 @@ class ModelTarget(Target):
         """Return hyperparameters (..., *shape) by parameter name for raw values (..., P)."""
         return self._moved.constrained(raw)
 
-    def log_density_given_sites(self, raw: Tensor, sites: GaussianSites) -> Tensor:
-        """Return log p(theta | w, y) () up to a constant, f integrated out, at raw values (P,); -inf where none."""
+    def log_density_given_sites(self, raw: Tensor, coordinate: int, sites: GaussianSites) -> Tensor:
+        """Return log p(theta_j | w, y, the rest) () up to a constant, f integrated out, at raw values (P,).
+
+        It is -inf where there is no such prior of f.
+        """
         try:
             prior = self.prior_at(raw)
         except HyperparameterError:
             return torch.tensor(-torch.inf, dtype=torch.float64)
         posterior = prior.condition(sites)
-        return _or_nowhere(posterior.log_normalizer.sum().cpu() + self._moved.log_prior())
+        return _or_nowhere(posterior.log_normalizer.sum().cpu() + self._moved.log_prior(coordinate))
 
-    def log_density_given_latent(self, raw: Tensor, latent: Tensor) -> Tensor:
-        """Return log p(theta | f, y) () up to a constant, w integrated out, at raw values (P,); -inf where none."""
+    def log_density_given_latent(self, raw: Tensor, coordinate: int, latent: Tensor) -> Tensor:
+        """Return log p(theta_j | f, y, the rest) () up to a constant, w integrated out, at raw values (P,).
+
+        It is -inf where there is no such likelihood.
+        """
         self._moved.write(raw)
         try:
             check_parameters(self.likelihood)
         except HyperparameterError:
             return torch.tensor(-torch.inf, dtype=torch.float64)
         log_likelihood = self.likelihood.log_prob(self.targets, latent.to(self.dtype)).double().sum()
-        return _or_nowhere(log_likelihood.cpu() + self._moved.log_prior())
+        return _or_nowhere(log_likelihood.cpu() + self._moved.log_prior(coordinate))
 
     def likelihood_at(self, raw: Tensor) -> AugmentedLikelihood:
         """Return a copy of the likelihood with its parameters at raw values (P,)."""

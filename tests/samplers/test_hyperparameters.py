@@ -1,0 +1,73 @@
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+
+from gpext.samplers.hyperparameters import Hyperparameters
+from tests.members import F64
+
+
+def kernel(constraint, prior):
+    module = gpytorch.kernels.RBFKernel(lengthscale_constraint=constraint).double()
+    module.register_prior("lengthscale_prior", prior, "lengthscale")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("constraint", "prior", "grid"),
+    [
+        (Positive(), LogNormalPrior(-0.5, 0.8), (-12, 30)),
+        (Positive(transform=torch.exp, inv_transform=torch.log), GammaPrior(2.0, 3.0), (-14, 5)),
+        (GreaterThan(1e-4), GammaPrior(2.0, 3.0), (-14, 25)),
+    ],
+)
+def test_the_density_in_raw_space_integrates_to_one(constraint, prior, grid):
+    moved = Hyperparameters(kernel(constraint, prior), None)
+    assert moved.size == 1
+    raw = torch.linspace(*grid, 4001, dtype=F64)
+    density = []
+    for value in raw:
+        moved.write(value.view(1))
+        density.append(float(moved.log_prior(0).exp()))
+    assert np.trapezoid(density, raw.numpy()) == pytest.approx(1, abs=2e-4)
+
+
+def test_a_uniform_prior_is_uniform_in_constrained_space():
+    module = gpytorch.kernels.RBFKernel(lengthscale_constraint=Interval(1.0, 3.0)).double()
+    moved = Hyperparameters(module, ["lengthscale"])
+    raw = torch.linspace(-40, 40, 4001, dtype=F64)
+    density = []
+    for value in raw:
+        moved.write(value.view(1))
+        density.append(float(moved.log_prior(0).exp()))
+    assert np.trapezoid(density, raw.numpy()) == pytest.approx(2.0, abs=1e-6)  # the length of the interval
+
+
+def test_finds_what_priors_depend_on_and_keeps_apart_what_does_not():
+    module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2)).double()
+    module.base_kernel.register_prior(
+        "ratio", NormalPrior(0.0, 1.0), lambda k: (k.lengthscale[..., 0] / k.lengthscale[..., 1]).log()
+    )
+    moved = Hyperparameters(module, None)
+    assert [slot.name for slot in moved.slots] == ["base_kernel.lengthscale"]
+    both = Hyperparameters(module, ["raw_outputscale", "base_kernel.lengthscale"])
+    assert both.size == 3
+    assert both.coordinates_of(module.base_kernel) == [1, 2]
+    at = both.log_prior(0)
+    both.write(both.read() + torch.tensor([0.0, 0.3, -0.2], dtype=F64))
+    assert torch.equal(both.log_prior(0), at)
+    assert not torch.equal(both.log_prior(1), at)
+
+
+def test_reads_writes_and_constrains():
+    module = kernel(Positive(), LogNormalPrior(0.0, 1.0))
+    moved = Hyperparameters(module, None)
+    module.lengthscale = 0.7
+    raw = moved.read()
+    torch.testing.assert_close(moved.constrained(raw)["lengthscale"], module.lengthscale)
+    batch = moved.constrained(torch.stack([raw, raw + 1]).expand(3, 2, 1))["lengthscale"]
+    assert batch.shape == (3, 2, 1, 1)
+    moved.write(raw + 1)
+    torch.testing.assert_close(batch[0, 1], module.lengthscale)
