@@ -2,7 +2,7 @@ r"""The inverse Gaussian: the first time at which a Brownian motion with drift r
 
     p(w) = sqrt(shape / (2 pi w^3)) exp(-shape (w / mean - 1)^2 / (2 w))
 
-With mean = inf it is the Levy distribution. Everything is computed from 1 / mean, so that this limit is no special case.
+With mean = inf it is the Levy distribution; in terms of 1 / mean this limit is no special case.
 """
 
 from __future__ import annotations
