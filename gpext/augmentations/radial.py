@@ -59,8 +59,8 @@ class RadialFunction(ABC):
     def mixing(self, r: Tensor) -> Distribution:
         r"""Return :math:`\pi(w \mid c) = e^{-r w} p(w) / \varphi(r)` at r = c^2, batched as r and the parameters.
 
-        Its draws are those of Gibbs sampling, `mixing(r).sample(generator=generator)`, and its mean is `mean(r)`. Here by
-        numerical inversion, for which `log_phi` must take complex tensors; exact where a subclass knows the law.
+        Its draws are those of Gibbs sampling, `mixing(r).sample(generator=generator)`, and its mean is `mean(r)`. Here
+        by numerical inversion, for which `log_phi` must take complex tensors; exact where a subclass knows the law.
         """
         return ScaleMixture(None, r.sqrt(), log_phi=self.log_phi)
 

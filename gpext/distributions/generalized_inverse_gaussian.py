@@ -4,10 +4,11 @@ r"""The generalised inverse Gaussian distribution.
 
 In x = log(w / mode) it is log-concave with its mode at 0 [Devroye 2014]:
 
-    p(x) \propto e^{g(x)},    g(x) = -m (cosh x - 1) - p (sinh x - x),    m = sqrt(p^2 + a b),    mode = (p + m) / a
+    p(x) \propto e^{g(x)},    g(x) = p x - a mode (e^x - 1) / 2 - b (e^-x - 1) / (2 mode)
+    mode = (p + m) / a = b / (m - p),    m = sqrt(p^2 + a b)
 
-The constant (a Bessel function K_p), the moments and the cdf are integrals over x. By the trapezoidal rule the first two
-are exact to rounding: e^g is entire and falls doubly exponentially.
+The constant (a Bessel function K_p), the moments and the cdf are integrals over x. By the trapezoidal rule the first
+two are exact to rounding: e^g is entire and falls doubly exponentially.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class _LogLaw:
 
 
 def _mass(law: _LogLaw, left: Tensor, right: Tensor) -> Tensor:
-    """int e^g over [left, right]."""
+    """Integrate e^g over [left, right]."""
     nodes, weights = gauss_legendre(16, left.dtype, left.device)
     starts = torch.arange(_PANELS, dtype=left.dtype, device=left.device).unsqueeze(-1)
     fractions = ((starts + nodes) / _PANELS).flatten()

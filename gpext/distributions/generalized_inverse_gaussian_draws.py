@@ -12,8 +12,6 @@ and so on: weight v(K) moves to K + 1/2 with a factor w and to K + 1 with a fact
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -64,12 +62,11 @@ def rejection_draws(order: Tensor, a: Tensor, b: Tensor, generator: torch.Genera
     draws = torch.empty_like(mode).flatten()
     waiting = torch.arange(draws.numel(), device=draws.device)
     p, steepness = p.flatten(), steepness.flatten()
-    hat = _hat(p, steepness)
+    hat = torch.stack(_hat(p, steepness))
     while waiting.numel():
         x, accepted = _propose(p, steepness, *hat, generator)
         draws[waiting[accepted]] = x[accepted]
-        rest = ~accepted
-        waiting, p, steepness, hat = waiting[rest], p[rest], steepness[rest], tuple(h[rest] for h in hat)
+        waiting, p, steepness, hat = (t[..., ~accepted] for t in (waiting, p, steepness, hat))
     draws = draws.view(mode.shape).exp() * mode
     return torch.where(flipped, draws.reciprocal(), draws)
 

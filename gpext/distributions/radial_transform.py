@@ -22,8 +22,9 @@ from gpext.quadrature import gauss_legendre
 # Closer to the origin than this, in units of phi's own scale (-log phi), the integral form is used; a five-point
 # Gauss-Legendre rule is exact there to rounding, and the direct form has lost two digits at most.
 _NEAR_ZERO = 1e-3
-# Stands for c -> 0+. Its square and its powers up to the sixth are normal float64 numbers.
+# Stand for c -> 0+ in first and in higher derivatives; the rounding errors of the latter grow with 1 / c.
 _LIMIT = 1e-40
+_SMALLEST = 1e-8
 
 
 class RadialTransform:
@@ -60,6 +61,10 @@ class RadialTransform:
             raise ValueError(f"log phi is not finite at r = {where:.6g} (phi underflowed or overflowed); {remedy}.")
         return value
 
+    def is_elementwise(self, device: torch.device) -> bool:
+        """Whether parameters inside phi have no batch shape of their own."""
+        return self(torch.ones(1, dtype=torch.float64, device=device)).shape == (1,)
+
     def ratio(self, s: Tensor, r: Tensor, exponent: Tensor) -> Tensor:
         """Return exp(exponent) phi(s) / phi(r) at complex128 s, phi(0) being 1.
 
@@ -71,7 +76,9 @@ class RadialTransform:
         try:
             value = function(s)
         except (RuntimeError, TypeError) as error:
-            raise TypeError(f"{name} must take complex128 tensors, for numerical inversion; it raised: {error}") from error
+            raise TypeError(
+                f"{name} must take complex128 tensors, for numerical inversion; it raised: {error}"
+            ) from error
         if not value.is_complex():
             raise TypeError(f"{name} must be analytic: of a complex128 tensor it returned {value.dtype}.")
         if self.log_phi is not None:
@@ -103,7 +110,7 @@ class RadialTransform:
             near = (c < 1) & (-self(c.square()).detach() < _NEAR_ZERO)
             value = self._directly(torch.where(near, 1.0, c), order)
             if bool(near.any()):
-                value = torch.where(near, self._near_zero(torch.where(near, c, _LIMIT), order), value)
+                value = torch.where(near, self._near_zero(torch.where(near, c, 1.0), order), value)
         return value.detach().to(r.dtype)
 
     def _directly(self, c: Tensor, order: int) -> Tensor:
@@ -112,12 +119,12 @@ class RadialTransform:
         return 0.25 * (self._slopes(c, 2) - self._slopes(c, 1) / c) / c.square()
 
     def _near_zero(self, c: Tensor, order: int) -> Tensor:
-        c = torch.maximum(c, torch.full_like(c, _LIMIT))
         nodes, weights = (t.view((-1,) + (1,) * c.dim()) for t in gauss_legendre(5, c.dtype, c.device))  # on [0, 1]
-        bend = self._slopes(c * nodes, order + 1)  # (5, ..., N)
-        slope_at_zero = self._slopes(torch.full_like(c, _LIMIT), 1)
-        if order == 1:
-            return -0.5 * (slope_at_zero / c + (weights * bend).sum(0))
+        bend = self._slopes(c.clamp_min(_SMALLEST) * nodes, order + 1)  # (5, ..., N)
+        slope_at_zero, nearby = (self._slopes(torch.full_like(c, at), 1) for at in (_LIMIT, 1e10 * _LIMIT))
+        if order == 1:  # a slope that is still falling has the limit 0
+            slope_at_zero = torch.where(slope_at_zero.abs() < 0.5 * nearby.abs(), 0.0, slope_at_zero)
+            return -0.5 * (torch.where(slope_at_zero == 0, 0.0, slope_at_zero / c) + (weights * bend).sum(0))
         return 0.25 * ((weights * nodes * bend).sum(0) - slope_at_zero / c / c) / c
 
     def _slopes(self, c: Tensor, order: int) -> Tensor:

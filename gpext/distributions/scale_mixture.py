@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.contour import Inversion, SaddleModel, invert
+from gpext.distributions.contour import Contour
 from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.quantiles import solve
 from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.saddle_model import SaddleModel
 
-_DOUBT = 0.05  # in the cdf of a third of the nodes, whose error is the cube root of that of all
-_MAX_STEPS = 100
-_CLOSE = 1e-4  # relative error of a probability from where one Newton step gains all the digits there are
+_LARGEST_REMAINDER = 1e-6  # of the cdf; a rule that converges leaves 1e-12
 _CHUNK = 2048  # draws whose nodes stay in the cache
 
 
@@ -84,18 +84,18 @@ class ScaleMixture(PositiveDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density; value and result broadcast with the batch shape; no gradient."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        density = self._inversion(value, inside).density.clamp_min(0).log()
+        density = self._laws(value, inside)[1].clamp_min(0).log()
         return torch.where(inside, density, -math.inf).to(self.tilt.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value); no gradient."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        cdf = self._inversion(value, inside).cdf.clamp(0, 1)
+        cdf = self._laws(value, inside)[0].clamp(0, 1)
         at_ends = torch.where((value > 0) | (self.tilt == math.inf) & (value == 0), 1.0, 0.0)
         return torch.where(inside, cdf, at_ends).to(self.tilt.dtype)
 
     def icdf(self, value: Tensor | float) -> Tensor:
-        """The quantile at probability `value` in [0, 1], where the absolute error of the cdf is below 1e-9; no gradient.
+        """The quantile at probability `value` in [0, 1], with an error below 1e-9 in the cdf; no gradient.
 
         Raises:
             ValueError: a probability is not in [0, 1].
@@ -119,53 +119,41 @@ class ScaleMixture(PositiveDistribution):
         return self.icdf(uniform.clamp_min(torch.finfo(torch.float64).tiny))
 
     def _at_finite_tilt(self, moment: Callable[[Tensor], Tensor]) -> Tensor:
-        finite = self.tilt < math.inf
-        square = torch.where(finite, self.tilt, 1.0).double().square()
-        return torch.where(finite, moment(square), 0.0).to(self.tilt.dtype)
+        return torch.where(self.tilt < math.inf, moment(self._square()), 0.0).to(self.tilt.dtype)
 
     def _square(self) -> Tensor:
         return torch.where(self.tilt < math.inf, self.tilt, 1.0).double().square()
 
-    def _inversion(self, value: Tensor, inside: Tensor) -> Inversion:
+    def _laws(self, value: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """Cdf and density at the values inside the support, anything at the others."""
         if self._validate_args:
             self._validate_sample(value)
         with torch.no_grad():
             r = self._square()
             self._transform.checked(torch.where(r == 0, 1.0, r))
             w = torch.where(inside, value, 1.0).double()
-            found = invert(self._transform, r, w, SaddleModel.reference(self._transform, r), num_nodes=24)
-            self._refuse_doubt(found, w)
-            return found
+            w = w.expand(torch.broadcast_shapes(w.shape, r.shape))
+            contour = Contour.through(self._transform, r, w, SaddleModel.reference(self._transform, r), num_nodes=24)
+            cdf, density, _ = contour.laws()
+            self._refuse(inside & ~(contour.last_term() < _LARGEST_REMAINDER), w)
+            return cdf, density
 
     def _quantile(self, q: Tensor) -> Tensor:
         with torch.no_grad():
             r = self._square()
             self._transform.checked(torch.where(r == 0, 1.0, r))
-            q = q.expand(torch.broadcast_shapes(q.shape, r.shape))
-            model = SaddleModel.reference(self._transform, r)
-            score = torch.special.ndtri(q)
-            x = model.first.log().expand(q.shape)
-            low, high = torch.full_like(q, -math.inf), torch.full_like(q, math.inf)
-            for _ in range(_MAX_STEPS):
-                found = invert(self._transform, r, x.exp(), model)
-                excess = found.cdf - q
-                low, high = torch.where(excess < 0, x, low), torch.where(excess > 0, x, high)
-                # Newton for the normal score of the cdf, which is nearly linear in log w.
-                cdf = found.cdf.clamp(1e-14, 1 - 1e-14)
-                bend = torch.exp(-0.5 * torch.special.ndtri(cdf).square()) / math.sqrt(2 * math.pi)
-                step = (score - torch.special.ndtri(cdf)) * bend / (found.density * x.exp())
-                newton = x + step.clamp(-3, 3)
-                middle = torch.where(low.isinf(), x - 3, torch.where(high.isinf(), x + 3, (low + high) / 2))
-                inside = (newton > low) & (newton < high)
-                settled = (excess.abs() <= _CLOSE * torch.minimum(q, 1 - q)) | (high - low < 1e-15 * (1 + x.abs()))
-                x = torch.where(inside, newton, torch.where(excess == 0, x, middle))
-                if bool(settled.all()):
-                    break
-            self._refuse_doubt(found, x.exp())
-            return x.exp()
+            shape = torch.broadcast_shapes(q.shape, r.shape)
+            q, r = q.expand(shape), r.expand(shape)
+            if self._transform.is_elementwise(q.device):
+                parts = zip(r.flatten().split(_CHUNK), q.flatten().split(_CHUNK), strict=True)
+                solved = [solve(self._transform, *part, elementwise=True) for part in parts]
+                w, failed = (torch.cat(values).view(shape) for values in zip(*solved, strict=True))
+            else:
+                w, failed = solve(self._transform, r, q, elementwise=False)
+            self._refuse(failed, w)
+            return w
 
-    def _refuse_doubt(self, found: Inversion, w: Tensor) -> None:
-        bad = ~(found.doubt < _DOUBT)
+    def _refuse(self, bad: Tensor, w: Tensor) -> None:
         if bool(bad.any()):
             index = tuple(bad.nonzero()[0].tolist())
             tilt = self.tilt.expand(bad.shape)[index].item()
