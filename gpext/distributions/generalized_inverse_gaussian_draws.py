@@ -27,10 +27,8 @@ def half_integer_draws(
     """One exact draw for each element, without rejection."""
     if order < 0:
         return half_integer_draws(-order, b, a, generator).reciprocal()
-    normal = torch.empty_like(a).normal_(generator=generator)
-    uniform = torch.empty_like(a).uniform_(generator=generator)
     # IG of mean 0 at b = 0 is 0.
-    first = torch.where(b > 0, inverse_gaussian_draws((a / b).sqrt(), b, normal, uniform), 0.0)
+    first = torch.where(b > 0, inverse_gaussian_draws((a / b).sqrt(), b, generator), 0.0)
     omega = (a * b).sqrt()
     weights = {1: torch.ones_like(omega)}  # of 2 K
     for _ in range(int(order)):
@@ -62,9 +60,9 @@ def rejection_draws(order: Tensor, a: Tensor, b: Tensor, generator: torch.Genera
     draws = torch.empty_like(mode).flatten()
     waiting = torch.arange(draws.numel(), device=draws.device)
     p, steepness = p.flatten(), steepness.flatten()
-    hat = torch.stack(_hat(p, steepness))
+    hat = _hat(p, steepness)
     while waiting.numel():
-        x, accepted = _propose(p, steepness, *hat, generator)
+        x, accepted = _propose(p, steepness, hat, generator)
         draws[waiting[accepted]] = x[accepted]
         waiting, p, steepness, hat = (t[..., ~accepted] for t in (waiting, p, steepness, hat))
     draws = draws.view(mode.shape).exp() * mode
@@ -77,7 +75,7 @@ def _g(x: Tensor, p: Tensor, steepness: Tensor) -> tuple[Tensor, Tensor]:
     return value, -steepness * torch.sinh(x) - p * (torch.cosh(x) - 1)
 
 
-def _hat(p: Tensor, steepness: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _hat(p: Tensor, steepness: Tensor) -> Tensor:  # (4, n)
     """Where the flat part begins and ends, and the slopes of the exponentials beyond."""
     # The tangents touch where g is near -1: one step of regula falsi in the square root of -g is near enough.
     t, s = torch.ones_like(p), torch.ones_like(p)
@@ -85,24 +83,17 @@ def _hat(p: Tensor, steepness: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         t = t / (-_g(t, p, steepness)[0]).sqrt().clamp(0.25, 4)
         s = s / (-_g(-s, p, steepness)[0]).sqrt().clamp(0.25, 4)
     (at_t, slope_t), (at_s, slope_s) = _g(t, p, steepness), _g(-s, p, steepness)
-    return -s - at_s / slope_s, t - at_t / slope_t, slope_s, -slope_t
+    return torch.stack([-s - at_s / slope_s, t - at_t / slope_t, slope_s, -slope_t])
 
 
-def _propose(
-    p: Tensor,
-    steepness: Tensor,
-    left: Tensor,
-    right: Tensor,
-    rise: Tensor,
-    fall: Tensor,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
+def _propose(p: Tensor, steepness: Tensor, hat: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Proposals from the hat, and which of them are accepted."""
+    left, right, rise, fall = hat
     part, along, level = torch.empty((3, *p.shape), dtype=p.dtype, device=p.device).uniform_(generator=generator)
     middle = right - left
     part = part * (middle + 1 / rise + 1 / fall)
     tail = -torch.log1p(-along)
     above, below = part >= middle + 1 / rise, part < 1 / rise
     x = torch.where(above, right + tail / fall, torch.where(below, left - tail / rise, left + along * middle))
-    hat = torch.where(above | below, -tail, 0.0)
-    return x, level.log() + hat <= _g(x, p, steepness)[0]
+    log_hat = torch.where(above | below, -tail, 0.0)
+    return x, level.log() + log_hat <= _g(x, p, steepness)[0]

@@ -20,6 +20,7 @@ from gpext.distributions.jacobi import jacobi_draws
 from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
+from gpext.distributions.sech_cumulants import sech_cumulants
 
 _POLE = 0.25 * math.pi**2  # 1 / cosh(sqrt r) has its first pole at -_POLE
 
@@ -41,20 +42,19 @@ class PolyaGamma(PositiveDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """``count tanh(tilt / 2) / (2 tilt)``."""
-        c = 0.5 * self.tilt.abs()
-        ratio = torch.where(c < 1e-4, 1 - c.square() / 3, torch.tanh(c) / torch.where(c == 0, 1.0, c))
-        return 0.25 * self.count * ratio
+        """``count tanh(tilt / 2) / (2 tilt)``, count / 4 at tilt 0."""
+        return self._cumulant(1)
 
     @property
     def variance(self) -> Tensor:
-        """``count (tanh(c) / c - sech(c)^2) / (16 c^2)`` with c = tilt / 2."""
-        c = 0.5 * self.tilt.abs()
-        safe = torch.where(c < 0.05, 1.0, c)
-        direct = (torch.tanh(safe) / safe - 1 + torch.tanh(safe).square()) / safe.square()
-        square = c.square()
-        series = 2 / 3 - square * (8 / 15 - square * (34 / 105 - square * 496 / 2835))
-        return self.count / 16 * torch.where(c < 0.05, series, direct)
+        """``count (tanh(c) / c - sech(c)^2) / (16 c^2)`` with c = tilt / 2, count / 24 at tilt 0."""
+        return self._cumulant(2)
+
+    def _cumulant(self, order: int) -> Tensor:
+        r = (0.5 * self.tilt.double()).square()
+        finite = r < math.inf
+        cumulant = 0.5**order * self.count * sech_cumulants(torch.where(finite, r, 1.0), order)[-1]
+        return torch.where(finite, cumulant, 0.0).to(self.tilt.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density, by numerical inversion; no gradient. Infinite at the point mass of count 0 or tilt inf."""
@@ -96,16 +96,8 @@ class PolyaGamma(PositiveDistribution):
         """Draws of shape sample_shape + batch_shape."""
         with torch.no_grad():
             shape = self._extended_shape(torch.Size(sample_shape))
-            count = self.count.double().expand(shape).flatten()
-            tilt = (0.5 * self.tilt.double().abs()).expand(shape).flatten()
-            draws = torch.zeros_like(tilt)
-            live = ((count > 0) & (tilt < torch.inf)).nonzero().squeeze(-1)
-            whole, part = count.floor().long(), count.frac()
-            units = live.repeat_interleave(whole[live])
-            draws.index_add_(0, units, jacobi_draws(torch.ones_like(tilt[units]), tilt[units], generator))
-            rest = live[part[live] > 0]
-            draws.index_add_(0, rest, jacobi_draws(part[rest], tilt[rest], generator))
-            return (0.25 * draws).view(shape).to(self.tilt.dtype)
+            count, tilt = self.count.double().expand(shape).flatten(), self.tilt.double().expand(shape).flatten()
+            return (0.25 * jacobi_draws(count, 0.5 * tilt.abs(), generator)).view(shape).to(self.tilt.dtype)
 
 
 def _log_sech_beyond_pole(r: Tensor) -> Tensor:
