@@ -50,6 +50,10 @@ class LatentLikelihood(Likelihood, ABC):
         check_targets(targets)
         self._check_support(targets)
 
+    def datum_shape(self, targets: Tensor) -> torch.Size:
+        """Return the shape of the data, without what belongs to one datum."""
+        return targets.shape
+
     def _check_support(self, targets: Tensor) -> None:
         """Raise ValueError if a target, known to be finite, is outside the support."""
 
@@ -121,10 +125,7 @@ class LatentLikelihood(Likelihood, ABC):
         """Draw f and observe the targets in a Pyro model, as gpytorch's models call it.
 
         The data are a plate, and so is each batch of them; several latents, or tasks, of a datum are one event.
-
-        Args:
-            function_dist: Normal marginals of f, with batch shape (..., N), (..., D, N), or (..., N) and D events.
-            target: what was observed.
+        `function_dist` has the marginals of f, Normal with batch shape (..., N), (..., D, N), or (..., N) and D events.
         """
         with self._plates(function_dist):
             output = self(self._sample_latents(function_dist), *args, **kwargs)
@@ -184,10 +185,6 @@ class LatentLikelihood(Likelihood, ABC):
                 f"a {type(function_dist).__name__} with mean of shape {tuple(function_dist.mean.shape)}."
             )
         return mean, variance
-
-    def datum_shape(self, targets: Tensor) -> torch.Size:
-        """Return the shape of the data, without what belongs to one datum."""
-        return targets.shape
 
     def _fitting_marginals(self, observations: Tensor, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
         """Return the marginals; raise if the targets do not broadcast against them."""

@@ -60,6 +60,7 @@ class MultinomialLogitLikelihood(LatentLikelihood):
             )
 
     def datum_shape(self, targets: Tensor) -> torch.Size:
+        """Return (..., N): labels have it, counts another dimension of size K."""
         return targets.shape if self.total_count == 1 else targets.shape[:-1]
 
     def _terms(self, targets: Tensor, dtype: torch.dtype) -> MultinomialTerms:

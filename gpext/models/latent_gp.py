@@ -137,6 +137,19 @@ class LatentGP(ApproximateGP):
         self.variational_strategy.set_inputs(new_inputs)
         object.__setattr__(self, "_train_targets", new_targets)
 
+    def pyro_guide(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: the rule finds q(f), and SVI has nothing to train.
+
+        Raises:
+            NotImplementedError: always, naming what serves.
+        """
+        raise NotImplementedError(
+            "a LatentGP finds q(f) by its rule, not by SVI. In a Pyro program use gpext.ppl.latent_gp(name, "
+            "model.forward(x)); for SVI an ApproximateGP with gpext.variational.SiteVariationalStrategy."
+        )
+
+    pyro_model = pyro_guide
+
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> LatentGP:
         object.__setattr__(self, "_train_targets", fn(self._train_targets))
         return super()._apply(fn, *args, **kwargs)

@@ -3,8 +3,8 @@
     f = latent_gp("f", prior)                       f = mu + L v,  v ~ N(0, I)
     observe("y", likelihood, f, targets)            p(y | f)
 
-A program of these two and of anything else Pyro has is sampled by `pyro.infer.NUTS`, the reference, or by `GibbsKernel`,
-which draws f in closed form. `gpext` itself does not import this package: `from gpext import ppl`.
+A program of these two and of anything else Pyro has is sampled by `pyro.infer.NUTS`, the reference, or by
+`GibbsKernel`, which draws f in closed form. `gpext` itself does not import this package: `from gpext import ppl`.
 """
 
 from gpext.ppl.draws import PosteriorDraws, sample_posterior

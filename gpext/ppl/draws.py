@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +80,8 @@ def sample_posterior(
         chains, diagnostics = [], []
         for _ in range(num_chains):
             quiet = not (progress and sys.stderr.isatty())
-            mcmc = MCMC(kernel, num_samples=num_samples, warmup_steps=warmup, disable_progbar=quiet)
+            unused = copy(kernel)  # Pyro's kernels do not start twice
+            mcmc = MCMC(unused, num_samples=num_samples, warmup_steps=warmup, disable_progbar=quiet)
             mcmc.run()
             draws = mcmc.get_samples()
             chains.append(draws | _deterministic_sites(kernel.model, draws, num_samples))

@@ -41,13 +41,13 @@ class _Seen:
     slope: Tensor  # a, with the shape of f
     offset: Tensor  # b
 
-    def draw_sites(self, generator: torch.Generator | None) -> GaussianSites:
-        """Return sites in f at w ~ p(w | f, y)."""
+    def draw_sites(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return shift and precision of the sites in f at w ~ p(w | f, y)."""
         observation = self.observation
         augmentation = observation.likelihood.augmentation(observation.targets)
         sites = draw_sites(augmentation, observation.latent.detach(), generator=generator).to(torch.float64)
         a, b = self.slope.double(), self.offset.double()
-        return GaussianSites(a * (sites.shift - sites.precision * b), a.square() * sites.precision)
+        return a * (sites.shift - sites.precision * b), a.square() * sites.precision
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class GibbsKernel(MCMCKernel):
         state = self._state(params)
         with torch.no_grad():
             prior = state.whitened.prior
-            sites = [seen.draw_sites(self.generator) for seen in state.seen.values()]
-            total = GaussianSites(sum(s.shift for s in sites), sum(s.precision for s in sites))
+            sites = (seen.draw_sites(self.generator) for seen in state.seen.values())
+            total = GaussianSites(*(torch.stack(parts).sum(0) for parts in zip(*sites, strict=True)))
             v = torch.randn(prior.mean.shape, dtype=torch.float64, device=prior.mean.device, generator=self.generator)
             f = draw_latent(prior.condition(total), state.whitened.color(v), generator=self.generator)
             proposal = state.whitened.whiten(f)
