@@ -55,14 +55,16 @@ def draw_latent(
             has it [Adler 1981]. With 0 it is independent.
         generator: for the random numbers.
     """
-    tau = posterior.sites.precision
-    noise = torch.randn(prior_draw.shape, dtype=tau.dtype, device=tau.device, generator=generator)
-    pull = posterior.sites.shift - tau * prior_draw + tau.sqrt() * noise
-    fresh = prior_draw + posterior.covariance_times(pull)
+    sites, mu = posterior.sites, posterior.prior_mean
+    noise = torch.randn(prior_draw.shape, dtype=mu.dtype, device=mu.device, generator=generator)
+    pull = sites.shift - sites.precision * prior_draw + sites.precision.sqrt() * noise
     if current is None or overrelaxation == 0:
-        return fresh
-    mean = posterior.mean
-    return mean - overrelaxation * (current - mean) + math.sqrt(1 - overrelaxation**2) * (fresh - mean)
+        return prior_draw + posterior.covariance_times(pull)
+    # m - rho (f - m) + share (f' - m) with f' the independent draw; both m and f' are V times a vector, added up first
+    share = math.sqrt(1 - overrelaxation**2)
+    rest = 1 + overrelaxation - share
+    pull = share * pull + rest * (sites.shift - sites.precision * mu)
+    return share * prior_draw + rest * mu - overrelaxation * current + posterior.covariance_times(pull)
 
 
 def draw_prior(
