@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpext.augmentations.radial import RadialFunction, distance
+from gpext.distributions import GeneralizedInverseGaussian
 from gpext.quadrature import gauss_legendre, smooth_expectation
 
 # Up to which standard deviation of z how many nodes a side reach full accuracy.
@@ -28,6 +29,10 @@ class Matern32Radial(RadialFunction):
     def mean(self, r: Tensor) -> Tensor:
         """Return (3/2) / (1 + sqrt(3 r))."""
         return 1.5 / (1 + math.sqrt(3) * distance(r))
+
+    def mixing(self, r: Tensor) -> GeneralizedInverseGaussian:
+        """Return GIG(-3/2, 2r, 3/2); inverse gamma at r = 0."""
+        return GeneralizedInverseGaussian(-1.5, 2 * r, 1.5)
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return E[log phi(z^2)] for z ~ N(gap, variance), unless some z is spread too wide for a fixed rule.

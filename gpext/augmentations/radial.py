@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.distributions import ScaleMixture
+
 
 def distance(r: Tensor) -> Tensor:
     """Return c = sqrt(r) with the derivative 0 at r = 0, where the square root has none.
@@ -57,9 +59,10 @@ class RadialFunction(ABC):
     def mixing(self, r: Tensor) -> Distribution:
         r"""Return :math:`\pi(w \mid c) = e^{-r w} p(w) / \varphi(r)` at r = c^2, batched as r and the parameters.
 
-        Its draws are those of Gibbs sampling, `mixing(r).sample(generator=generator)`, and its mean is `mean(r)`.
+        Its draws are those of Gibbs sampling, `mixing(r).sample(generator=generator)`, and its mean is `mean(r)`. Here
+        by numerical inversion, for which `log_phi` must take complex tensors; exact where a subclass knows the law.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no mixing distribution yet.")
+        return ScaleMixture(None, r.sqrt(), log_phi=self.log_phi)
 
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return E[log phi(z^2)] for z ~ N(gap, variance) by closed form or fixed rule; None if there is neither."""

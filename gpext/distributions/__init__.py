@@ -3,12 +3,15 @@
 from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.gamma import Gamma
+from gpext.distributions.generalized_inverse_gaussian import GeneralizedInverseGaussian
 from gpext.distributions.inverse_gaussian import InverseGaussian
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixture import Mixture
 from gpext.distributions.polya_gamma import PolyaGamma
 from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
+from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.scale_mixture import ScaleMixture
 from gpext.distributions.scaled import Scaled
 from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
 
@@ -18,6 +21,7 @@ __all__ = [
     "Bernoulli",
     "CompoundDistribution",
     "Gamma",
+    "GeneralizedInverseGaussian",
     "InverseGaussian",
     "Matern32",
     "Mixture",
@@ -26,6 +30,8 @@ __all__ = [
     "PolyaGamma",
     "PositiveDistribution",
     "RadialNoise",
+    "RadialTransform",
+    "ScaleMixture",
     "Scaled",
     "StudentT",
     "log_normalizer",

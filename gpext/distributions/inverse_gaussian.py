@@ -2,7 +2,7 @@ r"""The inverse Gaussian: the first time at which a Brownian motion with drift r
 
     p(w) = sqrt(shape / (2 pi w^3)) exp(-shape (w / mean - 1)^2 / (2 w))
 
-With mean = inf it is the Levy distribution. Everything is computed from 1 / mean, so that this limit is no special case.
+With mean = inf it is the Levy distribution; in terms of 1 / mean this limit is no special case.
 """
 
 from __future__ import annotations
@@ -84,23 +84,21 @@ class InverseGaussian(PositiveDistribution):
         with torch.no_grad():
             shape = self._extended_shape(torch.Size(sample_shape))
             rate = self.loc.double().reciprocal().expand(shape)
-            normal = torch.randn(shape, dtype=torch.float64, device=rate.device, generator=generator)
-            uniform = torch.rand(shape, dtype=torch.float64, device=rate.device, generator=generator)
-            return inverse_gaussian_draws(rate, self.shape.double(), normal, uniform).to(self.loc.dtype)
+            return inverse_gaussian_draws(rate, self.shape.double().expand(shape), generator).to(self.loc.dtype)
 
 
 def inverse_gaussian_draws(
-    rate: Tensor,  # 1 / mean, zero allowed
+    rate: Tensor,  # 1 / mean, zero allowed, float64
     shape: Tensor,
-    normal: Tensor,
-    uniform: Tensor,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draws from standard normal and uniform variables, elementwise, without cancellation.
+    """One draw for each element, without cancellation.
 
-    normal^2 = shape (w / mean - 1)^2 / w has two roots whose product is mean^2. The smaller one is
-    1 / (rate + g + sqrt(g (2 rate + g))), g = normal^2 / (2 shape), taken with probability mean / (mean + w).
+    With N standard normal, N^2 = shape (w / mean - 1)^2 / w has two roots whose product is mean^2. The smaller one is
+    1 / (rate + g + sqrt(g (2 rate + g))), g = N^2 / (2 shape), taken with probability mean / (mean + w).
     """
-    g = normal.square() / (2 * shape)
-    inverse = rate + g + (g * (2 * rate + g)).sqrt()
-    smaller = uniform * (inverse + rate) <= inverse
-    return torch.where(smaller, inverse.reciprocal(), inverse / rate.square())
+    # N / sqrt 2 = erfinv of a uniform variable on (-1, 1), of which only the square is wanted.
+    g = torch.empty_like(rate).uniform_(generator=generator).erfinv_().square_().div_(shape)
+    inverse = (2 * rate).add_(g).mul_(g).sqrt_().add_(rate).add_(g)
+    threshold = (inverse + rate).mul_(torch.empty_like(rate).uniform_(generator=generator))
+    return torch.where(threshold <= inverse, inverse.reciprocal(), inverse / rate.square())

@@ -1,17 +1,28 @@
 r"""The Polya-Gamma distribution PG(b, z) [Polson, Scott & Windle 2013].
 
-E e^{-s W} = (cosh(z / 2) / cosh sqrt(z^2 / 4 + s / 2))^b,    W = sum_k G_k / (2 pi^2 (k - 1/2)^2 + z^2 / 2), G_k ~ Gamma(b)
+    E e^{-s W} = (cosh(z / 2) / cosh sqrt(z^2 / 4 + s / 2))^b
+    W = sum_k G_k / (2 pi^2 (k - 1/2)^2 + z^2 / 2),    G_k ~ Gamma(b, 1)
+
+So W = V / 2, where V has the tilted mixing density of phi(r) = 1 / cosh(sqrt r)^b at c = |z| / 2.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
+from gpext.distributions.contour import Contour
 from gpext.distributions.jacobi import jacobi_draws
 from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.saddle_model import SaddleModel
+from gpext.distributions.sech_cumulants import sech_cumulants
+
+_POLE = 0.25 * math.pi**2  # 1 / cosh(sqrt r) has its first pole at -_POLE
 
 
 class PolyaGamma(PositiveDistribution):
@@ -31,20 +42,53 @@ class PolyaGamma(PositiveDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """count tanh(tilt / 2) / (2 tilt)."""
-        c = 0.5 * self.tilt.abs()
-        ratio = torch.where(c < 1e-4, 1 - c.square() / 3, torch.tanh(c) / torch.where(c == 0, 1.0, c))
-        return 0.25 * self.count * ratio
+        """``count tanh(tilt / 2) / (2 tilt)``, count / 4 at tilt 0."""
+        return self._cumulant(1)
 
     @property
     def variance(self) -> Tensor:
-        """count (tanh(c) / c - sech(c)^2) / (16 c^2), c = tilt / 2."""
-        c = 0.5 * self.tilt.abs()
-        safe = torch.where(c < 0.05, 1.0, c)
-        direct = (torch.tanh(safe) / safe - 1 + torch.tanh(safe).square()) / safe.square()
-        square = c.square()
-        series = 2 / 3 - square * (8 / 15 - square * (34 / 105 - square * 496 / 2835))
-        return self.count / 16 * torch.where(c < 0.05, series, direct)
+        """``count (tanh(c) / c - sech(c)^2) / (16 c^2)`` with c = tilt / 2, count / 24 at tilt 0."""
+        return self._cumulant(2)
+
+    def _cumulant(self, order: int) -> Tensor:
+        r = (0.5 * self.tilt.double()).square()
+        finite = r < math.inf
+        cumulant = 0.5**order * self.count * sech_cumulants(torch.where(finite, r, 1.0), order)[-1]
+        return torch.where(finite, cumulant, 0.0).to(self.tilt.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density, by numerical inversion; no gradient. Infinite at the point mass of count 0 or tilt inf."""
+        atom = (self.count == 0) | self.tilt.isinf()
+        inside = (value > 0) & (value < math.inf) & ~atom
+        density = (2 * self._laws(value, inside)[1]).log()
+        outside = torch.where(atom & (value == 0), math.inf, -math.inf)
+        return torch.where(inside, density, outside).to(self.tilt.dtype)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(W <= value), by numerical inversion, absolute error below 1e-11; no gradient."""
+        atom = (self.count == 0) | self.tilt.isinf()
+        inside = (value > 0) & (value < math.inf) & ~atom
+        outside = torch.where((value > 0) | atom & (value == 0), 1.0, 0.0)
+        return torch.where(inside, self._laws(value, inside)[0], outside).to(self.tilt.dtype)
+
+    def _laws(self, value: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """Cdf and density of V = 2 W at 2 value, where inside.
+
+        With the origin at the pole of phi, saddle points exist for all V, and both tails are relatively accurate.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        with torch.no_grad():
+            count, tilt, v = torch.broadcast_tensors(
+                torch.where(inside, self.count, 1.0).double(),
+                torch.where(inside, self.tilt, 1.0).double(),
+                torch.where(inside, 2 * value, 1.0).double(),
+            )
+            transform = RadialTransform(log_phi=lambda r: count * _log_sech_beyond_pole(r))
+            r = (0.5 * tilt).square() + _POLE
+            contour = Contour.through(transform, r, v, SaddleModel.reference(transform, r), num_nodes=24)
+            cdf, density, _ = contour.laws()
+            return cdf.clamp(0, 1), density.clamp_min(0)
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
@@ -52,13 +96,12 @@ class PolyaGamma(PositiveDistribution):
         """Draws of shape sample_shape + batch_shape."""
         with torch.no_grad():
             shape = self._extended_shape(torch.Size(sample_shape))
-            count = self.count.double().expand(shape).flatten()
-            tilt = (0.5 * self.tilt.double().abs()).expand(shape).flatten()
-            draws = torch.zeros_like(tilt)
-            live = ((count > 0) & (tilt < torch.inf)).nonzero().squeeze(-1)
-            whole, part = count.floor().long(), count.frac()
-            units = live.repeat_interleave(whole[live])
-            draws.index_add_(0, units, jacobi_draws(torch.ones_like(tilt[units]), tilt[units], generator))
-            rest = live[part[live] > 0]
-            draws.index_add_(0, rest, jacobi_draws(part[rest], tilt[rest], generator))
-            return (0.25 * draws).view(shape).to(self.tilt.dtype)
+            count, tilt = self.count.double().expand(shape).flatten(), self.tilt.double().expand(shape).flatten()
+            return (0.25 * jacobi_draws(count, 0.5 * tilt.abs(), generator)).view(shape).to(self.tilt.dtype)
+
+
+def _log_sech_beyond_pole(r: Tensor) -> Tensor:
+    """-log cosh sqrt(r - pole) for real r > 0, where it is the cosine below the pole, and complex r."""
+    c = (r.to(torch.complex128) - _POLE).sqrt()
+    value = math.log(2) - c - torch.log1p(torch.exp(-2 * c))
+    return value if r.is_complex() else value.real

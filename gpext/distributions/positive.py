@@ -56,11 +56,14 @@ class PositiveDistribution(Distribution):
             low, high = torch.full_like(q, _LOG_RANGE[0]), torch.full_like(q, _LOG_RANGE[1])
             x = torch.where(twin.mean.isfinite() & (twin.mean > 0), twin.mean, 1.0).log().expand(q.shape)
             for _ in range(_MAX_STEPS):
+                # Newton for the normal score of the cdf, which is nearly linear in x = log w.
                 w = x.exp()
-                excess = twin.cdf(w) - q
-                low, high = torch.where(excess <= 0, x, low), torch.where(excess >= 0, x, high)
-                newton = x - excess / (w * twin.log_prob(w).exp())
-                inside = (newton > low) & (newton < high) & ((newton - x).abs() < 10)
+                cdf = twin.cdf(w)
+                low, high = torch.where(cdf <= q, x, low), torch.where(cdf >= q, x, high)
+                score = torch.special.ndtri(cdf)
+                slope = math.sqrt(2 * math.pi) * torch.exp(0.5 * score.square() + twin.log_prob(w) + x)
+                newton = x + (torch.special.ndtri(q) - score) / slope
+                inside = (newton > low) & (newton < high)
                 following = torch.where(inside, newton, low + (high - low) / 2)
                 settled = (following - x).abs() <= 2 * torch.finfo(x.dtype).eps * (1 + x.abs())
                 x = following

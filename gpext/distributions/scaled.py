@@ -36,12 +36,12 @@ class Scaled(PositiveDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """factor * E W."""
+        """``factor * E W``."""
         return self.factor * self.base.mean
 
     @property
     def variance(self) -> Tensor:
-        """factor^2 Var W."""
+        """``factor^2 Var W``."""
         return self.factor**2 * self.base.variance
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -53,10 +53,14 @@ class GibbsSampler:
             without `raw_`; () for none. By default all that a registered prior depends on. One without a prior has a
             uniform prior, under which the posterior may be improper. The others stay as they are.
         jitter: added to the diagonal of the prior covariance; a singular one needs none.
+        overrelaxation: rho in [0, 1): the draw of f given w has correlation -rho with the last [Adler 1981]; 0 for
+            independent draws. Effective sample sizes are 2 to 3 times larger with the default, of f and of its tails
+            (docs/gibbs_sampling.md). Where the prior moves, the draw is independent.
 
     Raises:
         TypeError: the likelihood has no augmentation; or likelihood or targets are missing, or given beside a model.
-        ValueError: targets are not finite, outside the support or of the wrong shape; there is no such parameter.
+        ValueError: targets are not finite, outside the support or of the wrong shape; there is no such parameter;
+            `overrelaxation` is not in [0, 1).
 
     Example:
         >>> import torch
@@ -77,7 +81,11 @@ class GibbsSampler:
         *,
         hyperparameters: Sequence[str] | None = None,
         jitter: float = 0.0,
+        overrelaxation: float = 0.6,
     ) -> None:
+        if not 0 <= overrelaxation < 1:
+            raise ValueError(f"overrelaxation must be in [0, 1); got {overrelaxation}.")
+        self._overrelaxation = overrelaxation
         given = likelihood is not None or targets is not None
         if isinstance(prior, LatentGP):
             if given:
@@ -206,9 +214,10 @@ class GibbsSampler:
             root = prior.square_root
         except ValueError as error:
             raise BreakdownError(str(error)) from error
-        latent = draw_latent(
-            posterior, draw_prior(prior.mean, root, latent.shape, generator=generator), generator=generator
-        )
+        before = draw_prior(prior.mean, root, latent.shape, generator=generator)
+        # The prior's move has integrated f out: what f was no longer belongs to the state.
+        rho = 0.0 if target.of_prior else self._overrelaxation
+        latent = draw_latent(posterior, before, current=latent, overrelaxation=rho, generator=generator)
         if isinstance(target, ModelTarget):
             density = target.log_density_given_latent
             raw = _move(target.of_likelihood, raw, state.widths, density, list(latent), generator)

@@ -1,0 +1,86 @@
+r"""Quantiles of tilted mixing densities: solving cdf(w) = q for all data at once.
+
+The unknown is x = log w and the equation score(cdf(e^x)) = score(q), score the quantile of the standard normal. It is
+nearly linear, so a first guess from the saddle-point approximation and two of Halley's steps on one contour are enough
+for most; the others get another contour, inside a bracket.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gpext.distributions.contour import Contour
+from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.saddle_model import SaddleModel
+
+_NUM_NODES = 16
+_MAX_ROUNDS = 100
+_CLOSE = 1e-3  # in scores: a third-order step from there is exact to 1e-9
+_NEAR = 0.5  # in log w: how far a contour is moved
+_TINY = 1e-15
+
+
+def solve(
+    transform: RadialTransform,
+    r: Tensor,  # (*shape) float64, >= 0 and finite
+    q: Tensor,  # (*shape) in (0, 1)
+    *,
+    elementwise: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the quantiles and, where the inversion did not converge, True.
+
+    Args:
+        transform: of the mixing density.
+        r: squared tilts.
+        q: probabilities.
+        elementwise: whether some of the elements may be evaluated without the others; shapes are (n,) then.
+    """
+    model = SaddleModel.reference(transform, r)
+    score = torch.special.ndtri(q)
+    x = model.log_quantile(score, r).expand(q.shape).clone()
+    failed = torch.ones_like(q, dtype=torch.bool)
+    low, high = torch.full_like(q, -math.inf), torch.full_like(q, math.inf)
+    index = torch.arange(q.numel(), device=q.device) if elementwise else torch.ones(())
+    result = x.clone()
+    for _ in range(_MAX_ROUNDS):
+        contour = Contour.through(transform, r, x.exp(), model, _NUM_NODES)
+        step, low, high, _ = _halley(contour, x, score, low, high)
+        moved = torch.where(step.abs() < _NEAR, step, 0.0)
+        contour, x = contour.moved((x + moved).exp()), x + moved
+        step, low, high, gap = _halley(contour, x, score, low, high)
+        settled = (gap.abs() < _CLOSE) & (contour.last_term() < 1e-6)
+        x = x + step
+        if not elementwise:
+            result, failed = torch.where(failed, x, result), failed & ~settled
+            if not bool(failed.any()):
+                break
+            continue
+        result[index[settled]], failed[index[settled]] = x[settled], False
+        keep = (~settled).nonzero().squeeze(-1)
+        if not keep.numel():
+            break
+        index, x, r, score, low, high = (t[keep] for t in (index, x, r, score, low, high))
+        model = SaddleModel(*(t[keep] for t in (model.at, model.first, model.theta, model.power)))
+    return result.exp(), failed
+
+
+def _halley(
+    contour: Contour, x: Tensor, score: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A step in x, safeguarded by a bracket of x; the bracket; and the error in scores before the step."""
+    cdf, density, slope = contour.laws()
+    inside = (cdf > _TINY) & (cdf < 1 - _TINY) & (density > 0)
+    here = torch.special.ndtri(torch.where(inside, cdf, 0.5))
+    gap = torch.where(inside, score - here, torch.where(cdf < 0.5, 1.0, -1.0))
+    low, high = torch.where(gap > 0, x, low), torch.where(gap < 0, x, high)
+    # first and second derivative of the score in x
+    first = contour.w * density * math.sqrt(2 * math.pi) * torch.exp(0.5 * here.square())
+    second = first * (1 + contour.w * slope / density + here * first)
+    newton = gap / first
+    halley = newton / (1 + 0.5 * newton * second / first).clamp_min(0.5)
+    middle = torch.where(low.isinf(), -2.0, torch.where(high.isinf(), 2.0, 0.5 * (low + high) - x))
+    good = inside & (x + halley > low) & (x + halley < high) & (halley.abs() < 3) | (gap.abs() < 1e-9)
+    return torch.where(good, halley, middle), low, high, torch.where(inside, gap, math.inf)
