@@ -27,8 +27,8 @@
 # %%
 import os
 import time
+from functools import partial
 
-import gpytorch
 import matplotlib.pyplot as plt
 import pyro
 import torch
@@ -101,26 +101,30 @@ def program():
 # while $v$ is held.
 
 # %%
-kernels = {"NUTS": NUTS(program), "Gibbs": ppl.GibbsKernel(program, "f", generator=generator)}
+short = partial(NUTS, max_tree_depth=3)  # at most 7 steps: v moves next, and with it what the others may do
+kernels = {"NUTS": NUTS(program), "Gibbs": ppl.GibbsKernel(program, "f", inner=short, generator=generator)}
 draws, seconds = {}, {}
 for name, sampler in kernels.items():
-    start = time.perf_counter()
+    start = time.process_time()
     draws[name] = ppl.sample_posterior(
         sampler,
-        num_samples=20 if SMOKE else 250 if name == "NUTS" else 500,
+        num_samples=20 if SMOKE else 250 if name == "NUTS" else 600,
         warmup=10 if SMOKE else 100,
         generator=generator,
     )
-    seconds[name] = time.perf_counter() - start
+    seconds[name] = time.process_time() - start
 
-print("effective samples per second, warm-up included: the smallest of each site")
+print("effective samples per second of CPU time, warm-up included: the smallest of each site")
 print(f"{'':14}" + "".join(f"{name:>10}" for name in draws))
 for site in ("f", "offset", "spread", "noise_prior"):
     rates = [draws[name].effective_sample_size(site).min() / seconds[name] for name in draws]
     print(f"{site:14}" + "".join(f"{rate:10.2f}" for rate in rates))
-print(f"{'seconds':14}" + "".join(f"{seconds[name]:10.1f}" for name in draws))
+print(f"{'CPU seconds':14}" + "".join(f"{seconds[name]:10.1f}" for name in draws))
 
 # %% [markdown]
+# In the run that this text was written with, Gibbs had about twice as many effective draws of $f$ and of the offsets a
+# second as NUTS (9.0 of each against 4.6 and 5.0), and as many of the noise scale (3.1 against 2.9).
+#
 # The two must agree about the posterior. The differences of their means, in standard errors that allow for the
 # correlation of the draws, should look like draws of N(0, 1):
 
@@ -201,8 +205,9 @@ plt.show()
 # ## 4. SVI through gpytorch's Pyro model
 #
 # gpytorch's `PyroGP` takes gpext's variational strategy and likelihoods. `TraceMeanField_ELBO` has the divergence in
-# closed form and estimates the rest by draws of $f$; gpytorch's own loop, with `VariationalELBO`, integrates each datum.
-# Both train q(u) by natural gradients and everything else by Adam, with steps that shrink to nothing.
+# closed form and estimates the rest by draws of $f$; gpytorch's own loop, with `VariationalELBO`, integrates each datum
+# by quadrature. Both train q(u) by natural gradients, and kernel, mean and noise by Adam, with steps that shrink to
+# nothing. The data are the readings less the true offsets.
 
 
 # %%
@@ -218,20 +223,21 @@ class Sparse(PyroGP):
 
 
 def by_gpytorch(model):
-    return -VariationalELBO(model.likelihood, model, num_data)(model(x), y)
+    return -VariationalELBO(model.likelihood, model, num_data)(model(x), known)
 
 
 particles = TraceMeanField_ELBO(num_particles=64, vectorize_particles=True, max_plate_nesting=1)
 
 
 def by_pyro(model):
-    return particles.differentiable_loss(model.model, model.guide, x, y) / num_data
+    return particles.differentiable_loss(model.model, model.guide, x, known) / num_data
 
 
 def train(loss_of, num_steps):
     torch.manual_seed(0)
     pyro.clear_param_store()
     model = Sparse(StudentTLikelihood(), torch.linspace(0, 10, 12).unsqueeze(-1))
+    model.likelihood.noise = 0.1
     elbo = VariationalELBO(model.likelihood, model, num_data)
     optimizers = [
         NGD(model.variational_parameters(), num_data=num_data, lr=0.1),
@@ -245,7 +251,7 @@ def train(loss_of, num_steps):
         for moving in (*optimizers, *schedules):
             moving.step()
         with torch.no_grad():
-            trace.append(elbo(model(x), y).item())
+            trace.append(elbo(model(x), known).item())
     return trace
 
 
@@ -261,3 +267,15 @@ for (name, trace), color, style in zip(traces.items(), plots.COLORS, ("-", "--")
 axis.set(xlabel="step", ylabel="ELBO per datum (nats), by quadrature", title="SVI against gpytorch's own loop")
 axis.legend(fontsize=9)
 plt.show()
+
+# %% [markdown]
+# ## What to take along
+#
+# * `latent_gp` and `observe` put a Gaussian process and any likelihood into a Pyro program; offsets, scales and
+#   hyperparameters are sites like any others.
+# * `sample_posterior(NUTS(program), ...)` is the reference. `GibbsKernel` takes the place of NUTS where the likelihoods
+#   that see $f$ have an augmentation; it refuses the others by name.
+# * Draws judge approximations: here the means of KL and EP are right to within the reference's own error, and their
+#   standard deviations to 8 %, its error included; those of CAVI are too small by up to 19 %.
+# * gpytorch's Pyro models work with gpext's strategy and likelihoods, and SVI ends where gpytorch's own loop does, to
+#   1e-4 nats a datum.
