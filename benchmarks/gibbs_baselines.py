@@ -75,7 +75,7 @@ def sample_by_pyro(
         mcmc = MCMC(kernel, num_samples=num_samples, warmup_steps=warmup, disable_progbar=True, hook_fn=watch)
         mcmc.run()
         seconds += (time.perf_counter() - began[0]) * num_samples / max(num_samples - 1, 1)
-        chains.append((dense.mean + dense.square_root.times(mcmc.get_samples()["f_whitened"])).detach())
+        chains.append(dense.mean + dense.square_root.times(mcmc.get_samples()["f_whitened"]))
     return Sampled(torch.stack(chains), seconds)
 
 

@@ -1,4 +1,4 @@
-r"""How well do samplers of the exact posterior mix, and what does a draw cost? [GWO20 Tab. 2]
+r"""How well do samplers of the exact posterior mix, and what does a draw cost [GWO20 Tab. 2]?
 
 table    Boston housing with Student-t, Laplace and Matern-3/2 noise, heart disease with the logistic likelihood: the
          Gibbs sampler, Pyro's NUTS and HMC on the whitened latent, and a random walk. Kernel and noise are trained by
@@ -73,12 +73,13 @@ class Model(gpext.models.LatentGP):
 
 
 def trained(dataset: str, make: Callable[[], gpytorch.likelihoods.Likelihood], quick: bool) -> Model:
-    """Return a model trained on all rows of a data set."""
+    """Return a model trained on all rows of a data set; to be quick, on a few, and as it is."""
     data = load(dataset, test_fraction=0.0)
-    rows, steps = (30, 3) if quick else (None, 100)
+    rows = 12 if quick else None
     x, y = data.train_x[:rows], data.train_y[:rows]
     model = Model(x, y, make().to(x))
-    gpext.fit(LatentMarginalLogLikelihood(model.likelihood, model), x, y, progress=False, max_steps=steps)
+    if not quick:
+        gpext.fit(LatentMarginalLogLikelihood(model.likelihood, model), x, y, progress=False, max_steps=100)
     return model
 
 
@@ -88,7 +89,7 @@ def prior_of(model: Model) -> MultivariateNormal:
     with torch.no_grad():
         prior = model(model.train_inputs[0])
         jitter = 1e-8 * torch.eye(prior.event_shape[0], dtype=prior.mean.dtype)
-        return MultivariateNormal(prior.mean, prior.covariance_matrix + jitter)
+        return MultivariateNormal(prior.mean.detach(), prior.covariance_matrix.detach() + jitter)
 
 
 def sample_by_gibbs(sampler: GibbsSampler, *, num_samples: int, num_chains: int, warmup: int, seed: int) -> Sampled:
@@ -132,7 +133,9 @@ def run_table(ledger: Ledger, options: argparse.Namespace) -> None:
                 run = partial(sample_by_gibbs, GibbsSampler(prior, likelihood, targets), **count)
             else:
                 run = partial(sample_by_pyro, method, prior, likelihood, targets, **count)
-            ledger.get(f"table/{name}/{method}/{options.chains}x{draws}", lambda run=run: diagnose(run()))
+            about = {"problem": name, "method": method}
+            key = f"table/{name}/{method}/{options.chains}x{draws}"
+            ledger.get(key, lambda run=run, about=about: {**about, **diagnose(run())})
 
 
 def run_nuts(ledger: Ledger, options: argparse.Namespace) -> None:
@@ -150,7 +153,8 @@ def run_nuts(ledger: Ledger, options: argparse.Namespace) -> None:
         y = (3 * f.abs()).floor() if name == "negative binomial" else f
         y = (f > 0).double() if name in ("logistic", "SVM") else y
         key = f"nuts/{name}/{size}/{options.chains}x{draws[0]}/{draws[1]}"
-        ledger.get(key, partial(compare_with_nuts, prior, likelihood, y, draws, counts))
+        compare = partial(compare_with_nuts, prior, likelihood, y, draws, counts)
+        ledger.get(key, lambda name=name, compare=compare: {"likelihood": name, **compare()})
 
 
 def compare_with_nuts(
@@ -212,7 +216,7 @@ def report_table(ledger: Ledger) -> str:
     ]
     ours: dict[str, float] = {}
     for row in ledger.of("table/"):
-        _, problem, method, size = row["key"].split("/")
+        problem, method, size = row["problem"], row["method"], f"{row['chains']} x {row['draws']}"
         if method == "Gibbs":
             ours[problem] = row["per_second"]
         ratio = f"{ours[problem] / row['per_second']:.3g}" if problem in ours else ""
@@ -232,7 +236,7 @@ def report_nuts(ledger: Ledger) -> str:
     for row in ledger.of("nuts/"):
         means, sds = (max(map(abs, row[name])) for name in ("z_mean", "z_sd"))
         lines.append(
-            f"| {row['key'].split('/')[1]} | {row['size']} | {means:.2f} | {sds:.2f} | {row['ours']['rhat']:.4f}, "
+            f"| {row['likelihood']} | {row['size']} | {means:.2f} | {sds:.2f} | {row['ours']['rhat']:.4f}, "
             f"{row['nuts']['rhat']:.4f} | {row['ours']['least']:.0f}, {row['nuts']['least']:.0f} |"
         )
     return "\n".join(lines)
@@ -245,7 +249,7 @@ def report_noise(ledger: Ledger) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in ledger.of("noise/"):
-        _, way, size = row["key"].split("/")
+        way, size = row["key"].split("/")[1], f"{row['chains']} x {row['draws']}"
         lines.append(
             f"| {way} | {size} | {row['ms']:.2f} | {row['lag1']:.3f} | {row['rhat']:.4f} | {row['ess']:.0f} | "
             f"{row['per_second']:.3g} | {row['mean']:.4f} |"
@@ -257,7 +261,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--quick", action="store_true", help="30 data and few draws, some seconds")
+    parser.add_argument("--quick", action="store_true", help="12 data and few draws, some seconds")
     parser.add_argument("--chains", type=int, default=5)
     parser.add_argument("--draws", type=int, default=10_000, help="of each chain of Gibbs and the random walk")
     parser.add_argument("--reference-draws", type=int, default=10_000, help="of each chain of NUTS and HMC")

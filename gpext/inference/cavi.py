@@ -33,8 +33,8 @@ def require_augmentation(likelihood: Any) -> AugmentedLikelihood:
     """
     if not isinstance(likelihood, AugmentedLikelihood):
         raise TypeError(
-            f"CAVI needs a likelihood with a scale-mixture augmentation (a gpext SuperGaussianLikelihood, StudentT, "
-            f"Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomialLogit likelihood); got "
+            f"CAVI and Gibbs sampling need a likelihood with a scale-mixture augmentation (a gpext SuperGaussian, "
+            f"StudentT, Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomialLogit likelihood); got "
             f"{type(likelihood).__module__}.{type(likelihood).__qualname__}. On the full data gpext.inference.KL() and "
             "Laplace() serve it; with inducing points it can be trained with gpytorch.mlls.VariationalELBO."
         )

@@ -31,9 +31,8 @@ from gpext.samplers.target import ModelTarget, Target
 if TYPE_CHECKING:
     import arviz
 
-_WELL_MIXED = 1.01  # split R-hat [Vehtari et al. 2021]
+_WELL_MIXED = 1.01  # split R-hat, as [Vehtari et al. 2021] recommend
 _FEWEST_DRAWS = 4  # for halves of chains to have a variance
-_BLOCK = 2**22  # draws of latent values looked at at a time
 
 
 class SamplingStatus(Enum):
@@ -155,8 +154,20 @@ class GibbsDraws:
         ]
         return Mixture(torch.full((len(parts),), 1 / len(parts), dtype=means.dtype, device=means.device), parts)
 
-    def to_arviz(self) -> arviz.InferenceData:
+    @torch.no_grad()
+    def log_likelihood(self) -> Tensor:
+        """Return log p(y_i | f_i, theta) of every draw (C, S, ..., N)."""
+        if not isinstance(self.target, ModelTarget) or not self.target.of_likelihood:
+            return self.target.likelihood.log_prob(self.target.targets, self.latent)
+        pairs = zip(self.latent.flatten(0, 1), self._raw.flatten(0, 1), strict=True)
+        values = [self.target.likelihood_at(row).log_prob(self.target.targets, f) for f, row in pairs]
+        return torch.stack(values).view(self.latent.shape)
+
+    def to_arviz(self, *, log_likelihood: bool = False) -> arviz.InferenceData:
         """Return the draws for ArviZ: its diagnostics, tables and plots.
+
+        Args:
+            log_likelihood: add :meth:`log_likelihood`, for `arviz.loo` and `arviz.compare`.
 
         Raises:
             ImportError: ArviZ is not installed.
@@ -166,7 +177,10 @@ class GibbsDraws:
         except ImportError as error:
             raise ImportError("to_arviz() needs ArviZ: pip install arviz.") from error
         named = {"latent": self.latent, **self.hyperparameters}
-        return arviz.from_dict(posterior={name: draws.cpu().numpy() for name, draws in named.items()})
+        groups = {"posterior": {name: draws.cpu().numpy() for name, draws in named.items()}}
+        if log_likelihood:
+            groups["log_likelihood"] = {"targets": self.log_likelihood().cpu().numpy()}
+        return arviz.from_dict(**groups)
 
     def _spread(self, num_draws: int) -> tuple[Tensor, Tensor]:
         """Return at most so many draws of all chains, evenly spaced: (S', ..., N) and (S', P)."""
@@ -200,22 +214,33 @@ def conclude(
 
 
 def _largest_r_hat(chunks: Chunks) -> float:
-    """Return the largest split R-hat of all that was drawn, a block of columns at a time; nan of too few draws."""
+    r"""Return the largest split R-hat of all that was drawn, in one pass; nan of too few draws [Gelman et al. 2013].
+
+    With W the mean variance within the halves of all chains, n long, and B the variance of their means,
+    R-hat^2 = (n - 1) / n + B / W.
+    """
     if chunks.num_draws < _FEWEST_DRAWS:
         return float("nan")
-    from pyro.ops.stats import split_gelman_rubin  # takes a second to import
-
-    largest = 1.0
+    half = chunks.num_draws // 2
+    found = []
     for name in ("latent", "raw"):
-        width = next(iter(chunks))
-        columns = getattr(width, name)[0, 0].numel()
-        block = max(_BLOCK // (chunks.num_draws * width.raw.size(0)), 1)
-        for start in range(0, columns, block):
-            draws = torch.cat([getattr(c, name).flatten(2)[..., start : start + block] for c in chunks], 1).double()
-            moved = draws.flatten(0, 1).amax(0) > draws.flatten(0, 1).amin(0)
-            if bool(moved.any()):
-                largest = max(largest, float(split_gelman_rubin(draws[..., moved]).max()))
-    return largest
+        sums, squares, start = [], [], 0
+        origin = getattr(next(iter(chunks)), name).flatten(2)[:, :1].double()
+        for chunk in chunks:
+            draws = getattr(chunk, name).flatten(2)  # (C, S, columns)
+            first, last = max(half - start, 0), max(chunks.num_draws - half - start, 0)
+            parts = [draws[:, :first].double() - origin, draws[:, last:].double() - origin]
+            sums.append(torch.stack([part.sum(1) for part in parts]))
+            squares.append(torch.stack([part.square().sum(1) for part in parts]))
+            start += chunk.size
+        mean = torch.stack(sums).sum(0) / half  # (2, C, columns), from the origin
+        within = (torch.stack(squares).sum(0) - half * mean.square()) / (half - 1)
+        moved = within.mean((0, 1)) > 0
+        if bool(moved.any()):
+            mean = (mean + origin.squeeze(1)).flatten(0, 1)[:, moved]
+            ratio = mean.var(0) / within.flatten(0, 1).mean(0)[moved]
+            found.append(float((1 - 1 / half + ratio).sqrt().max()))
+    return max(found, default=1.0)
 
 
 def _conditional(

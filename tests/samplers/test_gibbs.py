@@ -12,7 +12,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from linear_operator import to_linear_operator
+from pyro.ops.stats import split_gelman_rubin
 
+import gpext
 from gpext.inference import InferenceWarning
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
@@ -130,6 +132,14 @@ def test_status_says_whether_the_chains_agree():
     stuck = run(GibbsSampler(prior, BernoulliLogitLikelihood(), (x.squeeze(-1) > 0.5).to(F64)), 50)
     assert stuck.status is SamplingStatus.NOT_MIXED
     assert "do not agree" in stuck.message
+
+
+@pytest.mark.parametrize("num_draws", [4, 7, 50])
+def test_r_hat_is_that_of_the_whole_chains_however_they_are_kept(num_draws, monkeypatch):
+    monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 5)
+    draws = run(sampler(), num_draws)
+    expected = split_gelman_rubin(draws.latent, chain_dim=0, sample_dim=1).max()
+    assert draws.r_hat == pytest.approx(float(expected), rel=1e-10)
 
 
 class Interrupt:
@@ -344,9 +354,32 @@ def test_goes_to_arviz():
     assert len(arviz.summary(exported, var_names=["likelihood.noise"])) == 1
 
 
+@pytest.mark.parametrize("priors", [False, True])
+def test_pointwise_log_likelihoods_are_those_of_every_draw(priors):
+    x, y = data()
+    model = Model(x, y, student(priors=priors), priors=False)
+    draws = run(GibbsSampler(model), 6)
+    noise = draws.hyperparameters.get("likelihood.noise", torch.full((3, 6, 1), 0.1, dtype=F64))
+    nu = model.likelihood.deg_free.detach()
+    expected = torch.distributions.StudentT(nu, draws.latent, noise.sqrt()).log_prob(y)
+    torch.testing.assert_close(draws.log_likelihood(), expected, rtol=1e-6, atol=1e-6)
+    exported = draws.to_arviz(log_likelihood=True)
+    assert exported.log_likelihood["targets"].shape == (3, 6, 12)
+
+
+def test_takes_a_model_that_has_just_been_trained():
+    x, y = data()
+    model = Model(x, y, student(priors=True))
+    mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
+    gpext.fit(mll, x, y, max_steps=3, progress=False)
+    model.train()
+    (-mll(model(x), y)).backward()
+    assert run(GibbsSampler(model), 2).latent.shape == (3, 2, 12)
+
+
 def test_bad_input():
     prior, y = problem()
-    with pytest.raises(TypeError, match="needs a likelihood with a scale-mixture augmentation"):
+    with pytest.raises(TypeError, match="Gibbs sampling need a likelihood with a scale-mixture augmentation"):
         GibbsSampler(prior, PoissonLikelihood(), y.abs().round())
     with pytest.raises(TypeError, match=r"expected GibbsSampler\(prior, likelihood, targets\)"):
         GibbsSampler(prior)
