@@ -26,7 +26,7 @@ from gpext.distributions.positive import PositiveDistribution
 from gpext.quadrature import gauss_legendre
 
 _NEGLIGIBLE = 45.0  # nats below the mode
-_BISECTIONS = 60
+_BISECTIONS = 12  # of the logarithm of a distance: to one per cent
 _STEP = 0.2  # of the trapezoidal rule in x, and in standard deviations where the peak is narrow: 0.6
 _PANELS = 12  # of the cdf, with 16 Gauss-Legendre nodes each
 _MOST_HALVES = 20  # largest order whose mixture is worth its weights
@@ -177,8 +177,9 @@ class _LogLaw:
 def _mass(law: _LogLaw, left: Tensor, right: Tensor) -> Tensor:
     """Integrate e^g over [left, right]."""
     nodes, weights = gauss_legendre(16, left.dtype, left.device)
-    starts = torch.arange(_PANELS, dtype=left.dtype, device=left.device).unsqueeze(-1)
-    fractions = ((starts + nodes) / _PANELS).flatten()
-    column = (-1,) + (1,) * torch.broadcast_tensors(left, right)[0].dim()
-    values = law.exponent(left + (right - left) * fractions.view(column)).exp()
-    return (values * (weights / _PANELS).repeat(_PANELS).view(column)).sum(0) * (right - left)
+    length = (right - left) / _PANELS
+    total = torch.zeros_like(length)
+    for panel in range(_PANELS):
+        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
+            total += weight * law.exponent(left + length * (panel + node)).exp()
+    return total * length

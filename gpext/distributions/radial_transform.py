@@ -25,6 +25,7 @@ _NEAR_ZERO = 1e-3
 # Stand for c -> 0+ in first and in higher derivatives; the rounding errors of the latter grow with 1 / c.
 _LIMIT = 1e-40
 _SMALLEST = 1e-8
+_LARGEST_EXPONENT = 700.0
 
 
 class RadialTransform:
@@ -84,7 +85,10 @@ class RadialTransform:
         if self.log_phi is not None:
             return torch.exp(exponent + (value - torch.where(r == 0, 0.0, self.log_phi(r))))
         assert self.phi is not None
-        return torch.exp(exponent) * value / torch.where(r == 0, 1.0, self.phi(r))
+        start = torch.where(r == 0, 1.0, self.phi(r))
+        if bool((exponent.real < _LARGEST_EXPONENT).all()):
+            return torch.exp(exponent) * value / start
+        return torch.where(value == 0, 0.0, torch.exp(exponent + torch.where(value == 0, 1.0, value / start).log()))
 
     def mean(self, r: Tensor) -> Tensor:
         """Return E[w | c] at r = c^2 in the dtype of r; parameters inside phi are not differentiated."""

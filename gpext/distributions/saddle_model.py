@@ -21,6 +21,16 @@ _STEPS = 5  # of Newton for a first guess
 _FLAT = 0.05  # signed roots below which the correction is taken at its limit
 
 
+def fallen(transform: RadialTransform, r: Tensor, depth: float) -> Tensor:
+    """Where log phi has fallen from r by this depth, up to a factor of two in the distance from r."""
+    start = torch.where(r == 0, 0.0, transform(r))
+    exponent = torch.zeros_like(start)
+    for k in range(_EXPONENTS):
+        deeper = start - transform(r + torch.exp2(exponent)) > depth
+        exponent = exponent + torch.where(deeper, -1.0, 1.0) * 2.0 ** (_EXPONENTS - 1 - k)
+    return r + torch.exp2(exponent)
+
+
 @dataclass(frozen=True)
 class SaddleModel:
     """The model above; fields broadcast."""
@@ -40,13 +50,8 @@ class SaddleModel:
 
     @classmethod
     def reference(cls, transform: RadialTransform, r: Tensor) -> SaddleModel:
-        """The model matched where log phi has fallen from r by one, up to a factor of two in the distance."""
-        start = torch.where(r == 0, 0.0, transform(r))
-        exponent = torch.zeros_like(start)
-        for k in range(_EXPONENTS):
-            fallen = start - transform(r + torch.exp2(exponent)) > 1
-            exponent = exponent + torch.where(fallen, -1.0, 1.0) * 2.0 ** (_EXPONENTS - 1 - k)
-        return cls.matched(transform, r + torch.exp2(exponent))
+        """The model matched where log phi has fallen from r by about one."""
+        return cls.matched(transform, fallen(transform, r, 1.0))
 
     def vertex(self, w: Tensor, clearance: float) -> Tensor:
         """The saddle point of w; but stay right of the origin and of the model's singularity by clearance / w."""

@@ -19,7 +19,7 @@ from gpext.distributions.contour import Contour
 from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.quantiles import solve
 from gpext.distributions.radial_transform import RadialTransform
-from gpext.distributions.saddle_model import SaddleModel
+from gpext.distributions.saddle_model import SaddleModel, fallen
 
 _LARGEST_REMAINDER = 1e-6  # of the cdf; a rule that converges leaves 1e-12
 _CHUNK = 2048  # draws whose nodes stay in the cache
@@ -84,13 +84,13 @@ class ScaleMixture(PositiveDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density; value and result broadcast with the batch shape; no gradient."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        density = self._laws(value, inside)[1].clamp_min(0).log()
+        density = self._laws(value, inside)[1].log()
         return torch.where(inside, density, -math.inf).to(self.tilt.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value); no gradient."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        cdf = self._laws(value, inside)[0].clamp(0, 1)
+        cdf = self._laws(value, inside)[0]
         at_ends = torch.where((value > 0) | (self.tilt == math.inf) & (value == 0), 1.0, 0.0)
         return torch.where(inside, cdf, at_ends).to(self.tilt.dtype)
 
@@ -125,18 +125,20 @@ class ScaleMixture(PositiveDistribution):
         return torch.where(self.tilt < math.inf, self.tilt, 1.0).double().square()
 
     def _laws(self, value: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-        """Cdf and density at the values inside the support, anything at the others."""
+        """Cdf and density at the values inside the support, zero at the others."""
         if self._validate_args:
             self._validate_sample(value)
         with torch.no_grad():
             r = self._square()
             self._transform.checked(torch.where(r == 0, 1.0, r))
-            w = torch.where(inside, value, 1.0).double()
-            w = w.expand(torch.broadcast_shapes(w.shape, r.shape))
+            # P(W <= w) <= e^{(S - r) w} phi(S) / phi(r): where that is below e^-300, phi itself may underflow.
+            deep = fallen(self._transform, r, 600.0) - r
+            inside = inside & (deep * value > 300)
+            w = torch.where(inside, value.double(), 300 / deep)
             contour = Contour.through(self._transform, r, w, SaddleModel.reference(self._transform, r), num_nodes=24)
             cdf, density, _ = contour.laws()
             self._refuse(inside & ~(contour.last_term() < _LARGEST_REMAINDER), w)
-            return cdf, density
+            return torch.where(inside, cdf.clamp(0, 1), 0.0), torch.where(inside, density.clamp_min(0), 0.0)
 
     def _quantile(self, q: Tensor) -> Tensor:
         with torch.no_grad():
