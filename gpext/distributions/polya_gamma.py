@@ -91,8 +91,8 @@ class PolyaGamma(PositiveDistribution):
             transform = RadialTransform(log_phi=lambda r: count * _log_sech_beyond_pole(r))
             r = (0.5 * tilt).square() + _POLE
             contour = Contour.through(transform, r, v, SaddleModel.reference(transform, r), num_nodes=24)
-            cdf, density, _ = contour.laws()
-            return cdf.clamp(0, 1), density.clamp_min(0)
+            laws = contour.laws()
+            return laws.cdf.clamp(0, 1), laws.density.clamp_min(0)
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None

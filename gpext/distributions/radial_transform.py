@@ -87,7 +87,7 @@ class RadialTransform:
         assert self.phi is not None
         start = torch.where(r == 0, 1.0, self.phi(r))
         if bool((exponent.real < _LARGEST_EXPONENT).all()):
-            return torch.exp(exponent) * value / start
+            return torch.exp(exponent) * value * start.reciprocal()
         return torch.where(value == 0, 0.0, torch.exp(exponent + torch.where(value == 0, 1.0, value / start).log()))
 
     def mean(self, r: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class RadialTransform:
         """Return the first three cumulants of w at r > 0, by differentiating log phi directly."""
         with torch.enable_grad():
             r = r.detach().clone().requires_grad_(True)
-            first = -self._derivative(self(r), r)
+            first = -self._derivative(self._to_differentiate(r), r)
             second = -self._derivative(first, r)
             third = -self._derivative(second, r, create_graph=False)
         return first.detach(), second.detach(), third.detach()
@@ -134,10 +134,18 @@ class RadialTransform:
     def _slopes(self, c: Tensor, order: int) -> Tensor:
         """Return the derivative of psi(c) = log phi(c^2) of this order."""
         c = c.detach().clone().requires_grad_(True)
-        value = self(c.square())
+        value = self._to_differentiate(c.square())
         for k in range(order):
             value = self._derivative(value, c, create_graph=k + 1 < order)
         return value.detach()
+
+    def _to_differentiate(self, r: Tensor) -> Tensor:
+        """Return log phi(r) up to a constant: derivatives of log phi have powers of phi in denominators."""
+        if self.log_phi is not None:
+            return self.log_phi(r)
+        assert self.phi is not None  # by construction
+        value = self.phi(r)
+        return (value / value.detach()).log()
 
     @staticmethod
     def _derivative(value: Tensor, at: Tensor, *, create_graph: bool = True) -> Tensor:

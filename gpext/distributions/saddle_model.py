@@ -53,6 +53,10 @@ class SaddleModel:
         """The model matched where log phi has fallen from r by about one."""
         return cls.matched(transform, fallen(transform, r, 1.0))
 
+    def at_places(self, index: Tensor | slice) -> SaddleModel:
+        """The models of some of the data."""
+        return SaddleModel(*(t[index] for t in (self.at, self.first, self.theta, self.power)))
+
     def vertex(self, w: Tensor, clearance: float) -> Tensor:
         """The saddle point of w; but stay right of the origin and of the model's singularity by clearance / w."""
         ratio = torch.maximum((w / self.first) ** (-1 / self.power), clearance / (w * self.theta))
