@@ -19,6 +19,8 @@ from gpext.distributions.saddle_model import SaddleModel
 _NUM_NODES = 16
 _MAX_ROUNDS = 50
 _CLOSE = 1e-3  # in scores: a third-order step from there is exact to 1e-9
+_ERROR = 1e-10  # of the cdf, at 16 nodes
+_LARGEST_REMAINDER = 1e-6  # of the cdf; a rule that converges leaves 1e-12
 _CHECKED_EVERY = 16  # a phi with a branch cut in the wrong place agrees with itself on one contour, not on another
 _TOLERANCE = 1e-7  # of the cdf
 _NEAR = 0.5  # in log w: how far a contour is moved
@@ -53,8 +55,8 @@ def solve(
         step, low, high, _ = _halley(contour, x, score, low, high)
         moved = torch.where(step.abs() < _NEAR, step, 0.0)
         contour, x = contour.moved((x + moved).exp()), x + moved
-        step, low, high, gap = _halley(contour, x, score, low, high)
-        settled = (gap.abs() < _CLOSE) & (contour.last_term() < 1e-6)
+        step, low, high, settled = _halley(contour, x, score, low, high)
+        settled &= contour.last_term() < _LARGEST_REMAINDER
         x = x + step
         if not elementwise:
             result, failed = torch.where(failed, x, result), failed & ~settled
@@ -76,7 +78,7 @@ def solve(
 def _halley(
     contour: Contour, x: Tensor, score: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A step in x, safeguarded by a bracket of x; the bracket; and the error in scores before the step."""
+    """A step in x, safeguarded by a bracket of x; the bracket; and whether the step is the last one needed."""
     laws = contour.laws()
     density = laws.density
     # The score of the smaller tail, which has the more digits.
@@ -94,4 +96,7 @@ def _halley(
     halley = newton / (1 + 0.5 * newton * second / first).clamp_min(0.5)
     middle = torch.where(low.isinf(), -2.0, torch.where(high.isinf(), 2.0, 0.5 * (low + high) - x))
     good = inside & (x + halley > low) & (x + halley < high) & (halley.abs() < 3) | (gap.abs() < 1e-9)
-    return torch.where(good, halley, middle), low, high, torch.where(inside, gap, math.inf)
+    # In a tail smaller than the error of the inversion, scores mean nothing.
+    lost = (laws.cdf - torch.special.ndtr(score)).abs() < _ERROR
+    step = torch.where(good, halley, torch.where(lost, 0.0, middle))
+    return step, low, high, inside & (gap.abs() < _CLOSE) | lost
