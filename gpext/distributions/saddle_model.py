@@ -16,19 +16,8 @@ from torch import Tensor
 from gpext.distributions.radial_transform import RadialTransform
 
 _LEAST_SKEWNESS = 1.02  # kappa_1 kappa_3 / kappa_2^2 of the model; at least 2 for generalised gamma convolutions
-_EXPONENTS = 10  # halvings of the range of exponents 2^-1023 .. 2^1024
 _STEPS = 5  # of Newton for a first guess
 _FLAT = 0.05  # signed roots below which the correction is taken at its limit
-
-
-def fallen(transform: RadialTransform, r: Tensor, depth: float) -> Tensor:
-    """Where log phi has fallen from r by this depth, up to a factor of two in the distance from r."""
-    start = torch.where(r == 0, 0.0, transform(r))
-    exponent = torch.zeros_like(start)
-    for k in range(_EXPONENTS):
-        deeper = start - transform(r + torch.exp2(exponent)) > depth
-        exponent = exponent + torch.where(deeper, -1.0, 1.0) * 2.0 ** (_EXPONENTS - 1 - k)
-    return r + torch.exp2(exponent)
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class SaddleModel:
     @classmethod
     def reference(cls, transform: RadialTransform, r: Tensor) -> SaddleModel:
         """The model matched where log phi has fallen from r by about one."""
-        return cls.matched(transform, fallen(transform, r, 1.0))
+        return cls.matched(transform, transform.fallen(r, 1.0))
 
     def at_places(self, index: Tensor | slice) -> SaddleModel:
         """The models of some of the data."""

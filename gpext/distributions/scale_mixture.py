@@ -20,7 +20,7 @@ from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.quantile_table import interpolated
 from gpext.distributions.quantiles import solve
 from gpext.distributions.radial_transform import RadialTransform
-from gpext.distributions.saddle_model import SaddleModel, fallen
+from gpext.distributions.saddle_model import SaddleModel
 
 _DEEPEST = 300.0  # nats of phi
 _TOLERANCE = 1e-7  # of the cdf, between rules that agree to 2e-10 where they converge
@@ -136,7 +136,7 @@ class ScaleMixture(PositiveDistribution):
             w = torch.where(inside, value, 1.0).double()
             w = w.expand(torch.broadcast_shapes(w.shape, r.shape))
             # A phi without its logarithm underflows at the saddle points of the smallest w, whose cdf is zero anyway.
-            limit = math.inf if self._transform.phi is None else fallen(self._transform, r, _DEEPEST)
+            limit = math.inf if self._transform.phi is None else self._transform.fallen(r, _DEEPEST)
             model = SaddleModel.reference(self._transform, r)
             laws, coarse = (Contour.through(self._transform, r, w, model, n, limit).laws() for n in (24, 16))
             # A branch cut of phi in the wrong place leaves every contour another result.
