@@ -97,6 +97,7 @@ class GeneralizedInverseGaussian(PositiveDistribution):
             x = (torch.where(inside, value, 1.0).double() / law.mode).log()
             at_x = law.exponent(x)
             # A tail is integrated as far as it counts for itself, the rest as far as it counts for the whole.
+            x, at_x = torch.broadcast_tensors(x, at_x)
             below = _mass(law, law.reach(-1, torch.where(x < 0, at_x, 0.0)), x)
             above = _mass(law, x, law.reach(1, torch.where(x > 0, at_x, 0.0)))
             return torch.where(inside, below / (below + above), torch.where(value > 0, 1.0, 0.0)).to(self.order.dtype)
@@ -176,10 +177,9 @@ class _LogLaw:
 
 def _mass(law: _LogLaw, left: Tensor, right: Tensor) -> Tensor:
     """Integrate e^g over [left, right]."""
-    nodes, weights = gauss_legendre(16, left.dtype, left.device)
+    nodes, weights = (t.view((-1,) + (1,) * left.dim()) for t in gauss_legendre(16, left.dtype, left.device))
     length = (right - left) / _PANELS
     total = torch.zeros_like(length)
     for panel in range(_PANELS):
-        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
-            total += weight * law.exponent(left + length * (panel + node)).exp()
+        total += (weights * law.exponent(left + length * (panel + nodes)).exp()).sum(0)
     return total * length

@@ -34,7 +34,7 @@ class PolyaGamma(PositiveDistribution):
         validate_args: as in torch.distributions.
     """
 
-    arg_constraints = {"count": constraints.nonnegative, "tilt": constraints.dependent(is_discrete=False, event_dim=0)}
+    arg_constraints = {"count": constraints.nonnegative, "tilt": constraints.real}
 
     def __init__(self, count: Tensor | float, tilt: Tensor | float, validate_args: bool | None = None) -> None:
         self.count, self.tilt = broadcast_all(count, tilt)
