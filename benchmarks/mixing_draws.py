@@ -240,8 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args(arguments)
-    num_draws = 20_000 if options.quick else options.draws
-    timed, rounds = (20_000, 2) if options.quick else (200_000, options.rounds)
+    num_draws = 5_000 if options.quick else options.draws
+    timed, rounds = (10_000, 2) if options.quick else (200_000, options.rounds)
     torch.set_num_threads(1)
 
     cells = [(name, tilt) for name in FAMILIES for tilt in TILTS]
