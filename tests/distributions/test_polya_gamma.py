@@ -116,6 +116,14 @@ def test_strips_cover_the_density():
     assert float((table.weight[tail].log() + log_tail).max()) <= 0
 
 
+@pytest.mark.parametrize("row", [0, 3, 20, 63])
+def test_draws_at_tilts_furthest_from_the_grid_of_the_strips(row):
+    c = math.sqrt((row + 1 - 1e-9) / TILTS_PER_UNIT)
+    law = PolyaGamma(1.0, tensor(2 * c).expand(300_000))
+    draws = law.sample(generator=torch.Generator().manual_seed(row))
+    assert abs(float((draws.mean() - law.mean[0]) / (law.variance[0] / len(draws)).sqrt())) < 4.5
+
+
 def test_ratio_of_the_series_is_a_probability():
     x = torch.cat([torch.logspace(-3, 1.7, 300, dtype=F64), tensor(1e3, math.inf)])
     for count in (1e-3, 0.2, 0.7, 0.999, 1.0):
