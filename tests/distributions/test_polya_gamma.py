@@ -116,10 +116,10 @@ def test_strips_cover_the_density():
     assert float((table.weight[tail].log() + log_tail).max()) <= 0
 
 
-@pytest.mark.parametrize("row", [0, 3, 20, 63])
+@pytest.mark.parametrize("row", [0, 20, 63])
 def test_draws_at_tilts_furthest_from_the_grid_of_the_strips(row):
     c = math.sqrt((row + 1 - 1e-9) / TILTS_PER_UNIT)
-    law = PolyaGamma(1.0, tensor(2 * c).expand(300_000))
+    law = PolyaGamma(1.0, tensor(2 * c).expand(3_000_000))
     draws = law.sample(generator=torch.Generator().manual_seed(row))
     assert abs(float((draws.mean() - law.mean[0]) / (law.variance[0] / len(draws)).sqrt())) < 4.5
 
