@@ -224,6 +224,16 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     assert torch.equal(resumed.latent, whole.latent)
 
 
+def test_a_singular_prior_in_float32_needs_none_either():
+    x = torch.linspace(0, 5, 300)
+    covariance = torch.exp(-0.5 * (x.unsqueeze(-1) - x) ** 2)
+    assert float(torch.linalg.eigvalsh(covariance.double())[0]) < 0  # rounding has made it indefinite
+    prior = MultivariateNormal(torch.zeros(300), to_linear_operator(covariance))
+    draws = run(GibbsSampler(prior, student(torch.float32), torch.sin(x)), 50)
+    assert draws.latent.dtype == torch.float32
+    assert (draws.latent.mean((0, 1)) - torch.sin(x)).abs().max() < 0.5
+
+
 def test_a_singular_prior_needs_no_jitter():
     x = torch.tensor([[0.0], [0.0], [1.0], [1.0], [1.0 + 1e-13]], dtype=F64)
     covariance = torch.exp(-0.5 * (x - x.mT) ** 2)
