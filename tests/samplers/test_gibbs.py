@@ -179,7 +179,7 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(on_disk, tmp_path, monke
         finally:
             sys.settrace(None)
         assert draws.status is SamplingStatus.INTERRUPTED
-        assert torch.equal(draws.latent if draws.num_draws else whole.latent[:, :0], whole.latent[:, : draws.num_draws])
+        assert torch.equal(draws.latent, whole.latent[:, : draws.num_draws])
         if on_disk:
             assert not list(directory.glob("*.part"))
         resumed = sampler().run(6 - draws.num_draws, resume=draws) if draws.num_draws < 6 else draws
@@ -253,6 +253,21 @@ def test_one_datum_however_extreme(y):
     for likelihood in (student(), LaplaceLikelihood().double()):
         draws = run(GibbsSampler(prior, likelihood, torch.tensor(y, dtype=F64)), 100)
         assert bool(draws.latent.isfinite().all())
+
+
+def test_a_breakdown_is_a_status():
+    x = torch.linspace(0, 5, 30)
+    covariance = 1e6 * torch.exp(-0.5 * (x.unsqueeze(-1) - x) ** 2)  # indefinite by rounding, beside sites of 1e5
+    prior = MultivariateNormal(torch.zeros(30), to_linear_operator(covariance))
+    the_sampler = GibbsSampler(prior, NegativeBinomialLogitLikelihood(), torch.full((30,), 1e6))
+    with pytest.warns(InferenceWarning, match="pass a `jitter`"):
+        draws = run(the_sampler, 50)
+    assert draws.status is SamplingStatus.BREAKDOWN
+    assert draws.latent.shape == (3, draws.num_draws, 30)
+    with pytest.raises(ValueError, match="no draws"):
+        draws.predict_from(torch.zeros(1), torch.zeros(30, 1), torch.ones(1))
+    steady = GibbsSampler(prior, NegativeBinomialLogitLikelihood(), torch.full((30,), 1e6), jitter=1.0)
+    assert run(steady, 5).num_draws == 5
 
 
 def test_moves_hyperparameters_with_a_prior_and_no_others():
