@@ -3,6 +3,7 @@ r"""How well do samplers of the exact posterior mix, and what does a draw cost [
 table    Boston housing with Student-t, Laplace and Matern-3/2 noise, heart disease with the logistic likelihood: the
          Gibbs sampler, Pyro's NUTS and HMC on the whitened latent, and a random walk. Kernel and noise are trained by
          CAVI and then the same for all.
+relaxed  what over-relaxation does to the effective sample sizes of f, of its square, and of its tails.
 nuts     every marginal mean and standard deviation of the Gibbs sampler against NUTS, N = 100, every likelihood.
 noise    the noise scale of a Student-t model: w integrated out (gpext) against the scale mixture of JVV11, plain and
          with its parameter expansion.
@@ -39,7 +40,7 @@ from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.posteriors import DensePrior
 from gpext.samplers import GibbsSampler
 
-PARTS = ("table", "nuts", "noise")
+PARTS = ("table", "relaxed", "nuts", "noise")
 PROBLEMS: dict[str, tuple[str, Callable[[], gpytorch.likelihoods.Likelihood]]] = {
     "Boston, Student-t": ("boston", likelihoods.StudentTLikelihood),
     "Boston, Laplace": ("boston", likelihoods.LaplaceLikelihood),
@@ -138,6 +139,33 @@ def run_table(ledger: Ledger, options: argparse.Namespace) -> None:
             ledger.get(key, lambda run=run, about=about: {**about, **diagnose(run())})
 
 
+def run_relaxed(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Sample two problems at several over-relaxations."""
+    draws = min(options.draws, 1000)
+    for name in ("heart, logistic", "Boston, Laplace"):
+        dataset, make = PROBLEMS[name]
+        model = trained(dataset, make, options.quick)
+        prior, likelihood = prior_of(model), model.likelihood.requires_grad_(False)
+        for rho in tqdm((0.0, 0.3, 0.5, 0.6, 0.7, 0.85), desc=name, disable=None):
+            sampler = GibbsSampler(prior, likelihood, model.train_targets, overrelaxation=rho)
+
+            def measure(sampler: GibbsSampler = sampler, name: str = name, rho: float = rho) -> Row:
+                counts = {"num_samples": draws, "num_chains": options.chains, "warmup": 100, "seed": 3}
+                f = sample_by_gibbs(sampler, **counts).latent
+                square = (f - f.mean((0, 1))).square()
+                sets = [arviz.convert_to_dataset({"f": values.numpy()}) for values in (f, square)]
+                sizes = [arviz.ess(s)["f"].values for s in sets] + [arviz.ess(sets[0], method="tail")["f"].values]
+                per_draw = [np.array(size) / f[..., 0].numel() for size in sizes]
+                return {
+                    "problem": name,
+                    "overrelaxation": rho,
+                    "median": [float(np.median(size)) for size in per_draw],
+                    "least": [float(np.min(size)) for size in per_draw],
+                }
+
+            ledger.get(f"relaxed/{name}/{rho:g}/{options.chains}x{draws}", measure)
+
+
 def run_nuts(ledger: Ledger, options: argparse.Namespace) -> None:
     """Compare marginal means and standard deviations with NUTS."""
     size = 20 if options.quick else 100
@@ -227,6 +255,19 @@ def report_table(ledger: Ledger) -> str:
     return "\n".join(lines)
 
 
+def report_relaxed(ledger: Ledger) -> str:
+    """Return effective sample sizes a draw."""
+    lines = [
+        "| problem | over-relaxation | ESS a draw of f: median, least | of its square | of its tails |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in ledger.of("relaxed/"):
+        pairs = zip(row["median"], row["least"], strict=True)
+        cells = " | ".join(f"{median:.2f}, {least:.2f}" for median, least in pairs)
+        lines.append(f"| {row['problem']} | {row['overrelaxation']:g} | {cells} |")
+    return "\n".join(lines)
+
+
 def report_nuts(ledger: Ledger) -> str:
     """Return the largest z-scores of each likelihood."""
     lines = [
@@ -283,8 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     ledger = Ledger(options.output)
-    run = {"table": run_table, "nuts": run_nuts, "noise": run_noise}
-    report = {"table": report_table, "nuts": report_nuts, "noise": report_noise}
+    run = {"table": run_table, "relaxed": run_relaxed, "nuts": run_nuts, "noise": run_noise}
+    report = {"table": report_table, "relaxed": report_relaxed, "nuts": report_nuts, "noise": report_noise}
     for part in options.parts:
         if not options.report_only:
             run[part](ledger, options)
