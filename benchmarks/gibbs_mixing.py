@@ -47,6 +47,7 @@ PROBLEMS: dict[str, tuple[str, Callable[[], gpytorch.likelihoods.Likelihood]]] =
     "Boston, Matern-3/2": ("boston", likelihoods.Matern32Likelihood),
     "heart, logistic": ("heart", likelihoods.BernoulliLogitLikelihood),
 }
+METHODS = ["Gibbs", *KERNELS]
 ALL = {
     "Student-t": likelihoods.StudentTLikelihood,
     "Laplace": likelihoods.LaplaceLikelihood,
@@ -124,10 +125,11 @@ def diagnose(sampled: Sampled) -> Row:
 
 def run_table(ledger: Ledger, options: argparse.Namespace) -> None:
     """Sample every problem by every method."""
-    for name, (dataset, make) in PROBLEMS.items():
+    for name in options.problems:
+        dataset, make = PROBLEMS[name]
         model = trained(dataset, make, options.quick)
         prior, targets, likelihood = prior_of(model), model.train_targets, model.likelihood.requires_grad_(False)
-        for method in tqdm(["Gibbs", *KERNELS], desc=name, disable=None):
+        for method in tqdm(options.methods, desc=name, disable=None):
             draws = options.draws if method in ("Gibbs", "MH") else options.reference_draws
             count = {"num_samples": draws, "num_chains": options.chains, "warmup": options.warmup, "seed": 0}
             if method == "Gibbs":
@@ -303,6 +305,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="12 data and few draws, some seconds")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="of the table")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="of the table")
     parser.add_argument("--chains", type=int, default=5)
     parser.add_argument("--draws", type=int, default=10_000, help="of each chain of Gibbs and the random walk")
     parser.add_argument("--reference-draws", type=int, default=10_000, help="of each chain of NUTS and HMC")

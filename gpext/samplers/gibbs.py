@@ -50,8 +50,9 @@ class GibbsSampler:
         likelihood: any likelihood with an augmentation.
         targets: (..., N).
         hyperparameters: of a model, the names of the parameters to move, as in `model.named_parameters()`, with or
-            without `raw_`; () for none. By default all that a registered prior depends on. One without a prior has a
-            uniform prior, under which the posterior may be improper. The others stay as they are.
+            without `raw_`; () for none. By default all that a registered prior depends on and that require gradients.
+            One without a prior has a uniform prior, under which the posterior may be improper. The others stay as they
+            are.
         jitter: added to the diagonal of the prior covariance; a singular one needs none.
         overrelaxation: rho in [0, 1): the draw of f given w has correlation -rho with the last [Adler 1981]; 0 for
             independent draws. Averages of f gain, with the default a factor 2 to 3 in effective sample size; those of

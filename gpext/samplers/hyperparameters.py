@@ -39,7 +39,8 @@ class Hyperparameters:
     Args:
         module: a model with its likelihood. Moves change its parameters in place.
         names: which, as `module.named_parameters()` calls them, with or without `raw_`. None for every parameter that
-            a registered prior depends on. A parameter without a prior has a uniform one, of theta.
+            a registered prior depends on, but those that do not require gradients. A parameter without a prior has a
+            uniform one, of theta.
 
     Raises:
         ValueError: there is no such parameter.
@@ -48,8 +49,12 @@ class Hyperparameters:
     def __init__(self, module: gpytorch.Module, names: Sequence[str] | None) -> None:
         self._priors = [(prior, closure, owner) for _, owner, prior, closure, _ in module.named_priors()]
         named = dict(module.named_parameters())
+        learnt = {name for name, parameter in named.items() if parameter.requires_grad}
+        module.requires_grad_(True)
         dependence = [_parameters_behind(closure(owner), named) for _, closure, owner in self._priors]
-        chosen = set[str]().union(*dependence) if names is None else _named(module, names)
+        for name, parameter in named.items():
+            parameter.requires_grad_(name in learnt)
+        chosen = learnt.intersection(set[str]().union(*dependence)) if names is None else _named(module, names)
         slots, start = [], 0
         for name, parameter, constraint in module.named_parameters_and_constraints():
             if name in chosen:

@@ -16,6 +16,7 @@ from pyro.ops.stats import split_gelman_rubin
 
 import gpext
 from gpext.inference import InferenceWarning
+from gpext.inference.gibbs import draw_latent
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     LaplaceLikelihood,
@@ -303,27 +304,54 @@ def test_resumes_with_hyperparameters_from_disk(tmp_path):
         assert torch.equal(value, resumed.hyperparameters[name])
 
 
-def test_hyperparameters_leave_the_joint_distribution_as_it_is():
-    """Begun in the joint distribution, theta ~ p, f | theta, y | f: sweeps given y leave (theta, f) as they were."""
-    x, _ = data(4)
-    model = Model(x, torch.zeros(4, dtype=F64), student(priors=True))
-    generator, moved = seed(4), []
-    torch.manual_seed(4)
-    for _ in range(150):
-        for _, owner, prior, _, setting in model.named_priors():
-            setting(owner, prior.sample().to(F64))
-        target = GibbsSampler(model)
-        state = target._begin(1, 0, generator)
-        y = model.likelihood.forward(state.latent[0]).sample()
-        model.set_train_data(targets=y)
-        sampler_given_y = GibbsSampler(model)
-        before, after = state, state
-        for _ in range(2):
-            after = sampler_given_y._next(after, 1, generator)
-        moved.append([torch.cat([s.raw[0], s.raw[0] ** 2, s.latent[0], s.latent[0] ** 2]) for s in (before, after)])
-    change = torch.stack([after - before for before, after in moved])
-    z = change.mean(0) / (change.std(0) / len(change) ** 0.5)
+@pytest.mark.parametrize(("names", "expected"), [((), 0.6), (["likelihood.noise"], 0.6), (["outputscale"], 0.0)])
+def test_draws_of_f_are_independent_where_the_prior_has_moved(names, expected, monkeypatch):
+    asked = []
+
+    def spy(*args, overrelaxation, **kwargs):
+        asked.append(overrelaxation)
+        return draw_latent(*args, overrelaxation=overrelaxation, **kwargs)
+
+    monkeypatch.setattr("gpext.samplers.gibbs.draw_latent", spy)
+    x, y = data()
+    model = Model(x, y, student(priors=True))
+    run(GibbsSampler(model, hyperparameters=[n.replace("output", "covar_module.output") for n in names]), 2)
+    assert set(asked) == {expected}
+
+
+def test_hyperparameters_agree_with_quadrature():
+    """One datum far out, one scale of the prior and one of the noise: a sum over a grid of both and of f."""
+    x, y = torch.zeros(1, dtype=F64), torch.tensor([4.0], dtype=F64)
+    model = Model(x, y, student(), priors=False)
+    model.mean_module.requires_grad_(False)
+    priors = LogNormalPrior(0.0, 1.0), LogNormalPrior(-1.0, 1.0)
+    model.covar_module.register_prior("outputscale_prior", priors[0], "outputscale")
+    model.likelihood.register_prior("noise_prior", priors[1], "noise")
+    draws = run_chains(GibbsSampler(model), 25)
+
+    log_s, log_noise = torch.linspace(-5, 6, 111, dtype=F64), torch.linspace(-7, 6, 131, dtype=F64)
+    f = torch.linspace(-12, 16, 561, dtype=F64)
+    nu = model.likelihood.deg_free.detach()
+    likelihood = torch.distributions.StudentT(nu, f, (0.5 * log_noise).exp().unsqueeze(-1)).log_prob(y)  # (noise, f)
+    log_f = torch.distributions.Normal(0, (0.5 * log_s).exp().view(-1, 1, 1)).log_prob(f)
+    log_joint = log_f + likelihood - 0.5 * log_s.view(-1, 1, 1) ** 2 - 0.5 * (log_noise.view(-1, 1) + 1) ** 2
+    weight = torch.softmax(log_joint.flatten(), 0).view_as(log_joint)
+    grid = torch.meshgrid(log_s, log_noise, f, indexing="ij")
+    expected = torch.stack([(weight * value).sum() for value in joint_statistics(*grid)])
+
+    scale, noise = (draws.hyperparameters[name] for name in ("covar_module.outputscale", "likelihood.noise"))
+    found = torch.stack(joint_statistics(scale.log(), noise.log().squeeze(-1), draws.latent.squeeze(-1)))
+    by_chain = found.mean(-1)  # (statistics, chains)
+    z = (by_chain.mean(-1) - expected) / (by_chain.std(-1) / by_chain.size(-1) ** 0.5)
     assert z.abs().max() < 4.5, z
+
+
+def joint_statistics(log_s, log_noise, f):
+    return [log_s, log_noise, f, f**2, f * log_s, f * log_noise, log_s * log_noise, log_s**2, log_noise**2]
+
+
+def run_chains(the_sampler, num_samples):
+    return the_sampler.run(num_samples, num_chains=36, warmup=6, generator=seed(6), progress=False)
 
 
 def test_predicts_by_averaging_gaussians():

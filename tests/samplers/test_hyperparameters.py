@@ -61,6 +61,18 @@ def test_finds_what_priors_depend_on_and_keeps_apart_what_does_not():
     assert not torch.equal(both.log_prior(1), at)
 
 
+def test_what_is_frozen_moves_only_if_it_is_named():
+    module = gpytorch.kernels.ScaleKernel(kernel(Positive(), LogNormalPrior(0.0, 1.0)))
+    module.register_prior("outputscale_prior", LogNormalPrior(0.0, 1.0), "outputscale")
+    module.base_kernel.requires_grad_(False)
+    assert [slot.name for slot in Hyperparameters(module, None).slots] == ["outputscale"]
+    assert not module.base_kernel.raw_lengthscale.requires_grad
+    named = Hyperparameters(module, ["base_kernel.lengthscale"])
+    before = named.log_prior(0)
+    named.write(named.read() + 1)
+    assert not torch.equal(named.log_prior(0), before)
+
+
 def test_reads_writes_and_constrains():
     module = kernel(Positive(), LogNormalPrior(0.0, 1.0))
     moved = Hyperparameters(module, None)
