@@ -43,6 +43,10 @@ class GaussianSites:
                 f"{self.precision.dtype} on {self.precision.device}."
             )
 
+    def times(self, f: Tensor) -> Tensor:
+        """Return tau f (..., N)."""
+        return self.precision * f
+
     def expected_log(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log t(f)] under N(mean, variance), (..., N)."""
         return self.shift * mean - 0.5 * self.precision * (mean.square() + variance)
@@ -125,6 +129,19 @@ class CoupledSites:
             "...dn,...den,...en->...n", w, blocks, w
         )
         return (self.shift * mean).sum(-2) - 0.5 * ((mean * self.times(mean)).sum(-2) + spread)
+
+    def choose(self, other: CoupledSites, which: Tensor) -> CoupledSites:
+        """Return the other sites in those of a batch where `which` (...) holds, and these elsewhere."""
+        each = [
+            torch.where(which.view(which.shape + (1,) * (new.dim() - which.dim())), new, old)
+            for new, old in (
+                (other.shift, self.shift),
+                (other.precision, self.precision),
+                (other.coupling, self.coupling),
+                (other.direction, self.direction),
+            )
+        ]
+        return CoupledSites(*each)
 
     def detach(self) -> CoupledSites:
         """Return the same sites outside the autograd graph."""

@@ -69,6 +69,20 @@ class CoupledPosterior:
         return self.blocks.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
 
     @property
+    def leave_one_out(self) -> tuple[Tensor, Tensor]:
+        """Means (..., D, N) and covariances (..., D, D, N) of each f_i given all sites but its own: the cavities.
+
+        A covariance that is not positive definite means that there is no cavity.
+        """
+        V, m = self.blocks.movedim(-1, -3), self.mean.mT.unsqueeze(-1)  # (..., N, D, D), (..., N, D, 1)
+        w, nu = self.sites.direction.mT.unsqueeze(-1), self.sites.shift.mT.unsqueeze(-1)
+        U = torch.diag_embed(self.sites.precision.mT) + self.sites.coupling[..., None, None] * (w @ w.mT)
+        rest = torch.eye(V.size(-1), dtype=V.dtype, device=V.device) - V @ U
+        covariance = torch.linalg.solve(rest, V)
+        mean = torch.linalg.solve(rest, m - V @ nu).squeeze(-1).mT
+        return mean, (0.5 * (covariance + covariance.mT)).movedim(-3, -1)
+
+    @property
     def log_det(self) -> Tensor:
         """log|I + K U| (...)."""
         return self.first.log_det.sum(-1) + self.second.log_det
@@ -96,6 +110,11 @@ class CoupledPosterior:
         pulled = self.second.respond(self.sites.coupling * (self.sites.direction * alone).sum(-2))  # R2 W' V0 x
         return alone - self.first.covariance_times(self._spread(pulled))
 
+    def distribution(self, dtype: torch.dtype) -> MultitaskMultivariateNormal:
+        """Return the posterior of all latents at the training inputs."""
+        columns = self._through.mT.movedim(-3, -2).flatten(-2)  # (..., N, D N): Cov(g, f)
+        return self._joint(self.mean, to_linear_operator(self.first.covariance), columns, dtype)
+
     def predict(
         self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor | LinearOperator
     ) -> MultitaskMultivariateNormal:
@@ -109,12 +128,17 @@ class CoupledPosterior:
         dtype = test_mean.dtype
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
-        alone = self.first.predict(test_mean, cross_covariance, test_covariance).lazy_covariance_matrix
+        alone = to_linear_operator(self.first.predict(test_mean, cross, test_covariance).lazy_covariance_matrix)
         seen = cross - self.first.prior_covariance @ (self.first.response @ cross)  # V0 at the data and there
         seen = self.sites.direction.unsqueeze(-1) * seen
-        columns = seen.movedim(-3, -2).flatten(-2)  # (..., N, D S): Cov(g, f_*)
+        return self._joint(mean, alone, seen.movedim(-3, -2).flatten(-2), dtype)
+
+    def _joint(
+        self, mean: Tensor, alone: LinearOperator, columns: Tensor, dtype: torch.dtype
+    ) -> MultitaskMultivariateNormal:
+        """Return N(mean, V0 - C' R2 C) of S values of each latent, given V0 (..., D, S, S) and C (..., N, D S)."""
         coupled = MatmulLinearOperator(-columns.mT.to(dtype), (self.second.response @ columns).to(dtype))
-        covariance = BlockDiagLinearOperator(to_linear_operator(alone)) + coupled
+        covariance = BlockDiagLinearOperator(alone.to(dtype)) + coupled
         return MultitaskMultivariateNormal(mean.to(dtype).mT, covariance, interleaved=False)
 
     @cached_property

@@ -124,3 +124,22 @@ def test_shapes_are_checked():
     _, _, sites = problem(2, 9)
     with pytest.raises(ValueError, match=r"coupling \(\.\.\., N\); got \(2, 9\)"):
         CoupledSites(sites.shift, sites.precision, sites.direction, sites.direction)
+
+
+def test_cavities_are_the_posterior_without_a_site():
+    mean, covariance, sites = problem(3, 8)
+    m, V = condition_coupled(mean, covariance, sites).leave_one_out
+    keep = torch.ones(8, dtype=F64)
+    keep[2] = 0
+    rest = CoupledSites(sites.shift * keep, sites.precision * keep, sites.coupling * keep, sites.direction)
+    without = condition_coupled(mean, covariance, rest)
+    torch.testing.assert_close(m[:, 2], without.mean[:, 2], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(V[:, :, 2], without.blocks[:, :, 2], rtol=1e-9, atol=1e-9)
+
+
+def test_the_joint_distribution_of_all_latents():
+    mean, covariance, sites = problem(2, 7)
+    joint = condition_coupled(mean, covariance, sites).distribution(F64)
+    m, V, *_ = dense(mean, covariance, sites)
+    torch.testing.assert_close(joint.mean, m.view(2, 7).mT)
+    torch.testing.assert_close(joint.covariance_matrix, V, rtol=1e-9, atol=1e-9)
