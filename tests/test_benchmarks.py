@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from benchmarks import augmented_svi, datasets, ep_convergence, outliers_found, step_time
+from benchmarks import augmented_svi, datasets, ep_convergence, mixing_draws, outliers_found, step_time
 from benchmarks.datasets import load
 from benchmarks.ep_map import grid, kind_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem, student_t
@@ -411,3 +411,33 @@ def test_outliers_found_counts(capsys):
     counts = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:6])
     counts = {name.strip(): int(count) for name, count in counts.items()}
     assert counts["moved"] == counts["among the first"] > 0
+
+
+# ---- the draws of Gibbs sampling -----------------------------------------------------------------------------------
+
+
+def test_mixing_draws_reports_what_it_tests(tmp_path, capsys, monkeypatch):
+    names = ("laplace, svm", "logistic")
+    monkeypatch.setattr(mixing_draws, "FAMILIES", {name: mixing_draws.FAMILIES[name] for name in names})
+    monkeypatch.setattr(mixing_draws, "COUNTS", (2.3,))
+    output = tmp_path / "draws.json"
+    threads = torch.get_num_threads()
+    try:
+        assert mixing_draws.main(["--quick", "--output", str(output)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    results = json.loads(output.read_text())
+    assert [row["family"] for row in results["families"]] == [name for name in names for _ in mixing_draws.TILTS]
+    assert all(row[kind]["p_value"] > 1e-5 for row in results["families"] for kind in ("exact", "numerical"))
+    assert max(error for errors in results["cdf_errors"].values() for error in errors.values()) < 1e-8
+    assert all(row["rates"]["gpext"] > row["rates"]["200 gammas"] for row in results["speed"])
+    assert "Smallest of 20 p values" in capsys.readouterr().out
+
+
+def test_mixing_draws_finds_a_wrong_law():
+    law = mixing_draws.FAMILIES["logistic"][0].mixing(mixing_draws.number(1.0))
+    other = mixing_draws.FAMILIES["logistic"][0].mixing(mixing_draws.number(1.5))
+    draws = other.sample((20_000,), generator=torch.Generator().manual_seed(0))
+    found = mixing_draws.tested(law, draws)
+    assert found["p_value"] < 1e-6
+    assert abs(found["mean_error"]) > 4.5

@@ -37,3 +37,15 @@ def test_a_downward_import_is_found():
         "inference",
         "mlls",
     ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_pyro_is_imported_by_ppl_alone(path):
+    names = set()
+    for node in ast.parse(path.read_text()).body:  # at the top of the module
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+            assert path.parent.name == "ppl" or node.module != "gpext.ppl"
+    assert "pyro" not in names or path.parent.name == "ppl"

@@ -14,9 +14,8 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
-from gpext.distributions import ScaleMixture
+from gpext.distributions import PositiveDistribution, ScaleMixture
 
 
 def distance(r: Tensor) -> Tensor:
@@ -56,7 +55,7 @@ class RadialFunction(ABC):
     def mean(self, r: Tensor) -> Tensor:
         r"""Return :math:`E[w \mid c] = -\varphi'(r) / \varphi(r)` at r = c^2 [GWO20 Sec. 3.3.1]."""
 
-    def mixing(self, r: Tensor) -> Distribution:
+    def mixing(self, r: Tensor) -> PositiveDistribution:
         r"""Return :math:`\pi(w \mid c) = e^{-r w} p(w) / \varphi(r)` at r = c^2, batched as r and the parameters.
 
         Its draws are those of Gibbs sampling, `mixing(r).sample(generator=generator)`, and its mean is `mean(r)`. Here

@@ -35,13 +35,23 @@ _ALIASING = math.pi / 2  # largest step in units of 1 / (w - the vertex' own w)
 
 
 @dataclass(frozen=True)
+class Laws:
+    """P(W <= w), P(W > w), the density and its derivative."""
+
+    cdf: Tensor
+    survival: Tensor
+    density: Tensor
+    slope: Tensor
+
+
+@dataclass(frozen=True)
 class Contour:
     """Nodes and terms of the rule for the w it was made for; good for any near it."""
 
     w: Tensor  # (*shape)
     nodes: Tensor  # S - r, (Q, *shape) complex128
     terms: Tensor  # e^{(S - r) w} phi(S) / phi(r) dS / (pi i), likewise
-    pole: Tensor  # 1 / (1 + e^{2 pi y / h}), (*shape)
+    pole: Tensor  # -2 pi y / h, (*shape)
 
     @classmethod
     def through(
@@ -51,10 +61,11 @@ class Contour:
         w: Tensor,  # (*shape), positive and finite
         model: SaddleModel,  # (*batch), at a reference point
         num_nodes: int,
+        limit: Tensor | float = math.inf,
     ) -> Contour:
-        """The contour through the saddle point of w, with 12, 16 or 24 nodes."""
-        model = SaddleModel.matched(transform, model.vertex(w, _CLEARANCE))
-        vertex = model.vertex(w, _CLEARANCE)
+        """The contour through the saddle point of w, or the limit if that is left of it, with 12, 16 or 24 nodes."""
+        model = SaddleModel.matched(transform, model.vertex(w, _CLEARANCE).clamp_max(limit))
+        vertex = model.vertex(w, _CLEARANCE).clamp_max(limit)
         first, second, bend = model.cumulants(vertex)
         decay = _DECAY[num_nodes]
         at_saddle = torch.minimum(torch.maximum(first * bend, second / 3), second / 2)
@@ -71,12 +82,14 @@ class Contour:
         terms = transform.ratio(s, r, nodes * w) * slope
         gap = vertex - r
         height = 2 * gap / (1 + (1 - 4 * bend * gap).clamp_min(0).sqrt())  # y, of the pole
-        return cls(w, nodes, terms, torch.sigmoid(-2 * math.pi * height / step))
+        return cls(w, nodes, terms, -2 * math.pi * height / step)
 
-    def laws(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Cdf, density and its derivative at w."""
-        cdf = (self.terms / self.nodes).real.sum(0) + self.pole
-        return cdf, self.terms.real.sum(0), (self.terms * self.nodes).real.sum(0)
+    def laws(self) -> Laws:
+        """What the rule says at w."""
+        integral = (self.terms / self.nodes).real.sum(0)
+        slope = (self.terms * self.nodes).real.sum(0)
+        cdf, survival = torch.sigmoid(self.pole) + integral, torch.sigmoid(-self.pole) - integral
+        return Laws(cdf, survival, self.terms.real.sum(0), slope)
 
     def moved(self, w: Tensor) -> Contour:
         """The same contour for a w nearby."""

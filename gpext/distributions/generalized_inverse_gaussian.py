@@ -26,7 +26,7 @@ from gpext.distributions.positive import PositiveDistribution
 from gpext.quadrature import gauss_legendre
 
 _NEGLIGIBLE = 45.0  # nats below the mode
-_BISECTIONS = 60
+_BISECTIONS = 12  # of the logarithm of a distance: to one per cent
 _STEP = 0.2  # of the trapezoidal rule in x, and in standard deviations where the peak is narrow: 0.6
 _PANELS = 12  # of the cdf, with 16 Gauss-Legendre nodes each
 _MOST_HALVES = 20  # largest order whose mixture is worth its weights
@@ -97,6 +97,7 @@ class GeneralizedInverseGaussian(PositiveDistribution):
             x = (torch.where(inside, value, 1.0).double() / law.mode).log()
             at_x = law.exponent(x)
             # A tail is integrated as far as it counts for itself, the rest as far as it counts for the whole.
+            x, at_x = torch.broadcast_tensors(x, at_x)
             below = _mass(law, law.reach(-1, torch.where(x < 0, at_x, 0.0)), x)
             above = _mass(law, x, law.reach(1, torch.where(x > 0, at_x, 0.0)))
             return torch.where(inside, below / (below + above), torch.where(value > 0, 1.0, 0.0)).to(self.order.dtype)
@@ -176,9 +177,9 @@ class _LogLaw:
 
 def _mass(law: _LogLaw, left: Tensor, right: Tensor) -> Tensor:
     """Integrate e^g over [left, right]."""
-    nodes, weights = gauss_legendre(16, left.dtype, left.device)
-    starts = torch.arange(_PANELS, dtype=left.dtype, device=left.device).unsqueeze(-1)
-    fractions = ((starts + nodes) / _PANELS).flatten()
-    column = (-1,) + (1,) * torch.broadcast_tensors(left, right)[0].dim()
-    values = law.exponent(left + (right - left) * fractions.view(column)).exp()
-    return (values * (weights / _PANELS).repeat(_PANELS).view(column)).sum(0) * (right - left)
+    nodes, weights = (t.view((-1,) + (1,) * left.dim()) for t in gauss_legendre(16, left.dtype, left.device))
+    length = (right - left) / _PANELS
+    total = torch.zeros_like(length)
+    for panel in range(_PANELS):
+        total += (weights * law.exponent(left + length * (panel + nodes)).exp()).sum(0)
+    return total * length

@@ -31,8 +31,7 @@ from gpext.distributions.sech_cumulants import sech_cumulants
 
 MANY = 64  # counts from which on the Cornish-Fisher expansion is used; its error in the cdf is at most 1.2e-7 there
 _CHUNK = 16384  # draws whose intermediate results stay in the cache
-_FAR = 40.0  # R is below 1e-17 from here on; 31 terms of its series suffice up to here
-_MOST_TERMS = 31
+_FAR = 40.0  # R is below 1e-17 from here on
 
 
 def jacobi_draws(count: Tensor, tilt: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -145,16 +144,21 @@ def _by_series(count: Tensor, tilt: Tensor, generator: torch.Generator | None) -
         if not doubtful.numel():
             return x, doubtful
         there, level, count = (t.index_select(0, doubtful) for t in (x, level, count))
-        accepted = (there < _FAR) & (level < series_ratio(there.clamp_max(_FAR), count))
-        return x, doubtful[~accepted]
+        return x, doubtful[level >= series_ratio(there, count)]
 
     return _until_accepted(propose, count, tilt)
 
 
 def series_ratio(x: Tensor, count: Tensor) -> Tensor:
-    """R(x) for 0 < x <= 40, with an absolute error of about 1e-15."""
-    total, coefficient = torch.ones_like(x), torch.ones_like(x)
-    for n in range(1, _MOST_TERMS):
-        coefficient = coefficient * ((1 - n - count) / n)
-        total = total + coefficient * (1 + 2 * n / count) * torch.exp(-2 * n * (n + count) / x)
-    return total
+    """R(x) for 0 < count <= 1, with an absolute error of about 1e-15."""
+    far = x > _FAR
+    near = torch.where(far, _FAR, x)
+    if bool((count == 1).all()):
+        # p(x | 0) / (2 IG(x | inf, 1)): p has a second series, for which four terms are enough
+        total = density(near) * (0.5 * math.pi * near**3).sqrt() * torch.exp(0.5 / near)
+    else:
+        total, coefficient = torch.ones_like(x), torch.ones_like(x)
+        for n in range(1, math.ceil(math.sqrt(20 * float(near.max()))) + 1):
+            coefficient = coefficient * ((1 - n - count) / n)
+            total += coefficient * (1 + 2 * n / count) * torch.exp(-2 * n * (n + count) / near)
+    return torch.where(far, 0.0, total)

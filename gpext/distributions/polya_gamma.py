@@ -34,7 +34,7 @@ class PolyaGamma(PositiveDistribution):
         validate_args: as in torch.distributions.
     """
 
-    arg_constraints = {"count": constraints.nonnegative, "tilt": constraints.dependent(is_discrete=False, event_dim=0)}
+    arg_constraints = {"count": constraints.nonnegative, "tilt": constraints.real}
 
     def __init__(self, count: Tensor | float, tilt: Tensor | float, validate_args: bool | None = None) -> None:
         self.count, self.tilt = broadcast_all(count, tilt)
@@ -59,7 +59,7 @@ class PolyaGamma(PositiveDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density, by numerical inversion; no gradient. Infinite at the point mass of count 0 or tilt inf."""
         atom = (self.count == 0) | self.tilt.isinf()
-        inside = (value > 0) & (value < math.inf) & ~atom
+        inside = (value > 0) & (value < self._far()) & ~atom
         density = (2 * self._laws(value, inside)[1]).log()
         outside = torch.where(atom & (value == 0), math.inf, -math.inf)
         return torch.where(inside, density, outside).to(self.tilt.dtype)
@@ -67,9 +67,13 @@ class PolyaGamma(PositiveDistribution):
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value), by numerical inversion, absolute error below 1e-11; no gradient."""
         atom = (self.count == 0) | self.tilt.isinf()
-        inside = (value > 0) & (value < math.inf) & ~atom
+        inside = (value > 0) & (value < self._far()) & ~atom
         outside = torch.where((value > 0) | atom & (value == 0), 1.0, 0.0)
         return torch.where(inside, self._laws(value, inside)[0], outside).to(self.tilt.dtype)
+
+    def _far(self) -> Tensor:
+        """Beyond are less than e^-1000 of the mass and points too near to the pole of phi to be told from it."""
+        return 1e6 * (1 + self.count)
 
     def _laws(self, value: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
         """Cdf and density of V = 2 W at 2 value, where inside.
@@ -87,8 +91,8 @@ class PolyaGamma(PositiveDistribution):
             transform = RadialTransform(log_phi=lambda r: count * _log_sech_beyond_pole(r))
             r = (0.5 * tilt).square() + _POLE
             contour = Contour.through(transform, r, v, SaddleModel.reference(transform, r), num_nodes=24)
-            cdf, density, _ = contour.laws()
-            return cdf.clamp(0, 1), density.clamp_min(0)
+            laws = contour.laws()
+            return laws.cdf.clamp(0, 1), laws.density.clamp_min(0)
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
@@ -103,5 +107,6 @@ class PolyaGamma(PositiveDistribution):
 def _log_sech_beyond_pole(r: Tensor) -> Tensor:
     """-log cosh sqrt(r - pole) for real r > 0, where it is the cosine below the pole, and complex r."""
     c = (r.to(torch.complex128) - _POLE).sqrt()
-    value = math.log(2) - c - torch.log1p(torch.exp(-2 * c))
+    # Not log1p: torch's is nan at complex subnormal numbers.
+    value = math.log(2) - c - torch.log(1 + torch.exp(-2 * c))
     return value if r.is_complex() else value.real

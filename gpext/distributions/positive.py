@@ -55,6 +55,7 @@ class PositiveDistribution(Distribution):
             twin = self._in_float64()
             low, high = torch.full_like(q, _LOG_RANGE[0]), torch.full_like(q, _LOG_RANGE[1])
             x = torch.where(twin.mean.isfinite() & (twin.mean > 0), twin.mean, 1.0).log().expand(q.shape)
+            settled = torch.zeros_like(q, dtype=torch.bool)
             for _ in range(_MAX_STEPS):
                 # Newton for the normal score of the cdf, which is nearly linear in x = log w.
                 w = x.exp()
@@ -65,8 +66,9 @@ class PositiveDistribution(Distribution):
                 newton = x + (torch.special.ndtri(q) - score) / slope
                 inside = (newton > low) & (newton < high)
                 following = torch.where(inside, newton, low + (high - low) / 2)
-                settled = (following - x).abs() <= 2 * torch.finfo(x.dtype).eps * (1 + x.abs())
-                x = following
+                rounding = 4 * torch.finfo(x.dtype).eps
+                settled |= ((following - x).abs() <= rounding * (1 + x.abs())) | ((cdf - q).abs() <= rounding * q)
+                x = torch.where(settled, x, following)
                 if bool(settled.all()):
                     break
             w = torch.where(q == 0, 0.0, torch.where(q == 1, math.inf, x.exp()))

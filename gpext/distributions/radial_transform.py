@@ -4,14 +4,17 @@ r"""A completely monotone phi of the user's as the Laplace transform it is: log 
 
 Differentiating log phi directly is right until c is small: in (1 + c) e^{-c}, say, the first derivative is the
 difference of two numbers near one, and E[w] = -psi'(c) / (2c) with psi(c) = log phi(c^2) loses as many digits as c has
-zeros. There we integrate the next derivative, which does not cancel, from the limit at zero:
+zeros. There we integrate the second derivative, which does not cancel, from the limit at zero:
 
-    psi'(c) / c = psi'(0+) / c + int_0^1 psi''(c s) ds,
-    Var[w | c] = (psi'(c) / c)' / (4c) = (int_0^1 s psi'''(c s) ds - psi'(0+) / c^2) / (4c).
+    psi'(c) = psi'(0+) + c int_0^1 psi''(c s) ds.
+
+The variance (psi''(c) - psi'(c) / c) / (4 c^2) = -psi'(0+) / (4 c^3) + U(0) / c + W(c) is extrapolated: W and
+U(c) = U(0) + c W(c) are smooth, and known where c is not small.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -25,6 +28,11 @@ _NEAR_ZERO = 1e-3
 # Stand for c -> 0+ in first and in higher derivatives; the rounding errors of the latter grow with 1 / c.
 _LIMIT = 1e-40
 _SMALLEST = 1e-8
+_LARGEST_EXPONENT = 700.0
+_EXPONENTS = 10  # halvings of the range of exponents 2^-1023 .. 2^1024
+# The variance is extrapolated from eight places up to where -log phi is about 0.005.
+_VARIANCE_DEPTH, _PLACES = 0.005, 8
+_ROUNDING = 1e-9
 
 
 class RadialTransform:
@@ -84,56 +92,94 @@ class RadialTransform:
         if self.log_phi is not None:
             return torch.exp(exponent + (value - torch.where(r == 0, 0.0, self.log_phi(r))))
         assert self.phi is not None
-        return torch.exp(exponent) * value / torch.where(r == 0, 1.0, self.phi(r))
+        start = torch.where(r == 0, 1.0, self.phi(r))
+        if bool((exponent.real < _LARGEST_EXPONENT).all()):
+            return torch.exp(exponent) * value * start.reciprocal()
+        return torch.where(value == 0, 0.0, torch.exp(exponent + torch.where(value == 0, 1.0, value / start).log()))
 
     def mean(self, r: Tensor) -> Tensor:
         """Return E[w | c] at r = c^2 in the dtype of r; parameters inside phi are not differentiated."""
-        return self._moment(r, order=1)
+        with torch.enable_grad():
+            c = r.detach().double().sqrt()
+            c = c.broadcast_to(self(c.square()).shape)
+            near = (c < 1) & (-self(c.square()).detach() < _NEAR_ZERO)
+            safe = torch.where(near, 1.0, c)
+            w = -0.5 * self._slopes(safe, 1) / safe
+            if bool(near.any()):
+                w = torch.where(near, self._mean_near_zero(torch.where(near, c, 1.0)), w)
+        return w.detach().to(r.dtype)
 
     def variance(self, r: Tensor) -> Tensor:
         """Return Var[w | c] at r = c^2 in the dtype of r; parameters inside phi are not differentiated."""
-        return self._moment(r, order=2)
+        c = r.detach().double().sqrt()
+        c = c.broadcast_to(self(c.square()).shape)
+        reach = self.fallen(torch.zeros_like(c), _VARIANCE_DEPTH).sqrt()
+        near = c < reach / _PLACES
+        variance = self._variance(torch.where(near, reach, c))
+        if bool(near.any()):
+            variance = torch.where(near, self._variance_near_zero(torch.where(near, c, 0.0), reach), variance)
+        return variance.to(r.dtype)
+
+    def fallen(self, r: Tensor, depth: float) -> Tensor:
+        """Where log phi has fallen from r by this depth, up to a factor of two in the distance from r."""
+        start = torch.where(r == 0, 0.0, self(r))
+        exponent = torch.zeros_like(start)
+        for k in range(_EXPONENTS):
+            deeper = start - self(r + torch.exp2(exponent)) > depth
+            exponent = exponent + torch.where(deeper, -1.0, 1.0) * 2.0 ** (_EXPONENTS - 1 - k)
+        return r + torch.exp2(exponent)
 
     def cumulants(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first three cumulants of w at r > 0, by differentiating log phi directly."""
         with torch.enable_grad():
             r = r.detach().clone().requires_grad_(True)
-            first = -self._derivative(self(r), r)
+            first = -self._derivative(self._to_differentiate(r), r)
             second = -self._derivative(first, r)
             third = -self._derivative(second, r, create_graph=False)
         return first.detach(), second.detach(), third.detach()
 
-    def _moment(self, r: Tensor, order: int) -> Tensor:
-        with torch.enable_grad():
-            c = r.detach().double().sqrt()
-            c = c.broadcast_to(self(c.square()).shape)
-            near = (c < 1) & (-self(c.square()).detach() < _NEAR_ZERO)
-            value = self._directly(torch.where(near, 1.0, c), order)
-            if bool(near.any()):
-                value = torch.where(near, self._near_zero(torch.where(near, c, 1.0), order), value)
-        return value.detach().to(r.dtype)
+    def _mean_near_zero(self, c: Tensor) -> Tensor:
+        nodes, weights = (t.view((-1,) + (1,) * c.dim()) for t in gauss_legendre(5, c.dtype, c.device))  # on [0, 1]
+        bend = self._slopes(c.clamp_min(_SMALLEST) * nodes, 2)  # (5, ..., N)
+        slope = self._slope_at_zero(c)
+        return -0.5 * (torch.where(slope == 0, 0.0, slope / c) + (weights * bend).sum(0))
 
-    def _directly(self, c: Tensor, order: int) -> Tensor:
-        if order == 1:
-            return -0.5 * self._slopes(c, 1) / c
+    def _variance(self, c: Tensor) -> Tensor:
         return 0.25 * (self._slopes(c, 2) - self._slopes(c, 1) / c) / c.square()
 
-    def _near_zero(self, c: Tensor, order: int) -> Tensor:
-        nodes, weights = (t.view((-1,) + (1,) * c.dim()) for t in gauss_legendre(5, c.dtype, c.device))  # on [0, 1]
-        bend = self._slopes(c.clamp_min(_SMALLEST) * nodes, order + 1)  # (5, ..., N)
-        slope_at_zero, nearby = (self._slopes(torch.full_like(c, at), 1) for at in (_LIMIT, 1e10 * _LIMIT))
-        if order == 1:  # a slope that is still falling has the limit 0
-            slope_at_zero = torch.where(slope_at_zero.abs() < 0.5 * nearby.abs(), 0.0, slope_at_zero)
-            return -0.5 * (torch.where(slope_at_zero == 0, 0.0, slope_at_zero / c) + (weights * bend).sum(0))
-        return 0.25 * ((weights * nodes * bend).sum(0) - slope_at_zero / c / c) / c
+    def _variance_near_zero(self, c: Tensor, reach: Tensor) -> Tensor:
+        fractions = torch.arange(1, _PLACES + 1, dtype=c.dtype, device=c.device) / _PLACES
+        places = reach * fractions.view((-1,) + (1,) * c.dim())  # (8, ..., N)
+        slope = self._slope_at_zero(c)
+        singular = slope / (4 * places.square())
+        smooth = places * self._variance(places) + singular  # U
+        at_zero = _extrapolated(smooth, torch.zeros_like(c))
+        noise = _ROUNDING * smooth.abs().amax(0) + 1e-3 * _ROUNDING * singular.abs().amax(0)
+        at_zero = torch.where(at_zero.abs() < noise, 0.0, at_zero)
+        rest = _extrapolated((smooth - at_zero) / places, c / reach)  # W
+        poles = torch.where(slope == 0, 0.0, -slope / (4 * c**3)) + torch.where(at_zero == 0, 0.0, at_zero / c)
+        return poles + rest
+
+    def _slope_at_zero(self, like: Tensor) -> Tensor:
+        """psi'(0+): zero if the slope is still falling in proportion to c."""
+        slope, nearby = (self._slopes(torch.full_like(like, at), 1) for at in (_LIMIT, 1e10 * _LIMIT))
+        return torch.where(slope.abs() < 0.5 * nearby.abs(), 0.0, slope)
 
     def _slopes(self, c: Tensor, order: int) -> Tensor:
         """Return the derivative of psi(c) = log phi(c^2) of this order."""
         c = c.detach().clone().requires_grad_(True)
-        value = self(c.square())
+        value = self._to_differentiate(c.square())
         for k in range(order):
             value = self._derivative(value, c, create_graph=k + 1 < order)
         return value.detach()
+
+    def _to_differentiate(self, r: Tensor) -> Tensor:
+        """Return log phi(r) up to a constant: derivatives of log phi have powers of phi in denominators."""
+        if self.log_phi is not None:
+            return self.log_phi(r)
+        assert self.phi is not None  # by construction
+        value = self.phi(r)
+        return (value / value.detach()).log()
 
     @staticmethod
     def _derivative(value: Tensor, at: Tensor, *, create_graph: bool = True) -> Tensor:
@@ -141,3 +187,13 @@ class RadialTransform:
             return torch.zeros_like(at)
         (slope,) = torch.autograd.grad(value.sum(), at, create_graph=create_graph, materialize_grads=True)
         return slope
+
+
+def _extrapolated(values: Tensor, at: Tensor) -> Tensor:
+    """The polynomial through the values (8, ...) at 1/8, 2/8, ..., 1, at the places `at` (...)."""
+    offsets = [_PLACES * at - k for k in range(1, _PLACES + 1)]
+    total = torch.zeros_like(at)
+    for k, value in enumerate(values):
+        others = math.prod((offset for j, offset in enumerate(offsets) if j != k), start=torch.ones_like(at))
+        total = total + value * others / math.prod(k - j for j in range(_PLACES) if j != k)
+    return total

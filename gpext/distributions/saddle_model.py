@@ -16,7 +16,6 @@ from torch import Tensor
 from gpext.distributions.radial_transform import RadialTransform
 
 _LEAST_SKEWNESS = 1.02  # kappa_1 kappa_3 / kappa_2^2 of the model; at least 2 for generalised gamma convolutions
-_EXPONENTS = 10  # halvings of the range of exponents 2^-1023 .. 2^1024
 _STEPS = 5  # of Newton for a first guess
 _FLAT = 0.05  # signed roots below which the correction is taken at its limit
 
@@ -40,13 +39,12 @@ class SaddleModel:
 
     @classmethod
     def reference(cls, transform: RadialTransform, r: Tensor) -> SaddleModel:
-        """The model matched where log phi has fallen from r by one, up to a factor of two in the distance."""
-        start = torch.where(r == 0, 0.0, transform(r))
-        exponent = torch.zeros_like(start)
-        for k in range(_EXPONENTS):
-            fallen = start - transform(r + torch.exp2(exponent)) > 1
-            exponent = exponent + torch.where(fallen, -1.0, 1.0) * 2.0 ** (_EXPONENTS - 1 - k)
-        return cls.matched(transform, r + torch.exp2(exponent))
+        """The model matched where log phi has fallen from r by about one."""
+        return cls.matched(transform, transform.fallen(r, 1.0))
+
+    def at_places(self, index: Tensor | slice) -> SaddleModel:
+        """The models of some of the data."""
+        return SaddleModel(*(t[index] for t in (self.at, self.first, self.theta, self.power)))
 
     def vertex(self, w: Tensor, clearance: float) -> Tensor:
         """The saddle point of w; but stay right of the origin and of the model's singularity by clearance / w."""

@@ -17,12 +17,14 @@ from torch.distributions import constraints
 
 from gpext.distributions.contour import Contour
 from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.quantile_table import interpolated
 from gpext.distributions.quantiles import solve
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 
-_LARGEST_REMAINDER = 1e-6  # of the cdf; a rule that converges leaves 1e-12
-_CHUNK = 2048  # draws whose nodes stay in the cache
+_DEEPEST = 300.0  # nats of phi
+_TOLERANCE = 1e-7  # of the cdf, between rules that agree to 2e-10 where they converge
+_CHUNK = 1024  # draws whose nodes stay in the cache
 
 
 class ScaleMixture(PositiveDistribution):
@@ -33,8 +35,9 @@ class ScaleMixture(PositiveDistribution):
 
     Args:
         phi: completely monotone, phi(0) = 1, elementwise on tensors of any shape, float64 or complex128, and analytic
-            off the negative real axis, as every formula of powers, exponentials and hyperbolic functions is. Parameters
-            inside it may have a batch shape that broadcasts with tilt.
+            off the negative real axis. Real powers of complex numbers are cut along their own negative axis: write
+            cosh(c)^-b as exp(-b (c + log(1 + exp(-2c)) - log 2)). Parameters inside phi may have a batch shape that
+            broadcasts with tilt.
         tilt: c >= 0. At infinity all draws are zero.
         log_phi: its logarithm; give this instead (and None for phi) where phi would underflow.
         validate_args: as in torch.distributions.
@@ -84,13 +87,13 @@ class ScaleMixture(PositiveDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density; value and result broadcast with the batch shape; no gradient."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        density = self._laws(value, inside)[1].clamp_min(0).log()
+        density = self._laws(value, inside)[1].log()
         return torch.where(inside, density, -math.inf).to(self.tilt.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value); no gradient."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        cdf = self._laws(value, inside)[0].clamp(0, 1)
+        cdf = self._laws(value, inside)[0]
         at_ends = torch.where((value > 0) | (self.tilt == math.inf) & (value == 0), 1.0, 0.0)
         return torch.where(inside, cdf, at_ends).to(self.tilt.dtype)
 
@@ -105,18 +108,17 @@ class ScaleMixture(PositiveDistribution):
             worst = value[~((value >= 0) & (value <= 1))].flatten()[0].item()
             raise ValueError(f"probabilities must be in [0, 1]; got {worst}.")
         inside = (value > 0) & (value < 1)
-        w = self._quantile(torch.where(inside, value, 0.5))
+        w = self._quantile(torch.special.ndtri(torch.where(inside, value, 0.5)))
         at_ends = torch.where(value == 1, math.inf, 0.0)
         return torch.where(self.tilt == math.inf, 0.0, torch.where(inside, w, at_ends)).to(self.tilt.dtype)
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draws of shape sample_shape + batch_shape, by inversion of the cdf."""
+        """Draws of shape sample_shape + batch_shape: quantiles at normal scores."""
         shape = self._extended_shape(torch.Size(sample_shape))
-        uniform = torch.rand(shape, dtype=torch.float64, device=self.tilt.device, generator=generator)
-        # torch.rand may be 0, whose quantile is 0.
-        return self.icdf(uniform.clamp_min(torch.finfo(torch.float64).tiny))
+        score = torch.empty(shape, dtype=torch.float64, device=self.tilt.device).normal_(generator=generator)
+        return torch.where(self.tilt == math.inf, 0.0, self._quantile(score)).to(self.tilt.dtype)
 
     def _at_finite_tilt(self, moment: Callable[[Tensor], Tensor]) -> Tensor:
         return torch.where(self.tilt < math.inf, moment(self._square()), 0.0).to(self.tilt.dtype)
@@ -133,25 +135,33 @@ class ScaleMixture(PositiveDistribution):
             self._transform.checked(torch.where(r == 0, 1.0, r))
             w = torch.where(inside, value, 1.0).double()
             w = w.expand(torch.broadcast_shapes(w.shape, r.shape))
-            contour = Contour.through(self._transform, r, w, SaddleModel.reference(self._transform, r), num_nodes=24)
-            cdf, density, _ = contour.laws()
-            self._refuse(inside & ~(contour.last_term() < _LARGEST_REMAINDER), w)
-            return cdf, density
+            # A phi without its logarithm underflows at the saddle points of the smallest w, whose cdf is zero anyway.
+            limit = math.inf if self._transform.phi is None else self._transform.fallen(r, _DEEPEST)
+            model = SaddleModel.reference(self._transform, r)
+            laws, coarse = (Contour.through(self._transform, r, w, model, n, limit).laws() for n in (24, 16))
+            # A branch cut of phi in the wrong place leaves every contour another result.
+            self._refuse(inside & ~((laws.cdf - coarse.cdf).abs() < _TOLERANCE), w)
+            return laws.cdf.clamp(0, 1), laws.density.clamp_min(0)
 
-    def _quantile(self, q: Tensor) -> Tensor:
+    def _quantile(self, score: Tensor) -> Tensor:
         with torch.no_grad():
             r = self._square()
             self._transform.checked(torch.where(r == 0, 1.0, r))
-            shape = torch.broadcast_shapes(q.shape, r.shape)
-            q, r = q.expand(shape), r.expand(shape)
-            if self._transform.is_elementwise(q.device):
-                parts = zip(r.flatten().split(_CHUNK), q.flatten().split(_CHUNK), strict=True)
-                solved = [solve(self._transform, *part, elementwise=True) for part in parts]
-                w, failed = (torch.cat(values).view(shape) for values in zip(*solved, strict=True))
-            else:
-                w, failed = solve(self._transform, r, q, elementwise=False)
-            self._refuse(failed, w)
-            return w
+            shape = torch.broadcast_shapes(score.shape, r.shape)
+            score, r = score.expand(shape), r.expand(shape)
+            if not self._transform.is_elementwise(score.device):
+                w, failed = solve(self._transform, r, score, elementwise=False)
+                self._refuse(failed, w)
+                return w
+            score, r = score.flatten(), r.flatten()
+            found = interpolated(self._transform, r.sqrt(), score)
+            w, waiting = (torch.empty_like(score), torch.ones_like(score, dtype=torch.bool)) if found is None else found
+            rest = waiting.nonzero().squeeze(-1)
+            failed = torch.zeros_like(waiting)
+            for part in rest.split(_CHUNK):
+                w[part], failed[part] = solve(self._transform, r[part], score[part], elementwise=True)
+            self._refuse(failed.view(shape), w.view(shape))
+            return w.view(shape)
 
     def _refuse(self, bad: Tensor, w: Tensor) -> None:
         if bool(bad.any()):

@@ -25,7 +25,11 @@ _SIGMA = [1 / 2, 1 / 6] + [
 def sech_cumulants(r: Tensor, num: int) -> list[Tensor]:
     """The first `num` <= 6 cumulants at r >= 0, float64, each of the shape of r."""
     small = r < _SMALL
+    if not bool(small.any()):
+        return _by_recurrence(r, num)
     series = _by_series(torch.where(small, r, 0.0), num)
+    if bool(small.all()):
+        return series
     recurrence = _by_recurrence(torch.where(small, 1.0, r), num)
     return [torch.where(small, a, b) for a, b in zip(series, recurrence, strict=True)]
 

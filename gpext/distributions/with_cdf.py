@@ -30,7 +30,11 @@ class StudentT(base_distributions.StudentT):
 
 
 class Bernoulli(base_distributions.Bernoulli):
-    """Bernoulli with `cdf`, `icdf` and `quantile`."""
+    """Bernoulli with `cdf`, `icdf` and `quantile`, and classes of any dtype."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return log P(Y = value)."""
+        return super().log_prob(value.to(self.logits.dtype))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value): 0 below 0, 1 - probs below 1, 1 from there."""

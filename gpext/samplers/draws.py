@@ -44,7 +44,7 @@ class SamplingStatus(Enum):
     NOT_WRITTEN = (
         "the directory could not be written to; the last draws are in memory, go on with run(..., resume=draws)"
     )
-    BREAKDOWN = "a covariance was not positive definite; the draws before it are kept"
+    BREAKDOWN = "a covariance was not positive definite, pass a `jitter`; the draws before it are kept"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class GibbsDraws:
     @cached_property
     def latent(self) -> Tensor:
         """Draws of f at the training inputs (C, S, ..., N); all in memory, wherever they were written."""
-        return _together([chunk.latent for chunk in self.chunks])
+        nothing = self.state.latent.to(self.target.dtype).unsqueeze(1)[:, :0]
+        return torch.cat([nothing, *(chunk.latent for chunk in self.chunks)], 1)
 
     @cached_property
     def hyperparameters(self) -> dict[str, Tensor]:
@@ -88,7 +89,7 @@ class GibbsDraws:
 
     @cached_property
     def _raw(self) -> Tensor:
-        return _together([chunk.raw for chunk in self.chunks])
+        return torch.cat([self.state.raw.unsqueeze(1)[:, :0].cpu(), *(chunk.raw for chunk in self.chunks)], 1)
 
     def predict(self, x: Tensor, *, num_draws: int = 1000) -> BatchMixture:
         """Return the posterior of f at new inputs, value by value: the average of Gaussians above.
@@ -260,7 +261,3 @@ def _marginal(likelihood: AugmentedLikelihood, mean: Tensor, variance: Tensor) -
     """Return int p(y | f) N(f | mean, variance) df, elementwise."""
     with settings.min_variance(float_value=0.0, double_value=0.0):  # at a training input next to nothing is left
         return likelihood.marginal(MultivariateNormal(mean, DiagLinearOperator(variance)))
-
-
-def _together(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

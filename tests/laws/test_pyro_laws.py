@@ -52,6 +52,13 @@ def test_log_density_in_a_program_is_that_of_the_likelihood(name, batch):
 
 
 @every_likelihood
+def test_classes_and_counts_may_be_integers(name):
+    likelihood, f, y = problem(name)
+    if bool((y == y.round()).all()):  # torch's log factorials of integers are float32
+        torch.testing.assert_close(likelihood(f).log_prob(y.long()), likelihood.log_prob(y, f), rtol=1e-6, atol=1e-6)
+
+
+@every_likelihood
 def test_a_program_draws_targets_in_the_support(name):
     likelihood, f, y = problem(name)
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from pyro import distributions as dist
+from pyro import poutine
 from pyro.infer.mcmc import HMC
 
 from gpext import likelihoods, ppl
 from gpext.quadrature import expectation, log_expectation
-from tests.members import F64, laplace, student_t, tensor
+from tests.members import F64, MEMBERS, laplace, student_t, tensor
 
 X = tensor(0.0, 0.7, 1.5)
 K = torch.exp(-0.5 * (X[:, None] - X).square()) + 1e-4 * torch.eye(3, dtype=F64)
@@ -92,6 +93,34 @@ def test_with_no_other_sites_every_draw_is_the_exact_conditional():
         errors = standardised_errors(draws.samples["f"] ** power, exact / log_evidence.exp())
         assert bool((errors.abs() < 4.5).all())
     assert draws.diagnostics[0]["latent acceptance rate"] == 1.0
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_it_serves_every_likelihood_with_an_augmentation(name):
+    member = MEMBERS[name]
+
+    def program():
+        f = ppl.latent_gp("f", prior())
+        ppl.observe("y", member.likelihood, f + offset(), member.targets(3))
+
+    draws = draw(program, num_samples=4, warmup=2)
+    assert draws.diagnostics[0]["latent acceptance rate"] == 1.0
+    assert bool(draws.samples["f"].isfinite().all())
+
+
+def test_a_tempered_likelihood_is_tempered():
+    likelihood, y, one = laplace().requires_grad_(False), tensor(1.2), torch.ones(1, dtype=F64)
+
+    def program():
+        f = ppl.latent_gp("f", MultivariateNormal(0 * one, torch.diag(one)))
+        with poutine.scale(scale=0.4):
+            ppl.observe("y", likelihood, f, y)
+
+    draws = draw(program, num_samples=600, warmup=0)
+    mass = expectation(lambda f: (0.4 * likelihood.log_prob(y, f)).exp(), 0 * one, one)
+    exact = expectation(lambda f: f * (0.4 * likelihood.log_prob(y, f)).exp(), 0 * one, one) / mass
+    assert bool((standardised_errors(draws.samples["f"], exact).abs() < 4.5).all())
+    assert draws.diagnostics[0]["latent acceptance rate"] < 1
 
 
 def test_draws_are_reproducible_and_leave_the_global_generator_alone():

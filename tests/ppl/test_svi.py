@@ -1,4 +1,4 @@
-"""gpext's strategies and likelihoods under Pyro's SVI; each likelihood's ELBO is a law (tests/laws/test_pyro_laws.py)."""
+"""Strategies and likelihoods of gpext under Pyro's SVI; the ELBO of each likelihood is a law (test_pyro_laws.py)."""
 
 from functools import partial
 

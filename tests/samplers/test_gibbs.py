@@ -179,7 +179,7 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(on_disk, tmp_path, monke
         finally:
             sys.settrace(None)
         assert draws.status is SamplingStatus.INTERRUPTED
-        assert torch.equal(draws.latent if draws.num_draws else whole.latent[:, :0], whole.latent[:, : draws.num_draws])
+        assert torch.equal(draws.latent, whole.latent[:, : draws.num_draws])
         if on_disk:
             assert not list(directory.glob("*.part"))
         resumed = sampler().run(6 - draws.num_draws, resume=draws) if draws.num_draws < 6 else draws
@@ -224,6 +224,16 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     assert torch.equal(resumed.latent, whole.latent)
 
 
+def test_a_singular_prior_in_float32_needs_none_either():
+    x = torch.linspace(0, 5, 300)
+    covariance = torch.exp(-0.5 * (x.unsqueeze(-1) - x) ** 2)
+    assert float(torch.linalg.eigvalsh(covariance.double())[0]) < 0  # rounding has made it indefinite
+    prior = MultivariateNormal(torch.zeros(300), to_linear_operator(covariance))
+    draws = run(GibbsSampler(prior, student(torch.float32), torch.sin(x)), 50)
+    assert draws.latent.dtype == torch.float32
+    assert (draws.latent.mean((0, 1)) - torch.sin(x)).abs().max() < 0.5
+
+
 def test_a_singular_prior_needs_no_jitter():
     x = torch.tensor([[0.0], [0.0], [1.0], [1.0], [1.0 + 1e-13]], dtype=F64)
     covariance = torch.exp(-0.5 * (x - x.mT) ** 2)
@@ -243,6 +253,21 @@ def test_one_datum_however_extreme(y):
     for likelihood in (student(), LaplaceLikelihood().double()):
         draws = run(GibbsSampler(prior, likelihood, torch.tensor(y, dtype=F64)), 100)
         assert bool(draws.latent.isfinite().all())
+
+
+def test_a_breakdown_is_a_status():
+    x = torch.linspace(0, 5, 30)
+    covariance = 1e6 * torch.exp(-0.5 * (x.unsqueeze(-1) - x) ** 2)  # indefinite by rounding, beside sites of 1e5
+    prior = MultivariateNormal(torch.zeros(30), to_linear_operator(covariance))
+    the_sampler = GibbsSampler(prior, NegativeBinomialLogitLikelihood(), torch.full((30,), 1e6))
+    with pytest.warns(InferenceWarning, match="pass a `jitter`"):
+        draws = run(the_sampler, 50)
+    assert draws.status is SamplingStatus.BREAKDOWN
+    assert draws.latent.shape == (3, draws.num_draws, 30)
+    with pytest.raises(ValueError, match="no draws"):
+        draws.predict_from(torch.zeros(1), torch.zeros(30, 1), torch.ones(1))
+    steady = GibbsSampler(prior, NegativeBinomialLogitLikelihood(), torch.full((30,), 1e6), jitter=1.0)
+    assert run(steady, 5).num_draws == 5
 
 
 def test_moves_hyperparameters_with_a_prior_and_no_others():

@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import torch
+
+from gpext.distributions import InverseGaussian, PolyaGamma, RadialTransform, Scaled, ScaleMixture
+from gpext.distributions.quantile_table import interpolated
+
+F64 = torch.float64
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=F64)
+
+
+def exponential(r):
+    return torch.exp(-torch.sqrt(r))
+
+
+def log_exponential(r):
+    return -torch.sqrt(r)
+
+
+def sech(r):
+    return 1 / torch.cosh(torch.sqrt(r))
+
+
+@pytest.mark.parametrize("tilt", ["mixed", "one", "zero"])
+def test_many_draws_come_from_a_table_as_exact_as_the_few(tilt):
+    generator = torch.Generator().manual_seed(0)
+    score = torch.randn(30_000, generator=generator, dtype=F64)
+    mixed = 3 * torch.randn(30_000, generator=generator, dtype=F64).abs()
+    c = {"mixed": mixed, "one": torch.ones_like(mixed), "zero": torch.zeros_like(mixed)}[tilt]
+    for phi, exact in (
+        (exponential, InverseGaussian(0.5 / c, 0.5)),
+        (sech, Scaled(PolyaGamma(torch.ones_like(c), 2 * c), 2.0)),
+    ):
+        with torch.no_grad():
+            found = interpolated(RadialTransform(phi), c, score)
+        assert found is not None
+        w, left_out = found
+        assert float(left_out.double().mean()) < 0.011
+        w = torch.where(left_out, 1.0, w)
+        error = torch.where(left_out, 0.0, exact.cdf(w) - torch.special.ndtr(score))
+        assert float(error.abs().max()) < 1e-8
+
+
+def test_few_draws_from_a_heavy_tail_at_tilt_zero():
+    law = ScaleMixture(exponential, tensor(0.0, 1e-8))
+    q = tensor(1e-12, 1e-3, 0.5, 0.999, 1 - 1e-7).unsqueeze(-1)
+    w = law.icdf(q)
+    exact = InverseGaussian(0.5 / law.tilt, 0.5).cdf(w)
+    torch.testing.assert_close(exact, q.expand(5, 2), rtol=0, atol=1e-9)
+
+
+def test_moments_at_every_tilt():
+    c = torch.cat([torch.zeros(1, dtype=F64), torch.logspace(-10, 4, 29, dtype=F64)])
+    law = ScaleMixture(None, c, log_phi=log_exponential)
+    exact = InverseGaussian(0.5 / c, 0.5)
+    torch.testing.assert_close(law.mean, exact.mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(law.variance, exact.variance, rtol=1e-9, atol=0)
+    c = c[c < 300]
+    law, exact = ScaleMixture(sech, c), Scaled(PolyaGamma(1.0, 2 * c), 2.0)
+    torch.testing.assert_close(law.mean, exact.mean, rtol=1e-9, atol=0)
+    torch.testing.assert_close(law.variance, exact.variance, rtol=1e-7, atol=0)
+
+
+def test_an_infinite_tilt_leaves_nothing():
+    law = ScaleMixture(sech, tensor(1.0, math.inf))
+    draws = law.sample((50,))
+    assert (draws > 0).all(0).tolist() == [True, False]
+    assert law.mean[1] == law.variance[1] == draws[:, 1].max() == 0
+    assert law.cdf(tensor(0.0, 0.0)).tolist() == [0.0, 1.0]
+
+
+def test_phi_without_complex_arguments_is_refused():
+    def only_real(r):
+        return torch.special.erfcx(r)
+
+    with pytest.raises(TypeError, match="phi must take complex128 tensors, for numerical inversion; it raised"):
+        ScaleMixture(only_real, tensor(1.0)).sample()
+
+    def real_part(r):
+        return 1 / (1 + r.real)
+
+    with pytest.raises(TypeError, match=r"phi must be analytic: of a complex128 tensor it returned torch\.float64"):
+        ScaleMixture(real_part, tensor(1.0)).sample()
+
+
+def test_a_branch_cut_in_the_wrong_place_is_found_and_named():
+    """cosh(sqrt r) winds around zero: its real powers are cut where they should be analytic."""
+
+    def cut(r):
+        return torch.cosh(torch.sqrt(r)) ** -3.3
+
+    law = ScaleMixture(cut, torch.zeros(40, dtype=F64))
+    with pytest.raises(ValueError, match=r"does not converge at datum \(\d+,\), tilt 0, w "):
+        law.cdf(torch.linspace(0.01, 2, 40, dtype=F64))
+    with pytest.raises(ValueError, match="does not converge at datum"):
+        law.sample((50,), generator=torch.Generator().manual_seed(0))
+
+
+def test_an_atom_has_no_density_to_be_found():
+    with pytest.raises(ValueError, match="p\\(w\\) must have a density"):
+        ScaleMixture(lambda r: torch.exp(-r), tensor(1.0)).sample((10,))
+
+
+def test_underflow_names_the_remedy():
+    with pytest.raises(ValueError, match="give log_phi instead of phi"):
+        ScaleMixture(exponential, tensor(1e4)).sample()
+    assert float(ScaleMixture(None, tensor(1e4), log_phi=log_exponential).sample()) == pytest.approx(5e-5, rel=0.1)
+
+
+def test_exactly_one_of_phi_and_its_logarithm():
+    for phi, log_phi in ((None, None), (exponential, log_exponential)):
+        with pytest.raises(ValueError, match="exactly one of phi and log_phi"):
+            ScaleMixture(phi, tensor(1.0), log_phi=log_phi)
+    with pytest.raises(ValueError, match="constraint"):
+        ScaleMixture(exponential, tensor(-1.0), validate_args=True)
