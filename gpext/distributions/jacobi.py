@@ -157,8 +157,8 @@ def series_ratio(x: Tensor, count: Tensor) -> Tensor:
         # p(x | 0) / (2 IG(x | inf, 1)): p has a second series, for which four terms are enough
         total = density(near) * (0.5 * math.pi * near**3).sqrt() * torch.exp(0.5 / near)
     else:
-        total, coefficient = torch.ones_like(x), torch.ones_like(x)
-        for n in range(1, math.ceil(math.sqrt(20 * float(near.max()))) + 1):
-            coefficient = coefficient * ((1 - n - count) / n)
-            total += coefficient * (1 + 2 * n / count) * torch.exp(-2 * n * (n + count) / near)
+        last = math.ceil(math.sqrt(20 * float(near.max())))
+        n = torch.arange(1, last + 1, dtype=x.dtype, device=x.device).unsqueeze(-1)
+        sizes = ((1 - n - count) / n).cumprod(0).mul_(1 + 2 * n / count)
+        total = 1 + sizes.mul_(torch.exp(-2 * n * (n + count) / near)).sum(0)
     return torch.where(far, 0.0, total)

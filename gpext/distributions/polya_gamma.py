@@ -28,6 +28,10 @@ _POLE = 0.25 * math.pi**2  # 1 / cosh(sqrt r) has its first pole at -_POLE
 class PolyaGamma(PositiveDistribution):
     """Polya-Gamma W >= 0.
 
+    Draws are exact for counts below 64, whole or not; from there on their cdf is wrong by 1.2e-7 at most (see
+    `jacobi`). The cdf and the density, by numerical inversion, are relatively accurate in both tails: to 1e-12 where
+    it was measured, counts 0.3 to 7 and tilts 0 to 20.
+
     Args:
         count: b >= 0; at 0 all draws are 0.
         tilt: z of either sign; at infinity all draws are 0.

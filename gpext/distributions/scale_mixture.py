@@ -50,7 +50,7 @@ class ScaleMixture(PositiveDistribution):
         >>> import torch
         >>> law = ScaleMixture(lambda r: torch.exp(-torch.sqrt(r)), torch.tensor(2.0))
         >>> law.mean, law.cdf(torch.tensor(0.25))
-        (tensor(0.2500), tensor(0.6681))
+        (tensor(0.2500), tensor(0.6277))
     """
 
     arg_constraints = {"tilt": constraints.nonnegative}
