@@ -43,6 +43,10 @@ class GaussianSites:
                 f"{self.precision.dtype} on {self.precision.device}."
             )
 
+    def times(self, f: Tensor) -> Tensor:
+        """Return tau f (..., N)."""
+        return self.precision * f
+
     def expected_log(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log t(f)] under N(mean, variance), (..., N)."""
         return self.shift * mean - 0.5 * self.precision * (mean.square() + variance)
@@ -75,3 +79,83 @@ class GaussianSites:
     def to(self, dtype: torch.dtype) -> GaussianSites:
         """Return the sites in another dtype."""
         return GaussianSites(self.shift.to(dtype), self.precision.to(dtype))
+
+
+@dataclass(frozen=True)
+class CoupledSites:
+    """One unnormalised Gaussian factor of the D latent values of each datum, its precision diagonal plus rank one.
+
+        t(f) = exp(shift' f - f' (diag(precision) + coupling w w') f / 2),    w = direction
+
+    Args:
+        shift: nu (..., D, N).
+        precision: gamma (..., D, N), of any sign.
+        coupling: a (..., N), of any sign.
+        direction: w (..., D, N).
+
+    Raises:
+        ValueError: the shapes do not belong together.
+    """
+
+    shift: Tensor  # (..., D, N)
+    precision: Tensor  # (..., D, N)
+    coupling: Tensor  # (..., N)
+    direction: Tensor  # (..., D, N)
+
+    def __post_init__(self) -> None:
+        shape = self.shift.shape
+        if self.precision.shape != shape or self.direction.shape != shape or self.coupling.shape != _over(shape):
+            raise ValueError(
+                "expected shift, precision and direction of one shape (..., D, N), and coupling (..., N); got "
+                f"{tuple(shape)}, {tuple(self.precision.shape)}, {tuple(self.direction.shape)} and "
+                f"{tuple(self.coupling.shape)}."
+            )
+
+    @property
+    def diagonal(self) -> GaussianSites:
+        """The factors without the coupling, of D independent latents."""
+        return GaussianSites(self.shift, self.precision)
+
+    def times(self, f: Tensor) -> Tensor:
+        """Return (diag(gamma) + a w w') f, datum by datum (..., D, N)."""
+        along = self.coupling * (self.direction * f).sum(-2)
+        return self.precision * f + along.unsqueeze(-2) * self.direction
+
+    def expected_log(self, mean: Tensor, blocks: Tensor) -> Tensor:
+        """Return E[log t(f)] (..., N) under means (..., D, N) and covariances of each datum (..., D, D, N)."""
+        variances = blocks.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
+        w = self.direction
+        spread = (self.precision * variances).sum(-2) + self.coupling * torch.einsum(
+            "...dn,...den,...en->...n", w, blocks, w
+        )
+        return (self.shift * mean).sum(-2) - 0.5 * ((mean * self.times(mean)).sum(-2) + spread)
+
+    def choose(self, other: CoupledSites, which: Tensor) -> CoupledSites:
+        """Return the other sites in those of a batch where `which` (...) holds, and these elsewhere."""
+        each = [
+            torch.where(which.view(which.shape + (1,) * (new.dim() - which.dim())), new, old)
+            for new, old in (
+                (other.shift, self.shift),
+                (other.precision, self.precision),
+                (other.coupling, self.coupling),
+                (other.direction, self.direction),
+            )
+        ]
+        return CoupledSites(*each)
+
+    def detach(self) -> CoupledSites:
+        """Return the same sites outside the autograd graph."""
+        return CoupledSites(
+            self.shift.detach(), self.precision.detach(), self.coupling.detach(), self.direction.detach()
+        )
+
+    def to(self, dtype: torch.dtype) -> CoupledSites:
+        """Return the sites in another dtype."""
+        return CoupledSites(
+            self.shift.to(dtype), self.precision.to(dtype), self.coupling.to(dtype), self.direction.to(dtype)
+        )
+
+
+def _over(shape: torch.Size) -> torch.Size:
+    """Return the shape without its second dimension from behind."""
+    return shape[:-2] + shape[-1:]

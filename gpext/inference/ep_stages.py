@@ -162,6 +162,7 @@ class Search:
         problem = self.problem
         found = rule.infer(problem.prior.distribution, problem.likelihood, problem.targets)
         self._note(stage, self.power, list(found.trace))
+        assert isinstance(found.sites, GaussianSites)  # of one latent
         return found.sites
 
     def _follow(

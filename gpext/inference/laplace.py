@@ -1,12 +1,13 @@
 r"""Laplace's approximation: a Gaussian at the mode of the posterior [R&W Secs. 3.4, 5.5.1].
 
     psi(f) = log p(y | f) - (f - mu)' K^-1 (f - mu) / 2,     f^ = argmax psi
-    log Z  = psi(f^) - log|I + K W| / 2,                     W = -d^2 log p / df^2 at f^
+    log Z  = psi(f^) - log|I + K W| / 2,                     W = -d^2 log p / df df' at f^
 
-Newton's method is the repetition of Taylor's: sites tau = W and nu = g + W f at the present f, whose posterior mean is
-the next f. A step costs one Cholesky factorisation. Where W makes no posterior (a Student-t far from its mode), its
-positive part takes its place, which still points upwards; a line search along f and K^-1 (f - mu) together, without
-any N x N solve, makes psi rise. The mode moves with the parameters: with s_i = V_ii (log p)'''_i / 2 = d log Z / df^_i,
+Newton's method is the repetition of Taylor's: sites of precision W and nu = g + W f at the present f, whose posterior
+mean is the next f. A step costs one Cholesky factorisation, D + 1 for D latents a datum [Cha13 Sec. 3.3]. Where W makes
+no posterior (a Student-t far from its mode), its positive part takes its place, or the Fisher information of several
+latents, which still points upwards; a line search along f and K^-1 (f - mu) together, without any N x N solve, makes
+psi rise. The mode moves with the parameters: with s = d log Z / df^ = d/df (-tr(W V) / 2) at fixed V,
 
     d log Z = [A + sum_i c_i at fixed sites] + s' (I + K W)^-1 (dK K^-1 (f^ - mu) + dmu) + s' V dg
 """
@@ -21,11 +22,11 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob
-from gpext.inference.derivatives import log_prob_derivatives, require_curvature
+from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
-from gpext.posteriors import Posterior
-from gpext.sites import GaussianSites
+from gpext.posteriors import CoupledPosterior, Posterior
+from gpext.sites import CoupledSites
 
 _MOST_HALVINGS = 40
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
@@ -61,47 +62,49 @@ class Laplace:
         likelihood: Any,
         targets: Tensor,
         *,
-        start: GaussianSites | None = None,
+        start: Sites | None = None,
     ) -> InferenceResult:
         """Return the posterior, its sites and Laplace's approximation of the log evidence.
 
         Args:
-            prior: p(f) at the training inputs, (..., N).
-            likelihood: any likelihood of one latent, gpext's or gpytorch's, whose log density bends.
-            targets: (..., N).
+            prior: p(f) at the training inputs, (..., N); for D latents a batch of D.
+            likelihood: any likelihood of one latent, gpext's or gpytorch's, whose log density bends; or one of several
+                latents that says its curvature.
+            targets: (..., N), or what the likelihood takes.
             start: sites to start from, of an earlier result for these data; the prior mean by default.
 
         Raises:
-            TypeError: several latents a datum, a log density without curvature, or half precision.
+            TypeError: a log density without curvature, or half precision.
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
         if start is None:
             require_curvature(likelihood, targets)
         posterior, f, status, trace = self._climb(problem, start)
-        log_p, g, bend, third = log_prob_derivatives(likelihood, targets, f, 3)
-        variance = posterior.variance
-        pull = 0.5 * variance * third.detach()  # s
+        pull = _pull(problem, posterior, f)  # s
         pulled = posterior.covariance_times(pull)  # V s
-        local = (log_p + 0.5 * variance * bend + pulled * g).sum(-1)
+        at = expand(likelihood, targets, f)
+        local = (at.log_prob + at.spread(posterior)).sum(-1) + problem.inner(pulled, at.gradient)
         value = trace[-1] if trace else torch.full_like(local.detach(), -torch.inf)
-        evidence = problem.attach(value, local, posterior, pull - posterior.sites.precision * pulled)
+        evidence = problem.attach(value, local, posterior, pull - posterior.sites.times(pulled))
         return problem.result("Laplace", posterior, evidence, status, trace)
 
     @torch.no_grad()
-    def _climb(self, problem: Problem, start: GaussianSites | None) -> tuple[Posterior, Tensor, Status, list[Tensor]]:
+    def _climb(
+        self, problem: Problem, start: Sites | None
+    ) -> tuple[Posterior | CoupledPosterior, Tensor, Status, list[Tensor]]:
         """Return the posterior at the sites of the last f, that f, how it ended, and log Z at every f."""
         f, weights = _begin(problem, start)
         trace: list[Tensor] = []
         while True:
-            log_p, g, bend = log_prob_derivatives(problem.likelihood, problem.targets, f, 2)
-            psi = log_p.sum(-1) - 0.5 * ((f - problem.mean) * weights).sum(-1)
-            if not bool(psi.isfinite().all() and g.isfinite().all() and bend.isfinite().all()):
+            at = expand(problem.likelihood, problem.targets, f)
+            psi = at.log_prob.sum(-1) - 0.5 * problem.inner(f - problem.mean, weights)
+            if not (at.is_finite and bool(psi.isfinite().all())):
                 return problem.condition(problem.no_sites()), f, Status.NOT_FINITE, trace
-            posterior, proper = _expand(problem, f, g, -bend)
-            trace.append(psi - 0.5 * posterior.log_det)
+            posterior, proper = _condition(problem, at)
+            trace.append(psi - 0.5 * problem.over_latents_of(posterior, posterior.log_det))
             move, turn = posterior.mean - f, posterior.weights - weights
-            slope = ((g - weights) * move).sum(-1)  # of psi along the step; its squared length under the posterior
+            slope = problem.inner(at.gradient - weights, move)  # of psi along the step; its squared posterior length
             length = slope.clamp_min(0).sqrt()
             if bool((length < self.tolerance).all()):
                 return posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace
@@ -109,9 +112,10 @@ class Laplace:
                 return posterior, f, Status.MAX_STEPS, trace
             rate = (length >= self.tolerance).to(f)  # in a batch, who has arrived stays
             for _ in range(_MOST_HALVINGS):
-                new_f, new_weights = f + rate.unsqueeze(-1) * move, weights + rate.unsqueeze(-1) * turn
+                step = problem.per_value(rate)
+                new_f, new_weights = f + step * move, weights + step * turn
                 new_log_p = conditional_log_prob(problem.likelihood, problem.targets, new_f).sum(-1)
-                new_psi = new_log_p - 0.5 * ((new_f - problem.mean) * new_weights).sum(-1)
+                new_psi = new_log_p - 0.5 * problem.inner(new_f - problem.mean, new_weights)
                 risen = (new_psi >= psi + _SUFFICIENT * rate * slope) | (length < _QUADRATIC)
                 if bool(risen.all()):
                     break
@@ -121,20 +125,31 @@ class Laplace:
             f, weights = new_f, new_weights
 
 
-def _begin(problem: Problem, start: GaussianSites | None) -> tuple[Tensor, Tensor]:
+def _begin(problem: Problem, start: Sites | None) -> tuple[Tensor, Tensor]:
     """Return where to start, f and K^-1 (f - mu)."""
     if start is not None:
         posterior = problem.condition(start.to(torch.float64))
-        if bool((posterior.positive_definite.unsqueeze(-1) & posterior.mean.isfinite()).all()):
+        if bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
             return posterior.mean, posterior.weights
     return problem.mean.detach(), torch.zeros_like(problem.mean)
 
 
-def _expand(problem: Problem, f: Tensor, g: Tensor, precision: Tensor) -> tuple[Posterior, bool]:
-    """Return the posterior under the sites of Taylor's expansion at f, and whether the true curvature made it."""
-    posterior = problem.condition(GaussianSites(g + precision * f, precision))
+def _condition(problem: Problem, at: Expansion) -> tuple[Posterior | CoupledPosterior, bool]:
+    """Return the posterior under the sites of the expansion, and whether the true curvature made it."""
+    posterior = problem.condition(at.sites)
     proper = posterior.positive_definite
     if bool(proper.all()):
         return posterior, True
-    precision = torch.where(proper.unsqueeze(-1), precision, precision.clamp_min(0))
-    return problem.condition(GaussianSites(g + precision * f, precision)), False
+    which = proper if isinstance(at.sites, CoupledSites) else proper.unsqueeze(-1)
+    return problem.condition(at.cautious.choose(at.sites, which)), False  # type: ignore[arg-type]
+
+
+def _pull(problem: Problem, posterior: Posterior | CoupledPosterior, f: Tensor) -> Tensor:
+    """Return the derivative of -tr(U V) / 2 in f, V fixed, like f."""
+    with torch.enable_grad():
+        f = f.detach().requires_grad_()
+        spread = expand(problem.likelihood, problem.targets, f).spread(posterior)
+        if not spread.requires_grad:
+            return torch.zeros_like(f)
+        (pull,) = torch.autograd.grad(spread.sum(), f, materialize_grads=True)
+    return pull

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import gpytorch
 import torch
@@ -16,9 +16,9 @@ from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
-from gpext.posteriors import DensePrior, LowRankPrior, Posterior, Prior
+from gpext.posteriors import CoupledPosterior, DensePrior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
-from gpext.sites import GaussianSites
+from gpext.sites import CoupledSites, GaussianSites
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,42 @@ class Problem:
         """Return the sites that leave the prior as it is."""
         return GaussianSites(torch.zeros_like(self.mean), torch.zeros_like(self.mean))
 
-    def condition(self, sites: GaussianSites) -> Posterior:
-        """Return the prior conditioned on sites, outside the graph."""
+    @overload
+    def condition(self, sites: GaussianSites) -> Posterior: ...
+
+    @overload
+    def condition(self, sites: CoupledSites) -> CoupledPosterior: ...
+
+    @overload
+    def condition(self, sites: GaussianSites | CoupledSites) -> Posterior | CoupledPosterior: ...
+
+    def condition(self, sites: GaussianSites | CoupledSites) -> Posterior | CoupledPosterior:
+        """Return the prior conditioned on sites, outside the graph.
+
+        Raises:
+            TypeError: coupled sites on a low-rank prior.
+        """
         return self.prior.condition(sites)
 
     def over_latents(self, value: Tensor) -> Tensor:
         """Sum what belongs to D independent latents, (..., D) -> (...)."""
         return value if self.num_latents is None else value.sum(-1)
 
-    def attach(self, value: Tensor, local: Tensor, posterior: Posterior, response: Tensor | None = None) -> Tensor:
+    def over_latents_of(self, posterior: Posterior | CoupledPosterior, value: Tensor) -> Tensor:
+        """Sum what a posterior says, unless it has done so for its latents itself."""
+        return value if isinstance(posterior, CoupledPosterior) else self.over_latents(value)
+
+    def inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a'b over all values of all latents (...)."""
+        return self.over_latents((a * b).sum(-1))
+
+    def per_value(self, value: Tensor) -> Tensor:
+        """Return what belongs to a posterior (...) so that it broadcasts with its latent values."""
+        return value.unsqueeze(-1) if self.num_latents is None else value.unsqueeze(-1).unsqueeze(-1)
+
+    def attach(
+        self, value: Tensor, local: Tensor, posterior: Posterior | CoupledPosterior, response: Tensor | None = None
+    ) -> Tensor:
         """Return an evidence A(nu, tau) + sum_i c_i (...) whose value is known, in the graph of all it depends on.
 
         First derivatives only.
@@ -110,7 +137,12 @@ class Problem:
         return value + self.over_latents(follow(posterior, response))
 
     def result(
-        self, name: str, posterior: Posterior, log_evidence: Tensor, status: Status, trace: list[Tensor]
+        self,
+        name: str,
+        posterior: Posterior | CoupledPosterior,
+        log_evidence: Tensor,
+        status: Status,
+        trace: list[Tensor],
     ) -> InferenceResult:
         """Return what a rule has found."""
         steps = f"{len(trace)} steps" if trace else "no step needed"

@@ -12,8 +12,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from gpext.posteriors import Posterior
-from gpext.sites import GaussianSites
+from gpext.posteriors import CoupledPosterior, Posterior
+from gpext.sites import CoupledSites, GaussianSites
 
 
 class Status(Enum):
@@ -55,7 +55,7 @@ class InferenceResult:
     num_steps: int
     trace: Tensor
     message: str
-    conditioned: Posterior = field(repr=False)
+    conditioned: Posterior | CoupledPosterior = field(repr=False)
     dtype: torch.dtype = field(repr=False)
     targets: Tensor = field(repr=False)
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
@@ -63,12 +63,17 @@ class InferenceResult:
 
     @cached_property
     def posterior(self) -> MultivariateNormal:
-        """q(f) at the training inputs, in the dtype of the prior; a batch of D for D latents."""
+        """q(f) at the training inputs, in the dtype of the prior.
+
+        A batch of D for D latents; where they are coupled, a MultitaskMultivariateNormal of D tasks.
+        """
+        if isinstance(self.conditioned, CoupledPosterior):
+            return self.conditioned.distribution(self.dtype)
         covariance = to_linear_operator(self.conditioned.covariance.to(self.dtype))
         return MultivariateNormal(self.conditioned.mean.to(self.dtype), covariance)
 
     @property
-    def sites(self) -> GaussianSites:
+    def sites(self) -> GaussianSites | CoupledSites:
         """The Gaussian sites that stand for the likelihood."""
         return self.conditioned.sites.to(self.dtype)
 

@@ -16,10 +16,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.derivatives import log_prob_derivatives, require_curvature
+from gpext.inference.expansion import Sites, expand, require_curvature
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
-from gpext.sites import GaussianSites
 
 
 @dataclass(frozen=True)
@@ -42,36 +41,39 @@ class Taylor:
         likelihood: Any,
         targets: Tensor,
         *,
-        start: GaussianSites | None = None,
+        start: Sites | None = None,
     ) -> InferenceResult:
         """Return the posterior, its sites and the approximate log evidence.
 
         Args:
-            prior: p(f) at the training inputs, (..., N).
-            likelihood: any likelihood of one latent, gpext's or gpytorch's, whose log density bends.
-            targets: (..., N).
+            prior: p(f) at the training inputs, (..., N); for D latents a batch of D.
+            likelihood: any likelihood of one latent, gpext's or gpytorch's, whose log density bends; or one of several
+                latents that says its curvature.
+            targets: (..., N), or what the likelihood takes.
             start: that there is an earlier result for these data, whose checks need not be repeated; nothing iterates.
 
         Raises:
-            TypeError: several latents a datum, a log density without curvature, or half precision.
+            TypeError: a log density without curvature, or half precision.
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
         if start is None:
             require_curvature(likelihood, targets)
         point = self._point(problem)
-        log_p, g, bend = log_prob_derivatives(likelihood, targets, point, 2)
-        log_p0, g0, bend0, point0 = (t.detach() for t in (log_p, g, bend, point))
-        posterior = problem.condition(GaussianSites(g0 - bend0 * point0, -bend0))
+        at = expand(likelihood, targets, point)
+        log_p = at.log_prob.detach()
+        posterior = problem.condition(at.sites.detach())
         if not bool(posterior.positive_definite.all()):
-            log_evidence = log_p0.sum(-1) - torch.inf
+            log_evidence = log_p.sum(-1) - torch.inf
             status = Status.NOT_POSITIVE_DEFINITE
             return problem.result("Taylor", problem.condition(problem.no_sites()), log_evidence, status, [log_evidence])
-        constants = log_p0 - posterior.sites.expected_log(point0, torch.zeros_like(point0))
-        value = posterior.log_normalizer + constants.sum(-1)
-        gap = posterior.mean - point
-        local = log_p + gap * g + 0.5 * (gap.square() + posterior.variance) * bend  # E_q of the expansion
-        evidence = problem.attach(value, local.sum(-1), posterior)
+        sites, gap = posterior.sites, posterior.mean - point
+        # c_i = log p - nu f~ + f~' U f~ / 2, and E_q of the expansion
+        constants = log_p.sum(-1) - problem.inner(sites.shift - 0.5 * sites.times(point), point).detach()
+        value = problem.over_latents_of(posterior, posterior.log_normalizer) + constants
+        curved = at.gradient - 0.5 * at.sites.times(gap)
+        local = (at.log_prob + at.spread(posterior)).sum(-1) + problem.inner(gap, curved)
+        evidence = problem.attach(value, local, posterior)
         return problem.result("Taylor", posterior, evidence, Status.CONVERGED, [value])
 
     def _point(self, problem: Problem) -> Tensor:

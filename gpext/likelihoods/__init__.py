@@ -6,6 +6,7 @@ from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
 from gpext.likelihoods.multinomial import MultinomialLogitLikelihood
+from gpext.likelihoods.multivariate_poisson import MultivariatePoissonLikelihood
 from gpext.likelihoods.negative_binomial_logit import NegativeBinomialLogitLikelihood
 from gpext.likelihoods.ordinal import OrdinalLogitLikelihood, OrdinalProbitLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood
@@ -21,6 +22,7 @@ __all__ = [
     "LatentLikelihood",
     "Matern32Likelihood",
     "MultinomialLogitLikelihood",
+    "MultivariatePoissonLikelihood",
     "NegativeBinomialLogitLikelihood",
     "OrdinalLogitLikelihood",
     "OrdinalProbitLikelihood",

@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from gpext.bounds import MultinomialTerms
 from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating
+from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
 
@@ -79,6 +80,19 @@ class MultinomialLogitLikelihood(LatentLikelihood):
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         terms = self._terms(targets, torch.promote_types(targets.dtype, f.dtype))
         return terms.log_prob(f, f.logsumexp(-2))
+
+    def curvature(self, targets: Tensor, f: Tensor) -> Curvature:
+        """Return log p(y | f) to second order at f (..., K, N): u = y - n pi, U = n (diag pi - pi pi') [Cha13 Eq. 35].
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        terms = self._terms(targets, torch.promote_types(targets.dtype, f.dtype))
+        probs, counts = f.softmax(-2), terms.counts.expand_as(f)
+        totals = counts.sum(-2)
+        precision = totals.unsqueeze(-2) * probs
+        return Curvature(terms.log_prob(f, f.logsumexp(-2)), counts - precision, precision, -totals, probs, precision)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to 1e-11 a trial.

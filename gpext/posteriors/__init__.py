@@ -1,5 +1,6 @@
 """Condition a Gaussian process prior on Gaussian sites."""
 
+from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.dense_prior import DensePrior
 from gpext.posteriors.fixed_sites import FixedSites
@@ -20,6 +21,7 @@ Posterior = DensePosterior | LowRankPosterior
 Prior = DensePrior | LowRankPrior
 
 __all__ = [
+    "CoupledPosterior",
     "DensePosterior",
     "DensePrior",
     "FixedSites",
@@ -30,6 +32,7 @@ __all__ = [
     "Prior",
     "SquareRoot",
     "back_substitute",
+    "condition_coupled",
     "condition_dense",
     "condition_inducing",
     "condition_low_rank",

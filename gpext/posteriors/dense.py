@@ -56,7 +56,7 @@ class DensePosterior:
     @cached_property
     def weights(self) -> Tensor:
         """K^-1 (m - mu) = (I + T K)^-1 (nu - tau mu) (..., N): what prediction at new inputs multiplies."""
-        return self._respond(self._residual_shift)
+        return self.respond(self._residual_shift)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -142,17 +142,24 @@ class DensePosterior:
     def gradient(self) -> tuple[Tensor, Tensor]:
         """Derivatives of `log_normalizer` at fixed sites in the prior mean (..., N) and covariance (..., N, N).
 
-        With a = K^-1 (m - mu): a, and (a a' - R) / 2 where R = (K + T^-1)^-1 = P B1^-1 P = T - T V T.
+        With a = K^-1 (m - mu): a, and (a a' - R) / 2, R the `response`.
         """
         weights = self.weights
-        outer = weights.unsqueeze(-1) * weights.unsqueeze(-2)
-        if self.negative is None:
-            root = self.sites.precision.sqrt()
-            inverse = torch.cholesky_inverse(self.chol_positive)
-            return weights, 0.5 * (outer - root.unsqueeze(-1) * inverse * root.unsqueeze(-2))
-        tau = self.sites.precision
-        response = torch.diag_embed(tau) - tau.unsqueeze(-1) * self.covariance * tau.unsqueeze(-2)
-        return weights, 0.5 * (outer - response)
+        return weights, 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - self.response)
+
+    @property
+    def response(self) -> Tensor:
+        """R = (K + T^-1)^-1 (..., N, N), which is T - T V T: V = K - K R K.
+
+        R1 = P B1^-1 P of the positive sites; the negative ones take R1 - S_:n Q_n B2^-1 Q_n S_:n', S = I - R1 K.
+        """
+        root = _root(self.sites)
+        inverse = torch.cholesky_inverse(self.chol_positive)
+        response = root.unsqueeze(-1) * inverse * root.unsqueeze(-2)
+        if self.negative is not None:
+            reduced = self.negative.reduce(self.chol_positive, root)
+            response = response - reduced.mT @ reduced
+        return response
 
     @property
     def leave_one_out(self) -> tuple[Tensor, Tensor]:
@@ -189,9 +196,9 @@ class DensePosterior:
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N), in O(N^2)."""
-        return times(self.prior_covariance, self._respond(vector))
+        return times(self.prior_covariance, self.respond(vector))
 
-    def _respond(self, x: Tensor) -> Tensor:
+    def respond(self, x: Tensor) -> Tensor:
         """Return (I + T K)^-1 x (..., N).
 
         (I + P^2 K)^-1 is both P B1^-1 P^-1 and I - P B1^-1 P K: the first loses no digits where sites are sharp, the
@@ -235,6 +242,15 @@ class NegativeSites:
         there = times(self.covariance.mT, x)
         solved = torch.cholesky_solve((self.root * there).unsqueeze(-1), self.chol).squeeze(-1)
         return torch.zeros_like(x).expand(*solved.shape[:-1], x.size(-1)).scatter(-1, self.index, self.root * solved)
+
+    def reduce(self, chol_positive: Tensor, root: Tensor) -> Tensor:
+        """Return L2^-1 Q_n S_n: (..., k, N), S_:n = I_:n - P B1^-1 P K_:n."""
+        back = torch.linalg.solve_triangular(chol_positive.mT, self.whitened_prior, upper=True)
+        ones = torch.ones_like(self.index, dtype=back.dtype).unsqueeze(-2)
+        columns = (-root.unsqueeze(-1) * back).scatter_add(
+            -2, self.index.unsqueeze(-2).expand_as(back[..., :1, :]), ones
+        )
+        return _solve(self.chol, self.root.unsqueeze(-1) * columns.mT)
 
     def condition(self, cross: Tensor, reduced: Tensor) -> Tensor:
         """Return L2^-1 Q_n times the covariance under V1 of f_n and new values (..., k, S).

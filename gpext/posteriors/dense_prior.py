@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import overload
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.square_root import SquareRoot
-from gpext.sites import GaussianSites
+from gpext.sites import CoupledSites, GaussianSites
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,24 @@ class DensePrior:
         """Return the same prior for each of a batch of targets (..., N)."""
         return DensePrior(self.mean.expand(torch.broadcast_shapes(self.mean.shape, targets.shape)), self.covariance)
 
-    def condition(self, sites: GaussianSites) -> DensePosterior:
-        """Return the prior conditioned on sites, outside the graph."""
-        with torch.no_grad():
-            return condition_dense(self.mean.detach(), self.covariance.detach(), sites)
+    @overload
+    def condition(self, sites: GaussianSites) -> DensePosterior: ...
 
-    def follow(self, posterior: DensePosterior, response: Tensor | None) -> Tensor:
+    @overload
+    def condition(self, sites: CoupledSites) -> CoupledPosterior: ...
+
+    @overload
+    def condition(self, sites: GaussianSites | CoupledSites) -> DensePosterior | CoupledPosterior: ...
+
+    def condition(self, sites: GaussianSites | CoupledSites) -> DensePosterior | CoupledPosterior:
+        """Return the prior, of D latents for coupled sites, conditioned on them; outside the graph."""
+        with torch.no_grad():
+            mean, covariance = self.mean.detach(), self.covariance.detach()
+            if isinstance(sites, CoupledSites):
+                return condition_coupled(mean, covariance, sites)
+            return condition_dense(mean, covariance, sites)
+
+    def follow(self, posterior: DensePosterior | CoupledPosterior, response: Tensor | None) -> Tensor:
         """Return zero (...), with the derivatives of the sites' evidence in mu and K, the sites fixed.
 
         First derivatives only: in closed form they cost a fraction of differentiating through a factorisation.

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from gpext.bounds import num_latents
 from gpext.inference import InferenceResult, InferenceWarning, Status
-from gpext.posteriors import LowRankPosterior, factorise
-from gpext.sites import GaussianSites
+from gpext.posteriors import CoupledPosterior, LowRankPosterior, factorise
+from gpext.sites import CoupledSites, GaussianSites
 from gpext.variational.prior_blocks import FactorCache, dense_covariance, split_covariance
 
 
@@ -38,7 +38,7 @@ class Rule(Protocol):
     """What `gpext.inference` offers: Taylor, Laplace, KL, CAVI."""
 
     def infer(
-        self, prior: MultivariateNormal, likelihood: Any, targets: Tensor, *, start: GaussianSites | None = None
+        self, prior: MultivariateNormal, likelihood: Any, targets: Tensor, *, start: Any = None
     ) -> InferenceResult:
         """Return the posterior of f at the training inputs."""
 
@@ -46,17 +46,30 @@ class Rule(Protocol):
 class _Sites(_VariationalDistribution):
     """The sites as buffers, so that they are saved with the model."""
 
+    shift: Tensor
+    precision: Tensor
+    coupling: Tensor | None
+    direction: Tensor | None
+
     def __init__(self, num_data: int, like: Tensor) -> None:
         super().__init__(num_data, torch.Size())
         self.register_buffer("shift", like.new_zeros(num_data))
         self.register_buffer("precision", like.new_zeros(num_data))
 
-    @property
-    def value(self) -> GaussianSites:
-        return GaussianSites(self.shift, self.precision)
+        self.register_buffer("coupling", None)  # of sites that couple several latents
+        self.register_buffer("direction", None)
 
-    def set(self, sites: GaussianSites) -> None:
+    @property
+    def value(self) -> GaussianSites | CoupledSites:
+        if self.coupling is None or self.direction is None:
+            return GaussianSites(self.shift, self.precision)
+        return CoupledSites(self.shift, self.precision, self.coupling, self.direction)
+
+    def set(self, sites: GaussianSites | CoupledSites) -> None:
         self.shift, self.precision = sites.shift.detach(), sites.precision.detach()
+        self.coupling = self.direction = None
+        if isinstance(sites, CoupledSites):
+            self.coupling, self.direction = sites.coupling.detach(), sites.direction.detach()
 
     def forward(self) -> Any:
         raise NotImplementedError("sites alone are no distribution; see LatentVariationalStrategy.result().")
@@ -65,9 +78,9 @@ class _Sites(_VariationalDistribution):
         """Do nothing: sites of zero are the prior."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in ("shift", "precision"):  # a batch or several latents show only when the model is first called
+        for name in ("shift", "precision", "coupling", "direction"):  # their shapes show when the model is first called
             if prefix + name in state_dict:
-                setattr(self, name, torch.zeros_like(state_dict[prefix + name]).to(getattr(self, name)))
+                setattr(self, name, torch.zeros_like(state_dict[prefix + name]).to(self.shift))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -132,6 +145,9 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def kl_divergence(self) -> Tensor:
         """Return KL(q(f) || p(f)) (...), summed over the latents of a datum."""
         conditioned = self.result().conditioned
+        if isinstance(conditioned, CoupledPosterior):
+            expected = conditioned.sites.expected_log(conditioned.mean, conditioned.blocks).sum(-1)
+            return expected - conditioned.log_normalizer
         expected = conditioned.sites.expected_log(conditioned.mean, conditioned.variance).sum(-1)
         divergence = expected - conditioned.log_normalizer
         several = num_latents(self.model.likelihood) is not None

@@ -1,0 +1,101 @@
+r"""log p(y | f) expanded to second order at f, as sites: what Taylor and Laplace condition the prior on.
+
+    U = -d^2 log p / df df',   nu = u + U f,   u = d log p / df
+
+One number a datum and latent for likelihoods of one latent; diagonal plus rank one for those of several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpext.bounds import conditional_log_prob, num_latents
+from gpext.posteriors import CoupledPosterior, Posterior
+from gpext.sites import CoupledSites, GaussianSites
+
+Sites = GaussianSites | CoupledSites
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The expansion at f; in the graph of f and of the likelihood's parameters."""
+
+    log_prob: Tensor  # (..., N)
+    gradient: Tensor  # u, like f
+    sites: Sites
+    cautious: Sites  # the same with a precision that is surely positive
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every number is."""
+        return all(bool(t.isfinite().all()) for t in (self.log_prob, self.gradient, self.sites.shift))
+
+    def spread(self, posterior: Posterior | CoupledPosterior) -> Tensor:
+        """Return -tr(U_i V_ii) / 2 (..., N), V_ii the posterior covariance of the latents of a datum."""
+        local = posterior.blocks if isinstance(posterior, CoupledPosterior) else posterior.variance
+        return self.sites.expected_log(torch.zeros_like(self.gradient), local)
+
+
+def expand(likelihood: Any, targets: Tensor, f: Tensor) -> Expansion:
+    """Return the expansion of log p(y | f) at f (..., N) or (..., D, N); it is in the graph of f if gradients are on.
+
+    Raises:
+        TypeError: a likelihood of several latents that does not say its curvature.
+    """
+    if num_latents(likelihood) is None:
+        log_p, g, bend = log_prob_derivatives(likelihood, targets, f, 2)
+        sites = GaussianSites(g - bend * f, -bend)
+        safe = (-bend).clamp_min(0)
+        return Expansion(log_p, g, sites, GaussianSites(g + safe * f, safe))
+    curve = getattr(likelihood, "curvature", None)
+    if curve is None:
+        raise TypeError(
+            f"Laplace and Taylor need the curvature of a likelihood of several latents; "
+            f"{type(likelihood).__qualname__} has no method curvature(targets, f). gpext.inference.KL() serves it."
+        )
+    found = curve(targets, f)
+    both = []
+    for precision in (found.precision, found.expected_precision):
+        without = CoupledSites(found.gradient, precision, found.coupling, found.direction)
+        shift = found.gradient + without.times(f)
+        both.append(CoupledSites(shift, precision, found.coupling, found.direction))
+    return Expansion(found.log_prob, found.gradient, *both)
+
+
+def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int) -> list[Tensor]:
+    """Return log p(y_i | f_i) of one latent and its derivatives in f_i up to `order`, each (..., N).
+
+    They are in the graph of the likelihood's parameters, and of f if that has one.
+    """
+    wanted = torch.is_grad_enabled()
+    with torch.enable_grad():
+        f = f if f.requires_grad else f.detach().requires_grad_()
+        values = [conditional_log_prob(likelihood, targets, f)]
+        for _ in range(order):
+            last = values[-1]
+            if not last.requires_grad:  # a polynomial has run out
+                values.append(torch.zeros_like(f))
+                continue
+            (following,) = torch.autograd.grad(last.sum(), f, create_graph=True, materialize_grads=True)
+            values.append(following)
+    return values if wanted else [value.detach() for value in values]
+
+
+def require_curvature(likelihood: Any, targets: Tensor) -> None:
+    """Raise TypeError if log p(y | f) of one latent bends nowhere: its modes are kinks, which have no curvature."""
+    if num_latents(likelihood) is not None:
+        return
+    target = targets.flatten()[:1]
+    f = torch.linspace(-3.3, 3.1, 15, dtype=torch.float64, device=targets.device)
+    f = torch.cat([f, f + target.double()])
+    with torch.no_grad():
+        _, slope, bend = log_prob_derivatives(likelihood, target, f, 2)
+    if not bool((bend.abs() > 1e-8 * slope.abs()).any()):  # beyond rounding
+        raise TypeError(
+            f"log p(y | f) of {type(likelihood).__qualname__} has no second derivative in f, so Laplace and Taylor do "
+            "not apply; gpext.inference.KL() does."
+        )

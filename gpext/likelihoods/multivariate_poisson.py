@@ -1,0 +1,92 @@
+"""Several counts a datum, each Poisson with its own latent function: one model, and one kernel if you like, for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+
+from gpext.distributions import Poisson
+from gpext.likelihoods.checks import check_counts
+from gpext.likelihoods.curvature import Curvature
+from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.poisson import PoissonLikelihood
+
+
+class MultivariatePoissonLikelihood(LatentLikelihood):
+    r"""D counts a datum with rates e^f_d, independent given f.
+
+    :math:`\log p(y|f) = \sum_d y_d f_d - e^{f_d} - \log y_d!`
+
+    Targets are (..., N, D), latent values (..., D, N). The canonical exponential family of [Cha13] with T(y) = y and
+    b(f) = sum exp f_d, whose Hessian is diagonal: no datum couples its latents.
+
+    Args:
+        num_outputs: D, at least 1.
+
+    Raises:
+        ValueError: no output.
+    """
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        if num_outputs < 1:
+            raise ValueError(f"num_outputs must be at least 1; got {num_outputs}.")
+        self.num_latents = num_outputs
+        self._each = PoissonLikelihood()
+
+    def _check_support(self, targets: Tensor) -> None:
+        if targets.dim() < 2 or targets.size(-1) != self.num_latents:
+            raise ValueError(
+                f"targets must be counts of shape (..., N, {self.num_latents}); got shape {tuple(targets.shape)}. "
+                "A vector of counts goes with PoissonLikelihood, or as targets.unsqueeze(-1)."
+            )
+        check_counts(targets)
+
+    def datum_shape(self, targets: Tensor) -> torch.Size:
+        """Return (..., N)."""
+        return targets.shape[:-1]
+
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        return self._each.log_prob(targets.mT, f).sum(-2)
+
+    def curvature(self, targets: Tensor, f: Tensor) -> Curvature:
+        """Return log p(y | f) to second order at f (..., D, N): u = y - e^f, U = diag(e^f).
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        rates = f.exp()
+        none = torch.zeros_like(f)
+        return Curvature(self.log_prob(targets, f), targets.mT - rates, rates, none.select(-2, 0), none, rates)
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., D, N), in closed form.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        return self._each.expected_log_density(targets.mT, mean, variance).sum(-2)
+
+    def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, variance) df (..., N) under independent latents.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        return self._each.log_density(targets.mT, mean, variance).sum(-2)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y | f) for f (..., D, N): batch shape (..., N), events of D counts."""
+        return Independent(Poisson(rate=function_samples.mT.exp()), 1)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y) at the marginals of function_dist: independent counts, batch shape (..., N), events of D."""
+        mean, variance = self._marginals(function_dist)
+        each = MultivariateNormal(mean.mT, torch.diag_embed(variance.mT))
+        return Independent(self._each.marginal(each), 1)
