@@ -77,6 +77,10 @@ def unit(generator, n):
     return 0.05 + 0.9 * torch.rand(n, generator=generator, dtype=F64)
 
 
+def angles(generator, n):
+    return 1.5 * torch.randn(n, generator=generator, dtype=F64)
+
+
 def classes(num_classes):
     return lambda generator, n: torch.randint(num_classes, (n,), generator=generator).to(F64)
 
@@ -107,6 +111,7 @@ def stock(kind, **values):
     return make
 
 
+JOINT = ("kl", "laplace", "taylor")
 SMOOTH = ("kl", "laplace", "taylor", "ep")
 CASES = {
     "bernoulli_logit": augmented("bernoulli_logit"),
@@ -118,9 +123,10 @@ CASES = {
     "poisson": Case(likelihoods.PoissonLikelihood, counts, SMOOTH),
     "ordinal_logit": Case(double(lambda: likelihoods.OrdinalLogitLikelihood(4)), classes(4), SMOOTH),
     "ordinal_probit": Case(double(lambda: likelihoods.OrdinalProbitLikelihood(4)), classes(4), SMOOTH),
-    "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), ("kl",), num_latents=3),
-    "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), ("kl",), num_latents=3),
+    "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), JOINT, num_latents=3),
+    "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), JOINT, num_latents=3),
     "stick_breaking": Case(lambda: likelihoods.StickBreakingLikelihood(3), classes(3), ("kl",), num_latents=2),
+    "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor"), num_latents=2),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),
     "stock_bernoulli": Case(gpytorch.likelihoods.BernoulliLikelihood, binary, SMOOTH),
     "stock_poisson": Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH),

@@ -155,7 +155,9 @@ class Problem:
             num_steps=len(trace),
             trace=torch.stack(trace) if trace else log_evidence.detach().new_zeros((0, *log_evidence.shape)),
             message=message + (f"; jitter {self.jitter:g}." if self.jitter else "."),
-            log_density=partial(log_density, self.likelihood),
+            log_density=partial(
+                joint_log_density if isinstance(posterior, CoupledPosterior) else log_density, self.likelihood
+            ),
             two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
@@ -167,6 +169,21 @@ def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor
     if own is not None:
         return own(targets, mean, variance)
     return log_expectation(lambda f: conditional_log_prob(likelihood, targets, f), mean, variance)
+
+
+def joint_log_density(likelihood: Any, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return log int p(y_i | f) N(f | m_i, V_i) df (..., N) for D latents whose covariances are (..., D, D, N).
+
+    Raises:
+        NotImplementedError: a likelihood that has no integral over correlated latents.
+    """
+    own: Callable[..., Tensor] | None = getattr(likelihood, "joint_log_density", None)
+    if own is None:
+        raise NotImplementedError(
+            f"{type(likelihood).__qualname__} has no joint_log_density(targets, mean, covariance), the integral over "
+            "correlated latents; subclass gpext.likelihoods.JointLikelihood."
+        )
+    return own(targets, mean, covariance)
 
 
 def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

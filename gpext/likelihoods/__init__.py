@@ -2,6 +2,7 @@
 
 from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
+from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
@@ -12,11 +13,13 @@ from gpext.likelihoods.poisson import PoissonLikelihood
 from gpext.likelihoods.stick_breaking import StickBreakingLikelihood
 from gpext.likelihoods.student_t import StudentTLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood, SuperGaussianLikelihood
+from gpext.likelihoods.von_mises import VonMisesLikelihood
 
 __all__ = [
     "AugmentedLikelihood",
     "BayesianSVMLikelihood",
     "BernoulliLogitLikelihood",
+    "JointLikelihood",
     "LaplaceLikelihood",
     "LatentLikelihood",
     "Matern32Likelihood",
@@ -28,4 +31,5 @@ __all__ = [
     "StickBreakingLikelihood",
     "StudentTLikelihood",
     "SuperGaussianLikelihood",
+    "VonMisesLikelihood",
 ]
