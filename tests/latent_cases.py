@@ -81,6 +81,13 @@ def angles(generator, n):
     return 1.5 * torch.randn(n, generator=generator, dtype=F64)
 
 
+def proportions(num_classes):
+    def draw(generator, n):
+        return (0.8 * torch.randn(n, num_classes, generator=generator, dtype=F64)).softmax(-1)
+
+    return draw
+
+
 def classes(num_classes):
     return lambda generator, n: torch.randint(num_classes, (n,), generator=generator).to(F64)
 
@@ -127,6 +134,7 @@ CASES = {
     "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), JOINT, num_latents=3),
     "stick_breaking": Case(lambda: likelihoods.StickBreakingLikelihood(3), classes(3), ("kl",), num_latents=2),
     "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor"), num_latents=2),
+    "dirichlet": Case(lambda: likelihoods.DirichletLikelihood(3), proportions(3), ("laplace", "taylor"), num_latents=3),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),
     "stock_bernoulli": Case(gpytorch.likelihoods.BernoulliLikelihood, binary, SMOOTH),
     "stock_poisson": Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH),

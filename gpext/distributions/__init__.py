@@ -2,6 +2,7 @@
 
 from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.compound_dirichlet import CompoundDirichlet
 from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.gamma import Gamma
 from gpext.distributions.generalized_inverse_gaussian import GeneralizedInverseGaussian
@@ -21,6 +22,7 @@ __all__ = [
     "AdditiveNoisePredictive",
     "BatchMixture",
     "Bernoulli",
+    "CompoundDirichlet",
     "CompoundDistribution",
     "CompoundVonMises",
     "Gamma",

@@ -94,13 +94,20 @@ class CompoundVonMises(Distribution):
     ) -> Tensor:
         """Draws in (-pi, pi] of shape sample_shape + batch_shape."""
         with torch.no_grad():
-            mean = self.latent_mean.mT
-            value, vectors = torch.linalg.eigh(self.latent_covariance.movedim(-1, -3))
-            shape = torch.Size(sample_shape) + mean.shape
-            noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-            noise = value.clamp_min(0).sqrt() * noise  # rounding may have made a zero negative
-            first, second = (mean + (vectors @ noise.unsqueeze(-1)).squeeze(-1)).unbind(-1)
+            f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
+            first, second = f.unbind(-2)
             return VonMises(torch.atan2(second, first), torch.hypot(first, second)).sample(generator=generator)
+
+
+def draw_latents(
+    mean: Tensor, covariance: Tensor, sample_shape: torch.Size, generator: torch.Generator | None
+) -> Tensor:
+    """Return draws (*sample_shape, ..., D, N) of the latents of each datum, given (..., D, N) and (..., D, D, N)."""
+    value, vectors = torch.linalg.eigh(covariance.movedim(-1, -3))
+    shape = sample_shape + mean.mT.shape
+    noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    noise = value.clamp_min(0).sqrt() * noise  # rounding may have made a zero negative
+    return (mean.mT + (vectors @ noise.unsqueeze(-1)).squeeze(-1)).mT
 
 
 def concentration_of(length: Tensor) -> Tensor:

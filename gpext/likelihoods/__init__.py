@@ -2,6 +2,7 @@
 
 from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
+from gpext.likelihoods.dirichlet import DirichletLikelihood
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
@@ -19,6 +20,7 @@ __all__ = [
     "AugmentedLikelihood",
     "BayesianSVMLikelihood",
     "BernoulliLogitLikelihood",
+    "DirichletLikelihood",
     "JointLikelihood",
     "LaplaceLikelihood",
     "LatentLikelihood",
