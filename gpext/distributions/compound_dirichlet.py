@@ -22,7 +22,7 @@ class CompoundDirichlet(Distribution):
     Args:
         latent_mean: m (..., D, N).
         latent_covariance: V (..., D, D, N), positive semidefinite.
-        conditional: maps f (..., D, N) to a Dirichlet distribution with batch shape (..., N).
+        concentration: theta, maps f (..., D, N) to the parameters (..., D, N) of the Dirichlet distribution.
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         validate_args: as in torch.distributions.
     """
@@ -34,29 +34,34 @@ class CompoundDirichlet(Distribution):
         self,
         latent_mean: Tensor,
         latent_covariance: Tensor,
-        conditional: Callable[[Tensor], torch.distributions.Distribution],
+        concentration: Callable[[Tensor], Tensor],
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
         self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
-        self._conditional, self._log_density = conditional, log_density
+        self._concentration, self._log_density = concentration, log_density
         shape = latent_mean.mT.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
     @property
     def mean(self) -> Tensor:
         """E[y] (..., N, D)."""
-        return joint_expectation(lambda f: self._conditional(f).mean.mT, self.latent_mean, self.latent_covariance).mT
+        return self._expectation(lambda mean, total: mean)
 
     @property
     def variance(self) -> Tensor:
-        """The variances of y_j (..., N, D)."""
+        """The variances of y_j (..., N, D): E[y_j^2 | f] = m_j (S m_j + 1) / (S + 1), m = theta / S."""
+        return self._expectation(lambda mean, total: mean * (total * mean + 1) / (total + 1)) - self.mean.square()
 
-        def second_moment(f: Tensor) -> Tensor:
-            given = self._conditional(f)
-            return (given.variance + given.mean.square()).mT
+    def _expectation(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return the expectation (..., N, D) of a function of theta / S (..., D, N) and S (..., 1, N)."""
 
-        return joint_expectation(second_moment, self.latent_mean, self.latent_covariance).mT - self.mean.square()
+        def of_latents(f: Tensor) -> Tensor:
+            theta = self._concentration(f)
+            total = theta.sum(-2, keepdim=True)
+            return function(theta / total, total)
+
+        return joint_expectation(of_latents, self.latent_mean, self.latent_covariance).mT
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (..., N) of values (..., N, D)."""
@@ -70,5 +75,5 @@ class CompoundDirichlet(Distribution):
         """Draws of shape sample_shape + batch_shape + (D,)."""
         with torch.no_grad():
             f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
-            gammas = torch._standard_gamma(self._conditional(f).concentration, generator)
+            gammas = torch._standard_gamma(self._concentration(f).mT, generator)
             return gammas / gammas.sum(-1, keepdim=True)

@@ -12,8 +12,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from gpext.posteriors import CoupledPosterior, Posterior
-from gpext.sites import CoupledSites, GaussianSites
+from gpext.posteriors import JointPosterior, Posterior
+from gpext.sites import GaussianSites, JointSites
 
 
 class Status(Enum):
@@ -56,7 +56,7 @@ class InferenceResult:
     num_steps: int
     trace: Tensor
     message: str
-    conditioned: Posterior | CoupledPosterior = field(repr=False)
+    conditioned: Posterior | JointPosterior = field(repr=False)
     dtype: torch.dtype = field(repr=False)
     targets: Tensor = field(repr=False)
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
@@ -68,13 +68,13 @@ class InferenceResult:
 
         A batch of D for D latents; where they are coupled, a MultitaskMultivariateNormal of D tasks.
         """
-        if isinstance(self.conditioned, CoupledPosterior):
+        if isinstance(self.conditioned, JointPosterior):
             return self.conditioned.distribution(self.dtype)
         covariance = to_linear_operator(self.conditioned.covariance.to(self.dtype))
         return MultivariateNormal(self.conditioned.mean.to(self.dtype), covariance)
 
     @property
-    def sites(self) -> GaussianSites | CoupledSites:
+    def sites(self) -> GaussianSites | JointSites:
         """The Gaussian sites that stand for the likelihood."""
         return self.conditioned.sites.to(self.dtype)
 
@@ -100,7 +100,7 @@ class InferenceResult:
 
     def _at_cavities(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         mean, variance = self.conditioned.leave_one_out
-        if isinstance(self.conditioned, CoupledPosterior):
+        if isinstance(self.conditioned, JointPosterior):
             return self._at_joint_cavities(function, mean, variance)
         proper = variance > 0
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
 from gpext.likelihoods.dirichlet import DirichletLikelihood
+from gpext.likelihoods.exponential_family import ExponentialFamilyLikelihood
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
@@ -21,6 +22,7 @@ __all__ = [
     "BayesianSVMLikelihood",
     "BernoulliLogitLikelihood",
     "DirichletLikelihood",
+    "ExponentialFamilyLikelihood",
     "JointLikelihood",
     "LaplaceLikelihood",
     "LatentLikelihood",

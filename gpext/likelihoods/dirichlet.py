@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, softplus
 
 from gpext.distributions import CompoundDirichlet
+from gpext.distributions.polygamma import log_gamma, polygamma
 from gpext.likelihoods.checks import check_num_classes, floating_like
 from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.joint import JointLikelihood
@@ -74,9 +75,9 @@ class DirichletLikelihood(JointLikelihood):
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         log_y = floating_like(targets, f).log().mT
-        theta = softplus(f, threshold=_THRESHOLD)
-        constant = theta.sum(-2).lgamma() - log_y.sum(-2)
-        return constant + (theta * log_y + _log_softplus(f) - (theta + 1).lgamma()).sum(-2)
+        theta = _theta(f)
+        constant = log_gamma(theta.sum(-2)) - log_y.sum(-2)
+        return constant + (theta * log_y + _log_softplus(f) - log_gamma(theta + 1)).sum(-2)
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature:
         """Return log p(y | f) to second order at f (..., D, N).
@@ -86,22 +87,26 @@ class DirichletLikelihood(JointLikelihood):
         """
         self.check(targets)
         log_y = floating_like(targets, f).log().mT
-        theta, J = softplus(f, threshold=_THRESHOLD), f.sigmoid()
+        theta, J = _theta(f), f.sigmoid()
         total = theta.sum(-2)
         r = (logsigmoid(f) - _log_softplus(f)).exp()
-        gradient = J * (log_y - (theta + 1).digamma() + total.digamma().unsqueeze(-2)) + r
-        expected = r.square() + torch.polygamma(1, theta + 1) * J.square()
+        gradient = J * (log_y - polygamma(0, theta + 1) + polygamma(0, total).unsqueeze(-2)) + r
+        expected = r.square() + polygamma(1, theta + 1) * J.square()
         precision = expected - gradient * (-f).sigmoid()
-        coupling = -torch.polygamma(1, total)
+        coupling = -polygamma(1, total)
         return Curvature(self._log_prob(targets, f), gradient, precision, coupling, J, expected)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., D, N), a Dirichlet distribution with batch shape (..., N)."""
-        return base_distributions.Dirichlet(softplus(function_samples, threshold=_THRESHOLD).mT)
+        return base_distributions.Dirichlet(_theta(function_samples).mT)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y), a :class:`gpext.distributions.CompoundDirichlet`: mean, variance, log_prob, draws."""
-        return CompoundDirichlet(*self._blocks(function_dist), self.forward, self.joint_log_density)
+        return CompoundDirichlet(*self._blocks(function_dist), _theta, self.joint_log_density)
+
+
+def _theta(f: Tensor) -> Tensor:
+    return softplus(f, threshold=_THRESHOLD)
 
 
 def _log_softplus(f: Tensor) -> Tensor:

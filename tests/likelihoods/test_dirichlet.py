@@ -106,9 +106,7 @@ def test_proportions_are_recovered():
 
 def test_wrong_proportions_are_refused():
     likelihood = DirichletLikelihood(2)
-    with pytest.raises(
-        ValueError, match=r"got 0 at index \(1, 0\). Smooth zeros: y = \(y \* \(n - 1\) \+ 1 / 2\) / n"
-    ):
+    with pytest.raises(ValueError, match=r"got 0 at index \(1, 0\). Smooth zeros: y = \(y \* \(n - 1\) \+ 1 / 2\) / n"):
         likelihood.check(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
     with pytest.raises(ValueError, match=r"must sum to 1; got 1.1 at index 1. Divide"):
         likelihood.check(torch.tensor([[0.5, 0.5], [0.3, 0.8]]))
