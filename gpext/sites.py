@@ -156,6 +156,66 @@ class CoupledSites:
         )
 
 
+@dataclass(frozen=True)
+class BlockSites:
+    """One unnormalised Gaussian factor of the D latent values of each datum, its precision any symmetric matrix.
+
+        t(f) = exp(shift' f - f' precision f / 2)
+
+    Args:
+        shift: nu (..., D, N).
+        precision: U (..., D, D, N), symmetric, of any signs.
+
+    Raises:
+        ValueError: the shapes do not belong together.
+    """
+
+    shift: Tensor  # (..., D, N)
+    precision: Tensor  # (..., D, D, N)
+
+    def __post_init__(self) -> None:
+        *batch, latents, size = self.shift.shape
+        if self.precision.shape != (*batch, latents, latents, size):
+            raise ValueError(
+                f"expected shift (..., D, N) and precision (..., D, D, N); got {tuple(self.shift.shape)} and "
+                f"{tuple(self.precision.shape)}."
+            )
+
+    def times(self, f: Tensor) -> Tensor:
+        """Return U f, datum by datum (..., D, N)."""
+        return block_times(self.precision, f)
+
+    def expected_log(self, mean: Tensor, blocks: Tensor) -> Tensor:
+        """Return E[log t(f)] (..., N) under means (..., D, N) and covariances of each datum (..., D, D, N)."""
+        quadratic = (mean * self.times(mean)).sum(-2) + (self.precision * blocks).sum((-3, -2))
+        return (self.shift * mean).sum(-2) - 0.5 * quadratic
+
+    def choose(self, other: BlockSites, which: Tensor) -> BlockSites:
+        """Return the other sites in those of a batch where `which` (...) holds, and these elsewhere."""
+        which = which.unsqueeze(-1).unsqueeze(-1)
+        return BlockSites(
+            torch.where(which, other.shift, self.shift),
+            torch.where(which.unsqueeze(-1), other.precision, self.precision),
+        )
+
+    def detach(self) -> BlockSites:
+        """Return the same sites outside the autograd graph."""
+        return BlockSites(self.shift.detach(), self.precision.detach())
+
+    def to(self, dtype: torch.dtype) -> BlockSites:
+        """Return the sites in another dtype."""
+        return BlockSites(self.shift.to(dtype), self.precision.to(dtype))
+
+
+def block_times(blocks: Tensor, f: Tensor) -> Tensor:
+    """Return U f (..., D, N), datum by datum, for U (..., D, D, N)."""
+    return (blocks * f.unsqueeze(-3)).sum(-2)
+
+
+JointSites = CoupledSites | BlockSites
+"""Sites of the latents of a datum together."""
+
+
 def _over(shape: torch.Size) -> torch.Size:
     """Return the shape without its second dimension from behind."""
     return shape[:-2] + shape[-1:]

@@ -77,6 +77,51 @@ def unit(generator, n):
     return 0.05 + 0.9 * torch.rand(n, generator=generator, dtype=F64)
 
 
+def angles(generator, n):
+    return 1.5 * torch.randn(n, generator=generator, dtype=F64)
+
+
+def proportions(num_classes):
+    def draw(generator, n):
+        return (0.8 * torch.randn(n, num_classes, generator=generator, dtype=F64)).softmax(-1)
+
+    return draw
+
+
+NOISE = torch.tensor([[1.0, 0.6], [0.6, 2.0]], dtype=F64)
+
+
+def pairs_of_reals(generator, n):
+    return 1.5 * torch.randn(n, 2, generator=generator, dtype=F64)
+
+
+def family_gaussian():
+    """Pairs with correlated noise, its covariance known up to a factor, the dispersion."""
+    inverse = torch.linalg.inv(NOISE)
+
+    def log_partition(theta):  # theta = eta, T = NOISE^-1 y
+        return 0.5 * torch.einsum("...dn,de,...en->...n", theta, inverse, theta)
+
+    def log_base(y, a):
+        quadratic = torch.einsum("...nd,de,...ne->...n", y, inverse, y)
+        return -0.5 * quadratic / a - (2 * torch.pi * a).log() - 0.5 * torch.logdet(NOISE)
+
+    return likelihoods.ExponentialFamilyLikelihood(
+        2, lambda y: (y @ inverse).mT, log_partition, log_base, dispersion=0.4, num_targets=2
+    ).double()
+
+
+def family_beta():
+    """Beta(e^f_1, e^f_2), whose link is not canonical."""
+    return likelihoods.ExponentialFamilyLikelihood(
+        2,
+        lambda y: torch.stack([y.log(), (1 - y).log()], -2),
+        lambda theta: theta.lgamma().sum(-2) - theta.sum(-2).lgamma(),
+        lambda y, a: -y.log() - (1 - y).log(),
+        torch.exp,
+    )
+
+
 def classes(num_classes):
     return lambda generator, n: torch.randint(num_classes, (n,), generator=generator).to(F64)
 
@@ -107,6 +152,7 @@ def stock(kind, **values):
     return make
 
 
+JOINT = ("kl", "laplace", "taylor")
 SMOOTH = ("kl", "laplace", "taylor", "ep")
 CASES = {
     "bernoulli_logit": augmented("bernoulli_logit"),
@@ -118,9 +164,13 @@ CASES = {
     "poisson": Case(likelihoods.PoissonLikelihood, counts, SMOOTH),
     "ordinal_logit": Case(double(lambda: likelihoods.OrdinalLogitLikelihood(4)), classes(4), SMOOTH),
     "ordinal_probit": Case(double(lambda: likelihoods.OrdinalProbitLikelihood(4)), classes(4), SMOOTH),
-    "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), ("kl",), num_latents=3),
-    "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), ("kl",), num_latents=3),
+    "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), JOINT, num_latents=3),
+    "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), JOINT, num_latents=3),
     "stick_breaking": Case(lambda: likelihoods.StickBreakingLikelihood(3), classes(3), ("kl",), num_latents=2),
+    "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor"), num_latents=2),
+    "dirichlet": Case(lambda: likelihoods.DirichletLikelihood(3), proportions(3), ("laplace", "taylor"), num_latents=3),
+    "family_gaussian": Case(family_gaussian, pairs_of_reals, ("laplace", "taylor"), num_latents=2),
+    "family_beta": Case(family_beta, unit, ("laplace", "taylor"), num_latents=2),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),
     "stock_bernoulli": Case(gpytorch.likelihoods.BernoulliLikelihood, binary, SMOOTH),
     "stock_poisson": Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH),

@@ -2,6 +2,8 @@
 
 from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.compound_dirichlet import CompoundDirichlet
+from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.gamma import Gamma
 from gpext.distributions.generalized_inverse_gaussian import GeneralizedInverseGaussian
 from gpext.distributions.inverse_gaussian import InverseGaussian
@@ -13,13 +15,16 @@ from gpext.distributions.radial_noise import RadialNoise, log_normalizer
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.scale_mixture import ScaleMixture
 from gpext.distributions.scaled import Scaled
+from gpext.distributions.von_mises import VonMises
 from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
     "AdditiveNoisePredictive",
     "BatchMixture",
     "Bernoulli",
+    "CompoundDirichlet",
     "CompoundDistribution",
+    "CompoundVonMises",
     "Gamma",
     "GeneralizedInverseGaussian",
     "InverseGaussian",
@@ -34,6 +39,7 @@ __all__ = [
     "ScaleMixture",
     "Scaled",
     "StudentT",
+    "VonMises",
     "log_normalizer",
     "with_cdf",
 ]

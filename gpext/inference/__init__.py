@@ -2,6 +2,7 @@
 
 from gpext.inference.cavi import CAVI, require_augmentation
 from gpext.inference.ep import EP
+from gpext.inference.expansion import DenseBlocksWarning
 from gpext.inference.kl import KL
 from gpext.inference.laplace import Laplace
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms, exact_terms
@@ -13,6 +14,7 @@ __all__ = [
     "CAVI",
     "EP",
     "KL",
+    "DenseBlocksWarning",
     "InferenceResult",
     "InferenceWarning",
     "Laplace",

@@ -7,6 +7,7 @@ One number a datum and latent for likelihoods of one latent; diagonal plus rank 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,15 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, num_latents
-from gpext.posteriors import CoupledPosterior, Posterior
-from gpext.sites import CoupledSites, GaussianSites
+from gpext.likelihoods.curvature import BlockCurvature
+from gpext.posteriors import JointPosterior, Posterior
+from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites, block_times
 
-Sites = GaussianSites | CoupledSites
+Sites = GaussianSites | JointSites
+
+
+class DenseBlocksWarning(UserWarning):
+    """An inference conditions all latents of all data in one dense system; the message names its cost."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,9 @@ class Expansion:
         """Whether every number is."""
         return all(bool(t.isfinite().all()) for t in (self.log_prob, self.gradient, self.sites.shift))
 
-    def spread(self, posterior: Posterior | CoupledPosterior) -> Tensor:
+    def spread(self, posterior: Posterior | JointPosterior) -> Tensor:
         """Return -tr(U_i V_ii) / 2 (..., N), V_ii the posterior covariance of the latents of a datum."""
-        local = posterior.blocks if isinstance(posterior, CoupledPosterior) else posterior.variance
+        local = posterior.blocks if isinstance(posterior, JointPosterior) else posterior.variance
         return self.sites.expected_log(torch.zeros_like(self.gradient), local)
 
 
@@ -58,12 +64,17 @@ def expand(likelihood: Any, targets: Tensor, f: Tensor) -> Expansion:
             f"{type(likelihood).__qualname__} has no method curvature(targets, f). gpext.inference.KL() serves it."
         )
     found = curve(targets, f)
-    both = []
+    if isinstance(found, BlockCurvature):
+        blocks, expected = found.blocks, found.expected_blocks
+        true = BlockSites(found.gradient + block_times(blocks, f), blocks)
+        cautious = BlockSites(found.gradient + block_times(expected, f), expected)
+        return Expansion(found.log_prob, found.gradient, true, cautious)
+    coupled = []
     for precision in (found.precision, found.expected_precision):
         without = CoupledSites(found.gradient, precision, found.coupling, found.direction)
         shift = found.gradient + without.times(f)
-        both.append(CoupledSites(shift, precision, found.coupling, found.direction))
-    return Expansion(found.log_prob, found.gradient, *both)
+        coupled.append(CoupledSites(shift, precision, found.coupling, found.direction))
+    return Expansion(found.log_prob, found.gradient, *coupled)
 
 
 def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int) -> list[Tensor]:
@@ -85,9 +96,22 @@ def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int
     return values if wanted else [value.detach() for value in values]
 
 
-def require_curvature(likelihood: Any, targets: Tensor) -> None:
-    """Raise TypeError if log p(y | f) of one latent bends nowhere: its modes are kinks, which have no curvature."""
+def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
+    """Raise TypeError if log p(y | f) of one latent bends nowhere: its modes are kinks, which have no curvature.
+
+    Several latents without structure are warned about: f (..., D, N) is any point of them.
+    """
     if num_latents(likelihood) is not None:
+        if isinstance(expand(likelihood, targets, f.detach()).sites, BlockSites):
+            latents, size = f.shape[-2:]
+            warnings.warn(
+                f"the Hessian of {type(likelihood).__qualname__} has no structure that is known: one dense system of "
+                f"{latents} latents times {size} data, O((n D)^3) = {(latents * size) ** 3:.0e} operations a step and "
+                f"{8 * (latents * size) ** 2 / 2**20:.0f} MB a matrix. A likelihood whose curvature() returns a "
+                "diagonal plus rank one costs O(D n^3).",
+                DenseBlocksWarning,
+                stacklevel=4,
+            )
         return
     target = targets.flatten()[:1]
     f = torch.linspace(-3.3, 3.1, 15, dtype=torch.float64, device=targets.device)

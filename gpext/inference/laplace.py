@@ -25,8 +25,8 @@ from gpext.bounds import conditional_log_prob
 from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
-from gpext.posteriors import CoupledPosterior, Posterior
-from gpext.sites import CoupledSites
+from gpext.posteriors import JointPosterior, Posterior
+from gpext.sites import JointSites
 
 _MOST_HALVINGS = 40
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
@@ -79,7 +79,7 @@ class Laplace:
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
         if start is None:
-            require_curvature(likelihood, targets)
+            require_curvature(likelihood, targets, problem.mean)
         posterior, f, status, trace = self._climb(problem, start)
         pull = _pull(problem, posterior, f)  # s
         pulled = posterior.covariance_times(pull)  # V s
@@ -92,7 +92,7 @@ class Laplace:
     @torch.no_grad()
     def _climb(
         self, problem: Problem, start: Sites | None
-    ) -> tuple[Posterior | CoupledPosterior, Tensor, Status, list[Tensor]]:
+    ) -> tuple[Posterior | JointPosterior, Tensor, Status, list[Tensor]]:
         """Return the posterior at the sites of the last f, that f, how it ended, and log Z at every f."""
         f, weights = _begin(problem, start)
         trace: list[Tensor] = []
@@ -134,17 +134,17 @@ def _begin(problem: Problem, start: Sites | None) -> tuple[Tensor, Tensor]:
     return problem.mean.detach(), torch.zeros_like(problem.mean)
 
 
-def _condition(problem: Problem, at: Expansion) -> tuple[Posterior | CoupledPosterior, bool]:
+def _condition(problem: Problem, at: Expansion) -> tuple[Posterior | JointPosterior, bool]:
     """Return the posterior under the sites of the expansion, and whether the true curvature made it."""
     posterior = problem.condition(at.sites)
     proper = posterior.positive_definite
     if bool(proper.all()):
         return posterior, True
-    which = proper if isinstance(at.sites, CoupledSites) else proper.unsqueeze(-1)
+    which = proper if isinstance(at.sites, JointSites) else proper.unsqueeze(-1)
     return problem.condition(at.cautious.choose(at.sites, which)), False  # type: ignore[arg-type]
 
 
-def _pull(problem: Problem, posterior: Posterior | CoupledPosterior, f: Tensor) -> Tensor:
+def _pull(problem: Problem, posterior: Posterior | JointPosterior, f: Tensor) -> Tensor:
     """Return the derivative of -tr(U V) / 2 in f, V fixed, like f."""
     with torch.enable_grad():
         f = f.detach().requires_grad_()

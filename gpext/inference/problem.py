@@ -16,9 +16,9 @@ from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
-from gpext.posteriors import CoupledPosterior, DensePrior, LowRankPrior, Posterior, Prior
+from gpext.posteriors import DensePrior, JointPosterior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
-from gpext.sites import CoupledSites, GaussianSites
+from gpext.sites import GaussianSites, JointSites
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Problem:
     def condition(self, sites: GaussianSites) -> Posterior: ...
 
     @overload
-    def condition(self, sites: CoupledSites) -> CoupledPosterior: ...
+    def condition(self, sites: JointSites) -> JointPosterior: ...
 
     @overload
-    def condition(self, sites: GaussianSites | CoupledSites) -> Posterior | CoupledPosterior: ...
+    def condition(self, sites: GaussianSites | JointSites) -> Posterior | JointPosterior: ...
 
-    def condition(self, sites: GaussianSites | CoupledSites) -> Posterior | CoupledPosterior:
+    def condition(self, sites: GaussianSites | JointSites) -> Posterior | JointPosterior:
         """Return the prior conditioned on sites, outside the graph.
 
         Raises:
@@ -105,9 +105,9 @@ class Problem:
         """Sum what belongs to D independent latents, (..., D) -> (...)."""
         return value if self.num_latents is None else value.sum(-1)
 
-    def over_latents_of(self, posterior: Posterior | CoupledPosterior, value: Tensor) -> Tensor:
+    def over_latents_of(self, posterior: Posterior | JointPosterior, value: Tensor) -> Tensor:
         """Sum what a posterior says, unless it has done so for its latents itself."""
-        return value if isinstance(posterior, CoupledPosterior) else self.over_latents(value)
+        return value if isinstance(posterior, JointPosterior) else self.over_latents(value)
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a'b over all values of all latents (...)."""
@@ -118,7 +118,7 @@ class Problem:
         return value.unsqueeze(-1) if self.num_latents is None else value.unsqueeze(-1).unsqueeze(-1)
 
     def attach(
-        self, value: Tensor, local: Tensor, posterior: Posterior | CoupledPosterior, response: Tensor | None = None
+        self, value: Tensor, local: Tensor, posterior: Posterior | JointPosterior, response: Tensor | None = None
     ) -> Tensor:
         """Return an evidence A(nu, tau) + sum_i c_i (...) whose value is known, in the graph of all it depends on.
 
@@ -139,7 +139,7 @@ class Problem:
     def result(
         self,
         name: str,
-        posterior: Posterior | CoupledPosterior,
+        posterior: Posterior | JointPosterior,
         log_evidence: Tensor,
         status: Status,
         trace: list[Tensor],
@@ -155,7 +155,9 @@ class Problem:
             num_steps=len(trace),
             trace=torch.stack(trace) if trace else log_evidence.detach().new_zeros((0, *log_evidence.shape)),
             message=message + (f"; jitter {self.jitter:g}." if self.jitter else "."),
-            log_density=partial(log_density, self.likelihood),
+            log_density=partial(
+                joint_log_density if isinstance(posterior, JointPosterior) else log_density, self.likelihood
+            ),
             two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
@@ -167,6 +169,21 @@ def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor
     if own is not None:
         return own(targets, mean, variance)
     return log_expectation(lambda f: conditional_log_prob(likelihood, targets, f), mean, variance)
+
+
+def joint_log_density(likelihood: Any, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return log int p(y_i | f) N(f | m_i, V_i) df (..., N) for D latents whose covariances are (..., D, D, N).
+
+    Raises:
+        NotImplementedError: a likelihood that has no integral over correlated latents.
+    """
+    own: Callable[..., Tensor] | None = getattr(likelihood, "joint_log_density", None)
+    if own is None:
+        raise NotImplementedError(
+            f"{type(likelihood).__qualname__} has no joint_log_density(targets, mean, covariance), the integral over "
+            "correlated latents; subclass gpext.likelihoods.JointLikelihood."
+        )
+    return own(targets, mean, covariance)
 
 
 def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

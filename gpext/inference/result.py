@@ -12,8 +12,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from gpext.posteriors import CoupledPosterior, Posterior
-from gpext.sites import CoupledSites, GaussianSites
+from gpext.posteriors import JointPosterior, Posterior
+from gpext.sites import GaussianSites, JointSites
 
 
 class Status(Enum):
@@ -46,7 +46,8 @@ class InferenceResult:
         conditioned: the prior conditioned on the sites, float64.
         dtype: that of the prior, and of what is returned.
         targets: what was conditioned on.
-        log_density: (targets, mean, variance) -> log int p(y | f) N(f | mean, variance) df.
+        log_density: (targets, mean, variance) -> log int p(y | f) N(f | mean, variance) df; of coupled latents it takes
+            the covariances of each datum (..., D, D, N).
         two_sided_tail: likewise, -> twice the smaller tail of that distribution beyond y, nan if it has no cdf.
     """
 
@@ -55,7 +56,7 @@ class InferenceResult:
     num_steps: int
     trace: Tensor
     message: str
-    conditioned: Posterior | CoupledPosterior = field(repr=False)
+    conditioned: Posterior | JointPosterior = field(repr=False)
     dtype: torch.dtype = field(repr=False)
     targets: Tensor = field(repr=False)
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
@@ -67,13 +68,13 @@ class InferenceResult:
 
         A batch of D for D latents; where they are coupled, a MultitaskMultivariateNormal of D tasks.
         """
-        if isinstance(self.conditioned, CoupledPosterior):
+        if isinstance(self.conditioned, JointPosterior):
             return self.conditioned.distribution(self.dtype)
         covariance = to_linear_operator(self.conditioned.covariance.to(self.dtype))
         return MultivariateNormal(self.conditioned.mean.to(self.dtype), covariance)
 
     @property
-    def sites(self) -> GaussianSites | CoupledSites:
+    def sites(self) -> GaussianSites | JointSites:
         """The Gaussian sites that stand for the likelihood."""
         return self.conditioned.sites.to(self.dtype)
 
@@ -99,8 +100,21 @@ class InferenceResult:
 
     def _at_cavities(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         mean, variance = self.conditioned.leave_one_out
+        if isinstance(self.conditioned, JointPosterior):
+            return self._at_joint_cavities(function, mean, variance)
         proper = variance > 0
         with torch.no_grad():
             values = function(self.targets, torch.where(proper, mean, 0), torch.where(proper, variance, 1))
         proper = proper if values.dim() == mean.dim() else proper.all(-2)
+        return torch.where(proper, values, torch.nan).to(self.dtype)
+
+    def _at_joint_cavities(
+        self, function: Callable[[Tensor, Tensor, Tensor], Tensor], mean: Tensor, covariance: Tensor
+    ) -> Tensor:
+        V = covariance.movedim(-1, -3)
+        proper = torch.linalg.cholesky_ex(V)[1] == 0
+        unit = torch.eye(V.size(-1), dtype=V.dtype, device=V.device)
+        V = torch.where(proper[..., None, None], V, unit).movedim(-3, -1)
+        with torch.no_grad():
+            values = function(self.targets, torch.where(proper.unsqueeze(-2), mean, 0), V)
         return torch.where(proper, values, torch.nan).to(self.dtype)

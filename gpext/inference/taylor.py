@@ -58,7 +58,7 @@ class Taylor:
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
         if start is None:
-            require_curvature(likelihood, targets)
+            require_curvature(likelihood, targets, problem.mean)
         point = self._point(problem)
         at = expand(likelihood, targets, point)
         log_p = at.log_prob.detach()

@@ -2,6 +2,9 @@
 
 from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
+from gpext.likelihoods.dirichlet import DirichletLikelihood
+from gpext.likelihoods.exponential_family import ExponentialFamilyLikelihood
+from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
@@ -13,11 +16,15 @@ from gpext.likelihoods.poisson import PoissonLikelihood
 from gpext.likelihoods.stick_breaking import StickBreakingLikelihood
 from gpext.likelihoods.student_t import StudentTLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood, SuperGaussianLikelihood
+from gpext.likelihoods.von_mises import VonMisesLikelihood
 
 __all__ = [
     "AugmentedLikelihood",
     "BayesianSVMLikelihood",
     "BernoulliLogitLikelihood",
+    "DirichletLikelihood",
+    "ExponentialFamilyLikelihood",
+    "JointLikelihood",
     "LaplaceLikelihood",
     "LatentLikelihood",
     "Matern32Likelihood",
@@ -30,4 +37,5 @@ __all__ = [
     "StickBreakingLikelihood",
     "StudentTLikelihood",
     "SuperGaussianLikelihood",
+    "VonMisesLikelihood",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -24,3 +25,28 @@ class Curvature:
     coupling: Tensor  # a (..., N)
     direction: Tensor  # w (..., D, N)
     expected_precision: Tensor  # (..., D, N)
+
+    @property
+    def blocks(self) -> Tensor:
+        """U (..., D, D, N)."""
+        return self._with(self.precision)
+
+    @property
+    def expected_blocks(self) -> Tensor:
+        """The Fisher information (..., D, D, N)."""
+        return self._with(self.expected_precision)
+
+    def _with(self, precision: Tensor) -> Tensor:
+        w = self.direction
+        coupled = self.coupling.unsqueeze(-2).unsqueeze(-2) * w.unsqueeze(-2) * w.unsqueeze(-3)
+        return coupled + torch.diag_embed(precision.mT).movedim(-3, -1)
+
+
+@dataclass(frozen=True)
+class BlockCurvature:
+    """The same where the Hessian has no structure: a D x D block for each datum."""
+
+    log_prob: Tensor  # (..., N)
+    gradient: Tensor  # u (..., D, N)
+    blocks: Tensor  # U (..., D, D, N)
+    expected_blocks: Tensor  # the Fisher information (..., D, D, N)

@@ -13,16 +13,23 @@ import torch
 from gpytorch.distributions import MultivariateNormal, base_distributions
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from gpext.bounds import MultinomialTerms
 from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating
 from gpext.likelihoods.curvature import Curvature
-from gpext.likelihoods.latent import LatentLikelihood
-from gpext.quadrature import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
+from gpext.likelihoods.joint import JointLikelihood, correlated_blocks, second_order
+from gpext.quadrature import (
+    SecondOrder,
+    expected_log_sum_exp,
+    expected_softmax,
+    joint_expectation,
+    log_joint_expectation,
+    log_multinomial_marginal,
+)
 
 
-class MultinomialLogitLikelihood(LatentLikelihood):
+class MultinomialLogitLikelihood(JointLikelihood):
     """Unordered classes, :math:`p(y=k|f) = e^{f_k} / sum_j e^{f_j}`, or the counts of several trials.
 
     Args:
@@ -114,9 +121,38 @@ class MultinomialLogitLikelihood(LatentLikelihood):
         terms = self._terms(targets, torch.promote_types(targets.dtype, mean.dtype))
         return terms.constant + log_multinomial_marginal(terms.counts, mean, variance)
 
+    def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, covariance) df (..., N): K - 1 integrals, over differences of latents.
+
+        Raises:
+            TypeError, ValueError: as :meth:`JointLikelihood.joint_log_density`.
+        """
+        self.check(targets)
+
+        def expand(differences: Tensor) -> SecondOrder:
+            at = second_order(self.curvature(targets, pad(differences, (0, 0, 0, 1))))
+            return SecondOrder(at.value, at.gradient[..., :-1, :], at.precision[..., :-1, :-1, :])
+
+        return log_joint_expectation(
+            lambda f: self._log_prob(targets, pad(f, (0, 0, 0, 1))), expand, *_contrasts(mean, covariance)
+        )
+
+    def joint_expected_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] under N(mean, covariance), (..., N); arguments as :meth:`joint_log_density`.
+
+        Raises:
+            TypeError, ValueError: as :meth:`JointLikelihood.joint_log_density`.
+        """
+        self.check(targets)
+        return joint_expectation(lambda f: self._log_prob(targets, pad(f, (0, 0, 0, 1))), *_contrasts(mean, covariance))
+
     def class_probs(self, function_dist: MultivariateNormal) -> Tensor:
         """Return the probabilities of the classes in one trial, (..., N, K), at the marginals of function_dist."""
-        return expected_softmax(*self._marginals(function_dist)).mT
+        mean, variance = self._marginals(function_dist)
+        covariance = correlated_blocks(function_dist)
+        if covariance is None:
+            return expected_softmax(mean, variance).mT
+        return joint_expectation(lambda f: pad(f, (0, 0, 0, 1)).softmax(-2), *_contrasts(mean, covariance)).mT
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., K, N): a Categorical, or for several trials a Multinomial distribution.
@@ -146,3 +182,9 @@ class MultinomialLogitLikelihood(LatentLikelihood):
                 "has its log probabilities, class_probs(function_dist) its mean in one trial."
             )
         return base_distributions.Categorical(probs=self.class_probs(function_dist))
+
+
+def _contrasts(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean (..., K - 1, N) and covariance (..., K - 1, K - 1, N) of f_k - f_K, all that a softmax sees."""
+    across = covariance[..., :-1, :, :] - covariance[..., -1:, :, :]
+    return mean[..., :-1, :] - mean[..., -1:, :], across[..., :-1, :] - across[..., -1:, :]

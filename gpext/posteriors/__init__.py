@@ -1,5 +1,6 @@
 """Condition a Gaussian process prior on Gaussian sites."""
 
+from gpext.posteriors.block import BlockPosterior, JointPosterior, condition_blocks
 from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.dense_prior import DensePrior
@@ -21,17 +22,20 @@ Posterior = DensePosterior | LowRankPosterior
 Prior = DensePrior | LowRankPrior
 
 __all__ = [
+    "BlockPosterior",
     "CoupledPosterior",
     "DensePosterior",
     "DensePrior",
     "FixedSites",
     "InducingPosterior",
+    "JointPosterior",
     "LowRankPosterior",
     "LowRankPrior",
     "Posterior",
     "Prior",
     "SquareRoot",
     "back_substitute",
+    "condition_blocks",
     "condition_coupled",
     "condition_dense",
     "condition_inducing",

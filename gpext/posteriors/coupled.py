@@ -74,13 +74,10 @@ class CoupledPosterior:
 
         A covariance that is not positive definite means that there is no cavity.
         """
-        V, m = self.blocks.movedim(-1, -3), self.mean.mT.unsqueeze(-1)  # (..., N, D, D), (..., N, D, 1)
-        w, nu = self.sites.direction.mT.unsqueeze(-1), self.sites.shift.mT.unsqueeze(-1)
-        U = torch.diag_embed(self.sites.precision.mT) + self.sites.coupling[..., None, None] * (w @ w.mT)
-        rest = torch.eye(V.size(-1), dtype=V.dtype, device=V.device) - V @ U
-        covariance = torch.linalg.solve(rest, V)
-        mean = torch.linalg.solve(rest, m - V @ nu).squeeze(-1).mT
-        return mean, (0.5 * (covariance + covariance.mT)).movedim(-3, -1)
+        w = self.sites.direction
+        coupled = self.sites.coupling.unsqueeze(-2).unsqueeze(-2) * w.unsqueeze(-2) * w.unsqueeze(-3)
+        U = coupled + torch.diag_embed(self.sites.precision.mT).movedim(-3, -1)
+        return joint_cavities(self.mean, self.blocks, self.sites.shift, U)
 
     @property
     def log_det(self) -> Tensor:
@@ -149,6 +146,23 @@ class CoupledPosterior:
     def _spread(self, value: Tensor) -> Tensor:
         """Return W value (..., D, N), for a number a datum (..., N)."""
         return self.sites.direction * value.unsqueeze(-2)
+
+
+def joint_cavities(mean: Tensor, blocks: Tensor, shift: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Return N(m, V) of each datum without its own site: (V^-1 - U)^-1 and its mean, V not inverted.
+
+    Args:
+        mean: m (..., D, N).
+        blocks: V (..., D, D, N).
+        shift: nu (..., D, N).
+        precision: U (..., D, D, N).
+    """
+    V, U = blocks.movedim(-1, -3), precision.movedim(-1, -3)
+    m, nu = mean.mT.unsqueeze(-1), shift.mT.unsqueeze(-1)
+    rest = torch.eye(V.size(-1), dtype=V.dtype, device=V.device) - V @ U
+    covariance = torch.linalg.solve(rest, V)
+    cavity_mean = torch.linalg.solve(rest, m - V @ nu).squeeze(-1).mT
+    return cavity_mean, (0.5 * (covariance + covariance.mT)).movedim(-3, -1)
 
 
 def condition_coupled(prior_mean: Tensor, prior_covariance: Tensor, sites: CoupledSites) -> CoupledPosterior:

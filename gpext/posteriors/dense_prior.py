@@ -11,10 +11,11 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
+from gpext.posteriors.block import JointPosterior, condition_blocks
+from gpext.posteriors.coupled import condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.square_root import SquareRoot
-from gpext.sites import CoupledSites, GaussianSites
+from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,22 @@ class DensePrior:
     def condition(self, sites: GaussianSites) -> DensePosterior: ...
 
     @overload
-    def condition(self, sites: CoupledSites) -> CoupledPosterior: ...
+    def condition(self, sites: JointSites) -> JointPosterior: ...
 
     @overload
-    def condition(self, sites: GaussianSites | CoupledSites) -> DensePosterior | CoupledPosterior: ...
+    def condition(self, sites: GaussianSites | JointSites) -> DensePosterior | JointPosterior: ...
 
-    def condition(self, sites: GaussianSites | CoupledSites) -> DensePosterior | CoupledPosterior:
+    def condition(self, sites: GaussianSites | JointSites) -> DensePosterior | JointPosterior:
         """Return the prior, of D latents for coupled sites, conditioned on them; outside the graph."""
         with torch.no_grad():
             mean, covariance = self.mean.detach(), self.covariance.detach()
             if isinstance(sites, CoupledSites):
                 return condition_coupled(mean, covariance, sites)
+            if isinstance(sites, BlockSites):
+                return condition_blocks(mean, covariance, sites)
             return condition_dense(mean, covariance, sites)
 
-    def follow(self, posterior: DensePosterior | CoupledPosterior, response: Tensor | None) -> Tensor:
+    def follow(self, posterior: DensePosterior | JointPosterior, response: Tensor | None) -> Tensor:
         """Return zero (...), with the derivatives of the sites' evidence in mu and K, the sites fixed.
 
         First derivatives only: in closed form they cost a fraction of differentiating through a factorisation.

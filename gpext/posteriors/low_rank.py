@@ -31,7 +31,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpext.posteriors.products import times
-from gpext.sites import CoupledSites, GaussianSites
+from gpext.sites import GaussianSites, JointSites
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class LowRankPrior:
         mean = self.mean.expand(torch.broadcast_shapes(self.mean.shape, targets.shape))
         return LowRankPrior(mean, self.root, self.diagonal)
 
-    def condition(self, sites: GaussianSites | CoupledSites) -> LowRankPosterior:
+    def condition(self, sites: GaussianSites | JointSites) -> LowRankPosterior:
         """Return the prior conditioned on sites, outside the graph.
 
         Raises:
             TypeError: the sites couple several latents.
         """
-        if isinstance(sites, CoupledSites):
+        if isinstance(sites, JointSites):
             raise TypeError("a low-rank prior takes no sites that couple latents; use the exact prior, or KL().")
         with torch.no_grad():
             return condition_low_rank(self.mean.detach(), self.root.detach(), self.diagonal.detach(), sites)

@@ -27,6 +27,7 @@ from gpext.quadrature.adaptive import (
     log_expectation,
 )
 from gpext.quadrature.closed_tilted import laplace_tilted_moments, probit_tilted_moments
+from gpext.quadrature.joint import SecondOrder, joint_expectation, log_joint_expectation
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
 from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
@@ -38,6 +39,7 @@ __all__ = [
     "QuadratureStatus",
     "QuadratureWarning",
     "Rule",
+    "SecondOrder",
     "TiltedMoments",
     "expectation",
     "expected_log_sum_exp",
@@ -45,8 +47,10 @@ __all__ = [
     "gauss_hermite",
     "gauss_legendre",
     "integrate",
+    "joint_expectation",
     "laplace_tilted_moments",
     "log_expectation",
+    "log_joint_expectation",
     "log_multinomial_marginal",
     "probit_tilted_moments",
     "smooth_expectation",

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from gpext.bounds import num_latents
 from gpext.inference import InferenceResult, InferenceWarning, Status
-from gpext.posteriors import CoupledPosterior, LowRankPosterior, factorise
-from gpext.sites import CoupledSites, GaussianSites
+from gpext.posteriors import JointPosterior, LowRankPosterior, factorise
+from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 from gpext.variational.prior_blocks import FactorCache, dense_covariance, split_covariance
 
 
@@ -60,12 +60,14 @@ class _Sites(_VariationalDistribution):
         self.register_buffer("direction", None)
 
     @property
-    def value(self) -> GaussianSites | CoupledSites:
+    def value(self) -> GaussianSites | JointSites:
+        if self.precision.dim() > self.shift.dim():
+            return BlockSites(self.shift, self.precision)
         if self.coupling is None or self.direction is None:
             return GaussianSites(self.shift, self.precision)
         return CoupledSites(self.shift, self.precision, self.coupling, self.direction)
 
-    def set(self, sites: GaussianSites | CoupledSites) -> None:
+    def set(self, sites: GaussianSites | JointSites) -> None:
         self.shift, self.precision = sites.shift.detach(), sites.precision.detach()
         self.coupling = self.direction = None
         if isinstance(sites, CoupledSites):
@@ -145,7 +147,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def kl_divergence(self) -> Tensor:
         """Return KL(q(f) || p(f)) (...), summed over the latents of a datum."""
         conditioned = self.result().conditioned
-        if isinstance(conditioned, CoupledPosterior):
+        if isinstance(conditioned, JointPosterior):
             expected = conditioned.sites.expected_log(conditioned.mean, conditioned.blocks).sum(-1)
             return expected - conditioned.log_normalizer
         expected = conditioned.sites.expected_log(conditioned.mean, conditioned.variance).sum(-1)

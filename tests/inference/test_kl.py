@@ -100,9 +100,10 @@ def test_errors_say_what_to_do():
     several, latents, classes = CASES["multinomial"].problem(10)
     with pytest.raises(ValueError, match="3 latent functions"):
         KL().infer(p, several, classes)
+    sticks, two, labels = CASES["stick_breaking"].problem(10)
     for rule in (Laplace(), Taylor()):
-        with pytest.raises(TypeError, match="one latent"):
-            rule.infer(latents(), several, classes)
+        with pytest.raises(TypeError, match=r"StickBreakingLikelihood has no method curvature.*KL\(\) serves it"):
+            rule.infer(two(), sticks, labels)
     with pytest.raises(ValueError, match="sequential"):
         KL(schedule="sequential").infer(latents(), several, classes)
 

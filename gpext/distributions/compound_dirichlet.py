@@ -1,0 +1,79 @@
+r"""The predictive distribution on the simplex: a Dirichlet whose parameters are functions of correlated Gaussians.
+
+p(y) = int Dir(y | theta(f)) N(f | m, V) df,     E[y] = E[theta / S],   S = sum_j theta_j
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gpytorch.distributions import Distribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from gpext.distributions.compound_von_mises import draw_latents
+from gpext.quadrature import joint_expectation
+
+
+class CompoundDirichlet(Distribution):
+    """Proportions y, event shape (D,), batch shape (..., N).
+
+    Args:
+        latent_mean: m (..., D, N).
+        latent_covariance: V (..., D, D, N), positive semidefinite.
+        concentration: theta, maps f (..., D, N) to the parameters (..., D, N) of the Dirichlet distribution.
+        log_density: maps (value, mean, covariance) to log p(value) (..., N).
+        validate_args: as in torch.distributions.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.simplex
+
+    def __init__(
+        self,
+        latent_mean: Tensor,
+        latent_covariance: Tensor,
+        concentration: Callable[[Tensor], Tensor],
+        log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
+        self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
+        self._concentration, self._log_density = concentration, log_density
+        shape = latent_mean.mT.shape
+        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y] (..., N, D)."""
+        return self._expectation(lambda mean, total: mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances of y_j (..., N, D): E[y_j^2 | f] = m_j (S m_j + 1) / (S + 1), m = theta / S."""
+        return self._expectation(lambda mean, total: mean * (total * mean + 1) / (total + 1)) - self.mean.square()
+
+    def _expectation(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return the expectation (..., N, D) of a function of theta / S (..., D, N) and S (..., 1, N)."""
+
+        def of_latents(f: Tensor) -> Tensor:
+            theta = self._concentration(f)
+            total = theta.sum(-2, keepdim=True)
+            return function(theta / total, total)
+
+        return joint_expectation(of_latents, self.latent_mean, self.latent_covariance).mT
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density (..., N) of values (..., N, D)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._log_density(value, self.latent_mean, self.latent_covariance)
+
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape + (D,)."""
+        with torch.no_grad():
+            f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
+            gammas = torch._standard_gamma(self._concentration(f).mT, generator)
+            return gammas / gammas.sum(-1, keepdim=True)

@@ -1,0 +1,126 @@
+r"""The predictive distribution of an angle: a von Mises whose natural parameter is Gaussian in the plane.
+
+p(y) = int VM(y | eta) N(eta | m, V) d eta,     E[e^{iy}] = E[A(|eta|) e^{i arg eta}] = R e^{i loc}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gpytorch.distributions import Distribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from gpext.distributions.bessel import log_i0_derivative, resultant_slope
+from gpext.distributions.von_mises import VonMises
+from gpext.quadrature import joint_expectation
+
+_NEWTON_STEPS = 6
+
+
+class CompoundVonMises(Distribution):
+    """Angles y in radians given a Gaussian eta = kappa (cos, sin); batch shape (..., N).
+
+    Args:
+        latent_mean: m (..., 2, N).
+        latent_covariance: V (..., 2, 2, N), positive semidefinite.
+        log_density: maps (value, mean, covariance) to log p(value) (..., N).
+        validate_args: as in torch.distributions.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.real
+
+    def __init__(
+        self,
+        latent_mean: Tensor,
+        latent_covariance: Tensor,
+        log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
+        self.latent_mean, self.latent_covariance, self._log_density = latent_mean, latent_covariance, log_density
+        super().__init__(latent_mean.select(-2, 0).shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: torch.Size, _instance: CompoundVonMises | None = None) -> CompoundVonMises:
+        """The same distribution, repeated over `batch_shape`."""
+        new = self._get_checked_instance(CompoundVonMises, _instance)
+        *batch, size = batch_shape
+        new.latent_mean = self.latent_mean.expand(*batch, 2, size)
+        new.latent_covariance = self.latent_covariance.expand(*batch, 2, 2, size)
+        new._log_density = self._log_density
+        super(CompoundVonMises, new).__init__(torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def resultant(self) -> Tensor:
+        """(E[cos y], E[sin y]) (..., 2, N)."""
+
+        def mean_direction(eta: Tensor) -> Tensor:
+            return log_i0_derivative(eta.square().sum(-2), 1).unsqueeze(-2) * eta
+
+        return joint_expectation(mean_direction, self.latent_mean, self.latent_covariance)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean direction in (-pi, pi]."""
+        east, north = self.resultant.unbind(-2)
+        return torch.atan2(north, east)
+
+    @property
+    def resultant_length(self) -> Tensor:
+        """R = |E[e^{iy}]|, between 0 (no direction) and 1."""
+        return torch.hypot(*self.resultant.unbind(-2))
+
+    @property
+    def variance(self) -> Tensor:
+        """The circular variance 1 - R."""
+        return 1 - self.resultant_length
+
+    @property
+    def concentration(self) -> Tensor:
+        """That of the von Mises distribution with the same resultant."""
+        return concentration_of(self.resultant_length)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density in radians; value and result broadcast with the batch shape."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._log_density(value, self.latent_mean, self.latent_covariance)
+
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws in (-pi, pi] of shape sample_shape + batch_shape."""
+        with torch.no_grad():
+            f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
+            first, second = f.unbind(-2)
+            return VonMises(torch.atan2(second, first), torch.hypot(first, second)).sample(generator=generator)
+
+
+def draw_latents(
+    mean: Tensor, covariance: Tensor, sample_shape: torch.Size, generator: torch.Generator | None
+) -> Tensor:
+    """Return draws (*sample_shape, ..., D, N) of the latents of each datum, given (..., D, N) and (..., D, D, N)."""
+    value, vectors = torch.linalg.eigh(covariance.movedim(-1, -3))
+    shape = sample_shape + mean.mT.shape
+    noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    noise = value.clamp_min(0).sqrt() * noise  # rounding may have made a zero negative
+    return (mean.mT + (vectors @ noise.unsqueeze(-1)).squeeze(-1)).mT
+
+
+def concentration_of(length: Tensor) -> Tensor:
+    """Return the kappa with I1(kappa) / I0(kappa) = length, by Newton's method [Best & Fisher 1981]."""
+    with torch.no_grad():
+        R = length.double()
+        middle, large = -0.4 + 1.39 * R + 0.43 / (1 - R), 1 / (R * (1 - R) * (3 - R))
+        kappa = torch.where(R < 0.53, 2 * R + R**3 + 5 * R**5 / 6, torch.where(R < 0.85, middle, large))
+        for _ in range(_NEWTON_STEPS):
+            kappa = _newton(kappa, R)
+    return _newton(kappa, length.double()).to(length.dtype)
+
+
+def _newton(kappa: Tensor, length: Tensor) -> Tensor:
+    squared = kappa.square()
+    return kappa - (kappa * log_i0_derivative(squared, 1) - length) / resultant_slope(squared)

@@ -1,0 +1,115 @@
+r"""The Dirichlet likelihood: points of the simplex from D latent functions [Cha13 Sec. 4.3, Eq. 46 corrected].
+
+    p(y | eta) = Gamma(S) / prod_j Gamma(theta_j) prod_j y_j^{theta_j - 1},   theta = softplus(eta),   S = sum_j theta_j
+
+With J = sigmoid(eta), g = log y - psi0(theta) + psi0(S):
+
+    u = J g,   U = diag(psi1(theta) J^2 - g J (1 - J)) - psi1(S) J J'
+
+The link is not canonical: U need not be positive definite where y is unlikely; the Fisher information, without g, is.
+Where theta is small Gamma(theta) = Gamma(1 + theta) / theta, and so on, keeps everything finite: r = J / theta -> 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal, base_distributions
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid, softplus
+
+from gpext.distributions import CompoundDirichlet
+from gpext.distributions.polygamma import log_gamma, polygamma
+from gpext.likelihoods.checks import check_num_classes, floating_like
+from gpext.likelihoods.curvature import Curvature
+from gpext.likelihoods.joint import JointLikelihood
+
+_THRESHOLD = 50.0  # above, softplus(eta) = eta to rounding
+_SMALL = -40.0  # below, softplus(eta) = e^eta to rounding
+
+
+class DirichletLikelihood(JointLikelihood):
+    """Proportions y > 0 that sum to one, (..., N, D), from latent functions (..., D, N).
+
+    Args:
+        num_classes: D, at least 2.
+
+    Raises:
+        ValueError: fewer than two classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        check_num_classes(num_classes)
+        self.num_classes = self.num_latents = num_classes
+
+    def _check_support(self, targets: Tensor) -> None:
+        D = self.num_classes
+        if targets.dim() < 2 or targets.size(-1) != D:
+            raise ValueError(f"targets must be proportions of shape (..., N, {D}); got shape {tuple(targets.shape)}.")
+        if bool((targets <= 0).any()):
+            index = tuple((targets <= 0).nonzero()[0].tolist())
+            raise ValueError(
+                f"proportions must be positive, as their logarithms count; got {targets[index].item():g} at index "
+                f"{index}. Smooth zeros: y = (y * (n - 1) + 1 / {D}) / n with n = {targets.size(-2)} data."
+            )
+        totals = targets.sum(-1)
+        off = (totals - 1).abs() > 10 * math.sqrt(torch.finfo(totals.dtype).eps)
+        if bool(off.any()):
+            index = tuple(off.nonzero()[0].tolist())
+            raise ValueError(
+                f"the proportions of each datum must sum to 1; got {totals[index].item():g} at index "
+                f"{index[0] if len(index) == 1 else index}. Divide by the totals: y / y.sum(-1, keepdim=True)."
+            )
+
+    def datum_shape(self, targets: Tensor) -> torch.Size:
+        """Return (..., N)."""
+        return targets.shape[:-1]
+
+    def expansion_point(self, targets: Tensor) -> Tensor:
+        """Return eta = y (..., D, N), where Taylor expands [Cha13]."""
+        return targets.mT
+
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        log_y = floating_like(targets, f).log().mT
+        theta = _theta(f)
+        constant = log_gamma(theta.sum(-2)) - log_y.sum(-2)
+        return constant + (theta * log_y + _log_softplus(f) - log_gamma(theta + 1)).sum(-2)
+
+    def curvature(self, targets: Tensor, f: Tensor) -> Curvature:
+        """Return log p(y | f) to second order at f (..., D, N).
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        self.check(targets)
+        log_y = floating_like(targets, f).log().mT
+        theta, J = _theta(f), f.sigmoid()
+        total = theta.sum(-2)
+        r = (logsigmoid(f) - _log_softplus(f)).exp()
+        gradient = J * (log_y - polygamma(0, theta + 1) + polygamma(0, total).unsqueeze(-2)) + r
+        expected = r.square() + polygamma(1, theta + 1) * J.square()
+        precision = expected - gradient * (-f).sigmoid()
+        coupling = -polygamma(1, total)
+        return Curvature(self._log_prob(targets, f), gradient, precision, coupling, J, expected)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y | f) for f (..., D, N), a Dirichlet distribution with batch shape (..., N)."""
+        return base_distributions.Dirichlet(_theta(function_samples).mT)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y), a :class:`gpext.distributions.CompoundDirichlet`: mean, variance, log_prob, draws."""
+        return CompoundDirichlet(*self._blocks(function_dist), _theta, self.joint_log_density)
+
+
+def _theta(f: Tensor) -> Tensor:
+    return softplus(f, threshold=_THRESHOLD)
+
+
+def _log_softplus(f: Tensor) -> Tensor:
+    """Return log softplus(f), which is f where that is very negative."""
+    small = f < _SMALL
+    return torch.where(small, f, softplus(torch.where(small, 0.0, f), threshold=_THRESHOLD).log())

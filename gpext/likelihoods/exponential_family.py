@@ -1,0 +1,174 @@
+r"""Any multivariate exponential family, from its parameter functions [Cha13 Sec. 2.1].
+
+    log p(y | eta) = [T(y)' theta(eta) - b(theta(eta))] / a + log h(y, a),   with J = d theta / d eta
+
+    u = J' [T - grad b] / a,   U = (J' hess b J - sum_j [T - grad b]_j hess theta_j) / a,   E[U] = J' hess b J / a
+
+The derivatives are automatic, D backward passes for all data at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gpytorch.constraints import Positive
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpext.likelihoods.checks import floating_like
+from gpext.likelihoods.curvature import BlockCurvature
+from gpext.likelihoods.joint import JointLikelihood
+
+
+class ExponentialFamilyLikelihood(JointLikelihood):
+    """A likelihood of D latent functions from T, b, h, a and theta; `Laplace` and `Taylor` serve it.
+
+    Every function works datum by datum on whole tensors, in which the data are the last dimension and what belongs to
+    one datum the second from behind. Blocks without known structure cost O((N D)^3): see `DenseBlocksWarning`.
+
+    Args:
+        num_latents: D.
+        statistic: T, maps targets to (..., P, N).
+        log_partition: b, maps theta (..., P, N) to (..., N); three times differentiable.
+        log_base: log h, maps targets and a, a number, to (..., N); zero by default.
+        link: theta, maps eta (..., D, N) to (..., P, N); the canonical theta = eta by default.
+        dispersion: the first value of a, learnt as `dispersion`; None for a = 1.
+        num_targets: how many numbers a target has: targets are then (..., N, num_targets), else (..., N).
+        conditional: maps f (..., D, N) to the distribution p(y | f), for draws.
+
+    Raises:
+        ValueError: fewer than one latent, or a dispersion that is not positive.
+
+    Example:
+        >>> import torch
+        >>> likelihood = ExponentialFamilyLikelihood(  # a Poisson count for each of two latents
+        ...     2, statistic=lambda y: y.mT, log_partition=lambda theta: theta.exp().sum(-2), num_targets=2,
+        ...     log_base=lambda y, a: -(y + 1).lgamma().sum(-1),
+        ... )
+        >>> likelihood.log_prob(torch.tensor([[0.0, 1.0]]), torch.zeros(2, 1))
+        tensor([-2.])
+    """
+
+    def __init__(
+        self,
+        num_latents: int,
+        statistic: Callable[[Tensor], Tensor],
+        log_partition: Callable[[Tensor], Tensor],
+        log_base: Callable[[Tensor, Tensor], Tensor] | None = None,
+        link: Callable[[Tensor], Tensor] | None = None,
+        dispersion: float | None = None,
+        *,
+        num_targets: int | None = None,
+        conditional: Callable[[Tensor], Distribution] | None = None,
+    ) -> None:
+        super().__init__()
+        if num_latents < 1:
+            raise ValueError(f"num_latents must be at least 1; got {num_latents}.")
+        if dispersion is not None and not dispersion > 0:
+            raise ValueError(f"dispersion must be positive; got {dispersion}.")
+        self.num_latents, self.num_targets = num_latents, num_targets
+        self.statistic, self.log_partition, self.log_base = statistic, log_partition, log_base
+        self.link, self.conditional = link, conditional
+        self.has_dispersion = dispersion is not None
+        if dispersion is not None:
+            self.register_parameter("raw_dispersion", torch.nn.Parameter(torch.zeros(())))
+            self.register_constraint("raw_dispersion", Positive())
+            self.dispersion = dispersion
+
+    @property
+    def dispersion(self) -> Tensor:
+        """A (), one if it is not learnt."""
+        if not self.has_dispersion:
+            return torch.ones(())
+        return self.raw_dispersion_constraint.transform(self.raw_dispersion)
+
+    @dispersion.setter
+    def dispersion(self, value: float | Tensor) -> None:
+        raw = self.raw_dispersion
+        value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
+        self.initialize(raw_dispersion=self.raw_dispersion_constraint.inverse_transform(value))
+
+    def _check_support(self, targets: Tensor) -> None:
+        if self.num_targets is not None and (targets.dim() < 2 or targets.size(-1) != self.num_targets):
+            raise ValueError(f"targets must have shape (..., N, {self.num_targets}); got shape {tuple(targets.shape)}.")
+
+    def datum_shape(self, targets: Tensor) -> torch.Size:
+        """Return (..., N)."""
+        return targets.shape if self.num_targets is None else targets.shape[:-1]
+
+    def _theta(self, f: Tensor) -> Tensor:
+        return f if self.link is None else self.link(f)
+
+    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        targets, theta, a = floating_like(targets, f), self._theta(f), self.dispersion.to(f.device)
+        T = self.statistic(targets)
+        if T.shape[-2:] != theta.shape[-2:]:
+            raise ValueError(
+                f"statistic and link must both give (..., P, N); got {tuple(T.shape)} and {tuple(theta.shape)}."
+            )
+        value = ((T * theta).sum(-2) - self.log_partition(theta)) / a
+        return value if self.log_base is None else value + self.log_base(targets, a)
+
+    def curvature(self, targets: Tensor, f: Tensor) -> BlockCurvature:
+        """Return log p(y | f) to second order at f (..., D, N), by automatic differentiation.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`; T and theta do not belong together.
+        """
+        self.check(targets)
+        wanted = torch.is_grad_enabled()
+        with torch.enable_grad():
+            f = f if f.requires_grad else f.detach().requires_grad_()
+            value = self._log_prob(targets, f)
+            gradient = _derivative(value, f)
+            blocks = -_rows(gradient, f)
+            expected = blocks if self.link is None else self._fisher_information(f)
+            found = (value, gradient, 0.5 * (blocks + blocks.transpose(-3, -2)), expected)
+        return BlockCurvature(*(found if wanted else (t.detach() for t in found)))
+
+    def _fisher_information(self, f: Tensor) -> Tensor:
+        """Return J' hess b J / a (..., D, D, N), outside the graph."""
+        f = f.detach().requires_grad_()
+        J = _rows(self._theta(f), f).detach()  # (..., P, D, N)
+        theta = self._theta(f).detach().requires_grad_()
+        bend = _rows(_derivative(self.log_partition(theta), theta), theta)
+        return torch.einsum("...pdn,...pqn,...qen->...den", J, bend, J).detach() / self.dispersion.to(f).detach()
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y | f) for f (..., D, N), as `conditional` says.
+
+        Raises:
+            NotImplementedError: there is no `conditional`.
+        """
+        if self.conditional is None:
+            raise NotImplementedError(
+                "p(y | f) as a distribution object needs `conditional`; log_prob(targets, f) has its values, "
+                "log_marginal(targets, function_dist) those of the prediction."
+            )
+        return self.conditional(function_samples)
+
+    def marginal(self, function_dist: Any, *args: Any, **kwargs: Any) -> Distribution:
+        """Refuse: the predictive distribution of a family is known by its density alone.
+
+        Raises:
+            NotImplementedError: always, naming what serves.
+        """
+        raise NotImplementedError(
+            "the predictive distribution of an ExponentialFamilyLikelihood is no torch distribution: "
+            "log_marginal(targets, function_dist) has its log density, and gpext.quadrature.joint_expectation means."
+        )
+
+
+def _derivative(value: Tensor, f: Tensor) -> Tensor:
+    """Return d value_i / d f_i (..., D, N) for value (..., N), in the graph; zero where it does not depend on f."""
+    if not value.requires_grad:
+        return torch.zeros_like(f)
+    (gradient,) = torch.autograd.grad(value.sum(), f, create_graph=True, materialize_grads=True)
+    return gradient
+
+
+def _rows(values: Tensor, f: Tensor) -> Tensor:
+    """Return d values_pi / d f_di (..., P, D, N) for values (..., P, N)."""
+    return torch.stack([_derivative(row, f) for row in values.unbind(-2)], -3)

@@ -1,0 +1,150 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
+from torch.nn.functional import one_hot, softplus
+
+from gpext.distributions.bessel import log_i0
+from gpext.distributions.polygamma import log_gamma
+from gpext.inference import DenseBlocksWarning, Laplace, Taylor
+from gpext.likelihoods import (
+    DirichletLikelihood,
+    ExponentialFamilyLikelihood,
+    MultinomialLogitLikelihood,
+    VonMisesLikelihood,
+)
+from tests.latent_cases import CASES, NOISE
+from tests.members import F64
+
+
+def von_mises():
+    family = ExponentialFamilyLikelihood(
+        2,
+        lambda y: torch.stack([y.cos(), y.sin()], -2),
+        lambda theta: log_i0(theta.square().sum(-2)),
+        lambda y, a: torch.full_like(y, 2 * torch.pi).log().neg(),
+    )
+    return VonMisesLikelihood(), family, lambda g: 3 * torch.rand(6, generator=g, dtype=F64)
+
+
+def dirichlet():
+    family = ExponentialFamilyLikelihood(
+        3,
+        lambda y: y.log().mT,
+        lambda theta: log_gamma(theta).sum(-2) - log_gamma(theta.sum(-2)),
+        lambda y, a: -y.log().sum(-1),
+        softplus,
+        num_targets=3,
+    )
+    return DirichletLikelihood(3), family, lambda g: torch.randn(6, 3, generator=g, dtype=F64).softmax(-1)
+
+
+def multinomial():
+    family = ExponentialFamilyLikelihood(
+        3, lambda y: one_hot(y.long(), 3).to(F64).mT, lambda theta: theta.logsumexp(-2)
+    )
+    return MultinomialLogitLikelihood(3), family, lambda g: torch.randint(3, (6,), generator=g)
+
+
+@pytest.fixture(params=[von_mises, dirichlet, multinomial], ids=lambda make: make.__name__)
+def member(request):
+    """A member with closed forms, the same as a family, targets and latent values."""
+    closed, family, draw = request.param()
+    generator = torch.Generator().manual_seed(0)
+    return closed, family, draw(generator), torch.randn(closed.num_latents, 6, generator=generator, dtype=F64)
+
+
+def test_the_members_are_special_cases(member):
+    closed, family, y, f = member
+    torch.testing.assert_close(family.log_prob(y, f), closed.log_prob(y, f), rtol=1e-12, atol=1e-12)
+    ours, theirs = family.curvature(y, f), closed.curvature(y, f)
+    for name in ("log_prob", "gradient", "blocks", "expected_blocks"):
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-10)
+    assert not ours.blocks.requires_grad or torch.is_grad_enabled()
+    with torch.no_grad():
+        assert not family.curvature(y, f).blocks.requires_grad
+
+
+def prior(latents, size=6):
+    x = torch.linspace(0, 2, size, dtype=F64)
+    K = 2 * torch.exp(-0.5 * (x.unsqueeze(-1) - x).square()) + 1e-3 * torch.eye(size, dtype=F64)
+    return MultivariateNormal(
+        torch.full((latents, size), 0.3, dtype=F64), to_linear_operator(K.expand(latents, -1, -1))
+    )
+
+
+@pytest.mark.parametrize("rule", [Laplace(tolerance=1e-10), Taylor(lambda y: torch.zeros(1, 1, dtype=F64))])
+def test_inference_by_blocks_is_that_of_the_structured_member(member, rule):
+    closed, family, y, _ = member
+    expected = rule.infer(prior(closed.num_latents), closed, y)
+    with pytest.warns(DenseBlocksWarning, match=r"O\(\(n D\)\^3\) ="):
+        result = rule.infer(prior(closed.num_latents), family, y)
+    torch.testing.assert_close(result.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result.posterior.mean, expected.posterior.mean, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        result.posterior.covariance_matrix, expected.posterior.covariance_matrix, rtol=1e-7, atol=1e-7
+    )
+    torch.testing.assert_close(result.log_loo, expected.log_loo, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::gpext.inference.DenseBlocksWarning")
+@pytest.mark.parametrize("rule", [Laplace(), Taylor()])
+def test_a_gaussian_with_correlated_noise_is_exact(rule):
+    likelihood, known, y = CASES["family_gaussian"].problem(12)
+    p = known()
+    result = rule.infer(p, likelihood, y)
+    noisy = torch.block_diag(*p.covariance_matrix) + torch.kron(likelihood.dispersion * NOISE, torch.eye(12, dtype=F64))
+    exact = torch.distributions.MultivariateNormal(p.mean.flatten(), noisy)
+    value = exact.log_prob(y.T.flatten())
+    torch.testing.assert_close(result.log_evidence, value, rtol=1e-9, atol=1e-9)
+    (ours,) = torch.autograd.grad(result.log_evidence, likelihood.raw_dispersion)
+    (theirs,) = torch.autograd.grad(value, likelihood.raw_dispersion)
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+    gain = torch.linalg.inv(noisy.detach())  # leave one out: the joint of a datum given the others
+    a = gain @ (y.T.flatten() - p.mean.detach().flatten())
+    for i in range(0, 12, 5):
+        pick = torch.tensor([i, 12 + i])
+        covariance = torch.linalg.inv(gain[pick][:, pick])
+        mean = y[i] - covariance @ a[pick]
+        expected = torch.distributions.MultivariateNormal(mean, covariance).log_prob(y[i])
+        assert result.log_loo[i].item() == pytest.approx(expected.item(), abs=1e-7)
+
+
+def gaussian_partition(theta):
+    return 0.5 * theta.square().sum(-2)
+
+
+def transpose(y):
+    return y.mT
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies_and_the_dispersion(clone):
+    likelihood = ExponentialFamilyLikelihood(2, transpose, gaussian_partition, dispersion=0.7, num_targets=2).double()
+    likelihood.dispersion = 0.6
+    assert likelihood.dispersion.item() == pytest.approx(0.6, rel=1e-12)
+    y, f = torch.randn(4, 2, dtype=F64), torch.randn(2, 4, dtype=F64)
+    other = clone(likelihood)
+    assert torch.equal(other.log_prob(y, f), likelihood.log_prob(y, f))
+    likelihood.dispersion = 2.0
+    assert not torch.equal(other.log_prob(y, f), likelihood.log_prob(y, f))
+
+
+def test_errors_say_what_to_do():
+    likelihood = ExponentialFamilyLikelihood(2, transpose, gaussian_partition, num_targets=2)
+    with pytest.raises(ValueError, match=r"targets must have shape \(..., N, 2\); got shape \(3,\)"):
+        likelihood.log_prob(torch.zeros(3), torch.zeros(2, 3))
+    wrong = ExponentialFamilyLikelihood(2, transpose, gaussian_partition, num_targets=3)
+    with pytest.raises(ValueError, match=r"both give \(..., P, N\); got \(3, 4\) and \(2, 4\)"):
+        wrong.log_prob(torch.zeros(4, 3), torch.zeros(2, 4))
+    with pytest.raises(NotImplementedError, match="needs `conditional`"):
+        likelihood(torch.zeros(2, 3))
+    with pytest.raises(NotImplementedError, match="log_marginal"):
+        likelihood(MultivariateNormal(torch.zeros(2, 3), torch.eye(3).expand(2, 3, 3)))
+    with pytest.raises(ValueError, match="dispersion must be positive; got 0"):
+        ExponentialFamilyLikelihood(2, transpose, gaussian_partition, dispersion=0.0)
+    with pytest.raises(ValueError, match="num_latents must be at least 1"):
+        ExponentialFamilyLikelihood(0, transpose, gaussian_partition)
