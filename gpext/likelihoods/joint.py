@@ -107,16 +107,8 @@ class JointLikelihood(LatentLikelihood):
         return mean, diagonal_blocks(variance) if covariance is None else covariance
 
     def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:
-        return second_order(self.curvature(targets, f))
-
-
-def second_order(found: Curvature | BlockCurvature) -> SecondOrder:
-    """Return the curvature with the Fisher information where U is not positive semidefinite."""
-    U, expected = found.blocks.movedim(-1, -3), found.expected_blocks.movedim(-1, -3)
-    lowest = torch.linalg.eigvalsh(U)[..., 0]
-    rounding = 1e-12 * U.diagonal(dim1=-2, dim2=-1).abs().sum(-1)
-    concave = (lowest >= -rounding)[..., None, None]
-    return SecondOrder(found.log_prob, found.gradient, torch.where(concave, U, expected).movedim(-3, -1))
+        found = self.curvature(targets, f)
+        return SecondOrder(found.log_prob, found.gradient, found.blocks)
 
 
 def diagonal_blocks(variance: Tensor) -> Tensor:

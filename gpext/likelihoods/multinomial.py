@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot, pad
 from gpext.bounds import MultinomialTerms
 from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating
 from gpext.likelihoods.curvature import Curvature
-from gpext.likelihoods.joint import JointLikelihood, correlated_blocks, second_order
+from gpext.likelihoods.joint import JointLikelihood, correlated_blocks
 from gpext.quadrature import (
     SecondOrder,
     expected_log_sum_exp,
@@ -130,7 +130,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
         self.check(targets)
 
         def expand(differences: Tensor) -> SecondOrder:
-            at = second_order(self.curvature(targets, pad(differences, (0, 0, 0, 1))))
+            at = self._second_order(targets, pad(differences, (0, 0, 0, 1)))
             return SecondOrder(at.value, at.gradient[..., :-1, :], at.precision[..., :-1, :-1, :])
 
         return log_joint_expectation(
