@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    LinearOperator,
+    MatmulLinearOperator,
+    SumLinearOperator,
+)
 from torch import Tensor
 
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
@@ -121,12 +128,32 @@ def correlated_blocks(function_dist: MultivariateNormal) -> Tensor | None:
     if not isinstance(function_dist, MultitaskMultivariateNormal):
         return None
     num_data, num_tasks = function_dist.event_shape
-    datum, task = torch.arange(num_data), torch.arange(num_tasks).unsqueeze(-1)
-    index = datum * num_tasks + task if function_dist._interleaved else task * num_data + datum  # (D, N)
-    rows, columns = (
-        t.reshape(-1).to(function_dist.loc.device) for t in torch.broadcast_tensors(index.unsqueeze(1), index)
-    )
-    blocks = function_dist.lazy_covariance_matrix[..., rows, columns]
-    blocks = blocks.view(*blocks.shape[:-1], num_tasks, num_tasks, num_data)
+    operator = function_dist.lazy_covariance_matrix
+    if function_dist._interleaved:
+        dense = operator.to_dense().contiguous()
+        blocks = dense.view(*dense.shape[:-2], num_data, num_tasks, num_data, num_tasks)
+        blocks = blocks.diagonal(dim1=-4, dim2=-2)
+    else:
+        blocks = _blocks_of(operator, num_tasks)
     across = ~torch.eye(num_tasks, dtype=torch.bool, device=blocks.device).unsqueeze(-1)
     return blocks if bool(((blocks != 0) & across).any()) else None
+
+
+def _blocks_of(operator: LinearOperator, num_tasks: int) -> Tensor:
+    """Return the blocks (..., D, D, N) of a covariance (..., D N, D N), latent by latent, without making it dense.
+
+    Only the operators that the posteriors of `gpext` are made of are known; any other is made dense.
+    """
+    if isinstance(operator, SumLinearOperator):
+        return functools.reduce(torch.add, (_blocks_of(part, num_tasks) for part in operator.linear_ops))
+    if isinstance(operator, BlockDiagLinearOperator) and operator.base_linear_op.size(-3) == num_tasks:
+        return diagonal_blocks(operator.base_linear_op.diagonal(dim1=-2, dim2=-1))
+    if isinstance(operator, MatmulLinearOperator):
+        left, right = operator.left_linear_op.to_dense(), operator.right_linear_op.to_dense().mT
+        left, right = (
+            t.view(*t.shape[:-2], num_tasks, -1, t.size(-1)) for t in (left.contiguous(), right.contiguous())
+        )
+        return torch.einsum("...dnk,...enk->...den", left, right)
+    dense = operator.to_dense().contiguous()
+    size = dense.size(-1) // num_tasks
+    return dense.view(*dense.shape[:-2], num_tasks, size, num_tasks, size).diagonal(dim1=-3, dim2=-1)

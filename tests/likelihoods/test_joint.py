@@ -1,0 +1,34 @@
+"""What every likelihood of correlated latents shares."""
+
+import pytest
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import to_linear_operator
+
+from gpext.likelihoods.joint import correlated_blocks
+from gpext.posteriors import condition_blocks, condition_coupled
+from tests.posteriors.test_block import unstructured
+from tests.posteriors.test_coupled import F64, problem
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_blocks_are_those_of_the_dense_covariance(batch):
+    mean, covariance, sites = problem(3, 7, *batch, kind="mixed")
+    posteriors = (
+        condition_coupled(mean, covariance, sites),
+        condition_blocks(mean, covariance, unstructured(sites)),
+    )
+    for posterior in posteriors:
+        predicted = posterior.predict(mean, covariance, covariance)
+        for joint in (posterior.distribution(F64), predicted):
+            torch.testing.assert_close(correlated_blocks(joint), posterior.blocks, rtol=1e-8, atol=1e-8)
+        dense = predicted.covariance_matrix
+        by_datum = dense.view(*batch, 3, 7, 3, 7).transpose(-4, -3).transpose(-2, -1).reshape(*batch, 21, 21)
+        interleaved = MultitaskMultivariateNormal(predicted.mean, to_linear_operator(by_datum))
+        torch.testing.assert_close(correlated_blocks(interleaved), posterior.blocks, rtol=1e-8, atol=1e-8)
+
+
+def test_uncorrelated_latents_have_none():
+    batch = MultivariateNormal(torch.zeros(2, 4), torch.eye(4).expand(2, 4, 4))
+    assert correlated_blocks(batch) is None
+    assert correlated_blocks(MultitaskMultivariateNormal.from_batch_mvn(batch)) is None
