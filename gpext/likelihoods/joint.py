@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
 from gpext.likelihoods.latent import LatentLikelihood
-from gpext.quadrature import SecondOrder, joint_expectation, log_joint_expectation
+from gpext.quadrature import SecondOrder, in_parts, joint_expectation, log_joint_expectation
 
 
 class JointLikelihood(LatentLikelihood):
@@ -50,9 +51,11 @@ class JointLikelihood(LatentLikelihood):
             TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
         """
         self.check(targets)
-        return log_joint_expectation(
-            lambda f: self._log_prob(targets, f), lambda f: self._second_order(targets, f), mean, covariance
-        )
+
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            return log_joint_expectation(lambda f: self._log_prob(y, f), lambda f: self._second_order(y, f), m, V)
+
+        return self._in_parts(integral, targets, mean, covariance)
 
     def joint_expected_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return E[log p(y | f)] under N(mean, covariance), (..., N); arguments as :meth:`joint_log_density`.
@@ -61,7 +64,11 @@ class JointLikelihood(LatentLikelihood):
             TypeError, ValueError: as :meth:`joint_log_density`.
         """
         self.check(targets)
-        return joint_expectation(lambda f: self._log_prob(targets, f), mean, covariance)
+
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            return joint_expectation(lambda f: self._log_prob(y, f), m, V)
+
+        return self._in_parts(integral, targets, mean, covariance)
 
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, variance) df (..., N) for independent latents (..., D, N).
@@ -112,6 +119,10 @@ class JointLikelihood(LatentLikelihood):
         mean, variance = self._marginals(function_dist)
         covariance = correlated_blocks(function_dist)
         return mean, diagonal_blocks(variance) if covariance is None else covariance
+
+    def _in_parts(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        extra = targets.dim() - len(self.datum_shape(targets))  # dimensions of what belongs to one datum
+        return in_parts(integral, mean, covariance, targets, -1 - extra)
 
     def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:
         found = self.curvature(targets, f)

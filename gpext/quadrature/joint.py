@@ -22,9 +22,10 @@ from torch import Tensor
 from gpext.quadrature.adaptive import QuadratureWarning
 
 _CHUNK = 2**20  # numbers in one evaluation
+_PART = 32  # data that share their nodes
 _TOLERANCE = 1e-9  # two trapezoidal rules agree
 _TOLERATED = 5e-3  # error above which there is a warning
-_MOST_NODES = (2**12, 2**15, 2**17)  # of one, two and three latents
+_MOST_NODES = (2**12, 2**16, 2**17)  # of one, two and three latents
 _FALL = 25.0  # logarithm of the density that may be lost at the faces of the cube
 _STEP, _REACH = 0.9, 7.5  # of the first rule, in standard deviations
 _SCRAMBLES, _POINTS = 8, 2**12
@@ -107,6 +108,26 @@ def joint_expectation(function: Function, mean: Tensor, covariance: Tensor) -> T
     with torch.no_grad():
         x, log_weight, value = _settle(integral, mean, None, 1.0)
     return (integral(x, log_weight) if torch.is_grad_enabled() else value).to(mean.dtype)
+
+
+def in_parts(
+    integral: Callable[..., Tensor], mean: Tensor, covariance: Tensor, targets: Tensor | None = None, dim: int = -1
+) -> Tensor:
+    """Return integral(mean, covariance[, targets]) (..., N), a few data at a time, so that few share their nodes.
+
+    Args:
+        integral: one of the above, of such arguments.
+        mean: (..., D, N).
+        covariance: (..., D, D, N).
+        targets: data along `dim`, or one for all.
+        dim: negative.
+    """
+    size = mean.size(-1)
+    parts = [mean.split(_PART, -1), covariance.split(_PART, -1)]
+    if targets is not None:
+        shared = targets.dim() >= -dim and targets.size(dim) == size
+        parts.append(targets.split(_PART, dim) if shared else (targets,) * len(parts[0]))
+    return torch.cat([integral(*part) for part in zip(*parts, strict=True)], -1)
 
 
 def _latents(mean: Tensor, root: Tensor, z: Tensor) -> Tensor:
