@@ -7,6 +7,7 @@ from linear_operator import to_linear_operator
 
 from gpext.likelihoods.joint import correlated_blocks
 from gpext.posteriors import condition_blocks, condition_coupled
+from tests.latent_cases import CASES
 from tests.posteriors.test_block import unstructured
 from tests.posteriors.test_coupled import F64, problem
 
@@ -32,3 +33,19 @@ def test_uncorrelated_latents_have_none():
     batch = MultivariateNormal(torch.zeros(2, 4), torch.eye(4).expand(2, 4, 4))
     assert correlated_blocks(batch) is None
     assert correlated_blocks(MultitaskMultivariateNormal.from_batch_mvn(batch)) is None
+
+
+@pytest.mark.parametrize("name", ["von_mises", "dirichlet", "trials"])
+def test_many_data_are_integrated_as_few(name):
+    case = CASES[name]
+    likelihood, y = case.make(), case.targets(torch.Generator().manual_seed(0), 40)
+    generator = torch.Generator().manual_seed(1)
+    D = case.num_latents
+    mean = torch.randn(D, 40, dtype=F64, generator=generator)
+    factor = torch.randn(40, D, D, dtype=F64, generator=generator)
+    covariance = (factor @ factor.mT).movedim(0, -1)
+    part = slice(30, 35)
+    for method in (likelihood.joint_log_density, likelihood.joint_expected_log_density):
+        together = method(y, mean, covariance)
+        alone = method(y[part], mean[:, part], covariance[..., part])
+        torch.testing.assert_close(together[part], alone, rtol=1e-7, atol=1e-7)
