@@ -100,14 +100,14 @@ def family_gaussian():
     inverse = torch.linalg.inv(NOISE)
 
     def log_partition(theta):  # theta = eta, T = NOISE^-1 y
-        return 0.5 * torch.einsum("...dn,de,...en->...n", theta, inverse, theta)
+        return 0.5 * torch.einsum("...dn,de,...en->...n", theta, inverse.to(theta), theta)
 
     def log_base(y, a):
-        quadratic = torch.einsum("...nd,de,...ne->...n", y, inverse, y)
+        quadratic = torch.einsum("...nd,de,...ne->...n", y, inverse.to(y), y)
         return -0.5 * quadratic / a - (2 * torch.pi * a).log() - 0.5 * torch.logdet(NOISE)
 
     return likelihoods.ExponentialFamilyLikelihood(
-        2, lambda y: (y @ inverse).mT, log_partition, log_base, dispersion=0.4, num_targets=2
+        2, lambda y: (y @ inverse.to(y)).mT, log_partition, log_base, dispersion=0.4, num_targets=2
     ).double()
 
 

@@ -6,6 +6,7 @@ p(y) = int Dir(y | theta(f)) N(f | m, V) df,     E[y] = E[theta / S],   S = sum_
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from gpytorch.distributions import Distribution
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from gpext.distributions.compound_von_mises import draw_latents
-from gpext.quadrature import joint_expectation
+from gpext.quadrature import in_parts, joint_expectation
 
 
 class CompoundDirichlet(Distribution):
@@ -61,7 +62,7 @@ class CompoundDirichlet(Distribution):
             total = theta.sum(-2, keepdim=True)
             return function(theta / total, total)
 
-        return joint_expectation(of_latents, self.latent_mean, self.latent_covariance).mT
+        return in_parts(partial(joint_expectation, of_latents), self.latent_mean, self.latent_covariance).mT
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (..., N) of values (..., N, D)."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    LinearOperator,
+    MatmulLinearOperator,
+    SumLinearOperator,
+)
 from torch import Tensor
 
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
 from gpext.likelihoods.latent import LatentLikelihood
-from gpext.quadrature import SecondOrder, joint_expectation, log_joint_expectation
+from gpext.quadrature import SecondOrder, in_parts, joint_expectation, log_joint_expectation
 
 
 class JointLikelihood(LatentLikelihood):
@@ -43,9 +51,11 @@ class JointLikelihood(LatentLikelihood):
             TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
         """
         self.check(targets)
-        return log_joint_expectation(
-            lambda f: self._log_prob(targets, f), lambda f: self._second_order(targets, f), mean, covariance
-        )
+
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            return log_joint_expectation(lambda f: self._log_prob(y, f), lambda f: self._second_order(y, f), m, V)
+
+        return self._in_parts(integral, targets, mean, covariance)
 
     def joint_expected_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return E[log p(y | f)] under N(mean, covariance), (..., N); arguments as :meth:`joint_log_density`.
@@ -54,7 +64,11 @@ class JointLikelihood(LatentLikelihood):
             TypeError, ValueError: as :meth:`joint_log_density`.
         """
         self.check(targets)
-        return joint_expectation(lambda f: self._log_prob(targets, f), mean, covariance)
+
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            return joint_expectation(lambda f: self._log_prob(y, f), m, V)
+
+        return self._in_parts(integral, targets, mean, covariance)
 
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, variance) df (..., N) for independent latents (..., D, N).
@@ -106,17 +120,13 @@ class JointLikelihood(LatentLikelihood):
         covariance = correlated_blocks(function_dist)
         return mean, diagonal_blocks(variance) if covariance is None else covariance
 
+    def _in_parts(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        extra = targets.dim() - len(self.datum_shape(targets))  # dimensions of what belongs to one datum
+        return in_parts(integral, mean, covariance, targets, -1 - extra)
+
     def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:
-        return second_order(self.curvature(targets, f))
-
-
-def second_order(found: Curvature | BlockCurvature) -> SecondOrder:
-    """Return the curvature with the Fisher information where U is not positive semidefinite."""
-    U, expected = found.blocks.movedim(-1, -3), found.expected_blocks.movedim(-1, -3)
-    lowest = torch.linalg.eigvalsh(U)[..., 0]
-    rounding = 1e-12 * U.diagonal(dim1=-2, dim2=-1).abs().sum(-1)
-    concave = (lowest >= -rounding)[..., None, None]
-    return SecondOrder(found.log_prob, found.gradient, torch.where(concave, U, expected).movedim(-3, -1))
+        found = self.curvature(targets, f)
+        return SecondOrder(found.log_prob, found.gradient, found.blocks)
 
 
 def diagonal_blocks(variance: Tensor) -> Tensor:
@@ -129,12 +139,32 @@ def correlated_blocks(function_dist: MultivariateNormal) -> Tensor | None:
     if not isinstance(function_dist, MultitaskMultivariateNormal):
         return None
     num_data, num_tasks = function_dist.event_shape
-    datum, task = torch.arange(num_data), torch.arange(num_tasks).unsqueeze(-1)
-    index = datum * num_tasks + task if function_dist._interleaved else task * num_data + datum  # (D, N)
-    rows, columns = (
-        t.reshape(-1).to(function_dist.loc.device) for t in torch.broadcast_tensors(index.unsqueeze(1), index)
-    )
-    blocks = function_dist.lazy_covariance_matrix[..., rows, columns]
-    blocks = blocks.view(*blocks.shape[:-1], num_tasks, num_tasks, num_data)
+    operator = function_dist.lazy_covariance_matrix
+    if function_dist._interleaved:
+        dense = operator.to_dense().contiguous()
+        blocks = dense.view(*dense.shape[:-2], num_data, num_tasks, num_data, num_tasks)
+        blocks = blocks.diagonal(dim1=-4, dim2=-2)
+    else:
+        blocks = _blocks_of(operator, num_tasks)
     across = ~torch.eye(num_tasks, dtype=torch.bool, device=blocks.device).unsqueeze(-1)
     return blocks if bool(((blocks != 0) & across).any()) else None
+
+
+def _blocks_of(operator: LinearOperator, num_tasks: int) -> Tensor:
+    """Return the blocks (..., D, D, N) of a covariance (..., D N, D N), latent by latent, without making it dense.
+
+    Only the operators that the posteriors of `gpext` are made of are known; any other is made dense.
+    """
+    if isinstance(operator, SumLinearOperator):
+        return functools.reduce(torch.add, (_blocks_of(part, num_tasks) for part in operator.linear_ops))
+    if isinstance(operator, BlockDiagLinearOperator) and operator.base_linear_op.size(-3) == num_tasks:
+        return diagonal_blocks(operator.base_linear_op.diagonal(dim1=-2, dim2=-1))
+    if isinstance(operator, MatmulLinearOperator):
+        left, right = operator.left_linear_op.to_dense(), operator.right_linear_op.to_dense().mT
+        left, right = (
+            t.view(*t.shape[:-2], num_tasks, -1, t.size(-1)) for t in (left.contiguous(), right.contiguous())
+        )
+        return torch.einsum("...dnk,...enk->...den", left, right)
+    dense = operator.to_dense().contiguous()
+    size = dense.size(-1) // num_tasks
+    return dense.view(*dense.shape[:-2], num_tasks, size, num_tasks, size).diagonal(dim1=-3, dim2=-1)

@@ -7,6 +7,7 @@ The integrals over independent Gaussian latents are exact: `gpext.quadrature.exp
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from torch.nn.functional import one_hot, pad
 from gpext.bounds import MultinomialTerms
 from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating
 from gpext.likelihoods.curvature import Curvature
-from gpext.likelihoods.joint import JointLikelihood, correlated_blocks, second_order
+from gpext.likelihoods.joint import JointLikelihood, correlated_blocks
 from gpext.quadrature import (
     SecondOrder,
     expected_log_sum_exp,
     expected_softmax,
+    in_parts,
     joint_expectation,
     log_joint_expectation,
     log_multinomial_marginal,
@@ -129,13 +131,14 @@ class MultinomialLogitLikelihood(JointLikelihood):
         """
         self.check(targets)
 
-        def expand(differences: Tensor) -> SecondOrder:
-            at = second_order(self.curvature(targets, pad(differences, (0, 0, 0, 1))))
-            return SecondOrder(at.value, at.gradient[..., :-1, :], at.precision[..., :-1, :-1, :])
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            def expand(differences: Tensor) -> SecondOrder:
+                at = self._second_order(y, pad(differences, (0, 0, 0, 1)))
+                return SecondOrder(at.value, at.gradient[..., :-1, :], at.precision[..., :-1, :-1, :])
 
-        return log_joint_expectation(
-            lambda f: self._log_prob(targets, pad(f, (0, 0, 0, 1))), expand, *_contrasts(mean, covariance)
-        )
+            return log_joint_expectation(lambda f: self._log_prob(y, pad(f, (0, 0, 0, 1))), expand, m, V)
+
+        return self._in_parts(integral, targets, *_contrasts(mean, covariance))
 
     def joint_expected_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return E[log p(y | f)] under N(mean, covariance), (..., N); arguments as :meth:`joint_log_density`.
@@ -144,7 +147,11 @@ class MultinomialLogitLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`JointLikelihood.joint_log_density`.
         """
         self.check(targets)
-        return joint_expectation(lambda f: self._log_prob(targets, pad(f, (0, 0, 0, 1))), *_contrasts(mean, covariance))
+
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            return joint_expectation(lambda f: self._log_prob(y, pad(f, (0, 0, 0, 1))), m, V)
+
+        return self._in_parts(integral, targets, *_contrasts(mean, covariance))
 
     def class_probs(self, function_dist: MultivariateNormal) -> Tensor:
         """Return the probabilities of the classes in one trial, (..., N, K), at the marginals of function_dist."""
@@ -152,7 +159,8 @@ class MultinomialLogitLikelihood(JointLikelihood):
         covariance = correlated_blocks(function_dist)
         if covariance is None:
             return expected_softmax(mean, variance).mT
-        return joint_expectation(lambda f: pad(f, (0, 0, 0, 1)).softmax(-2), *_contrasts(mean, covariance)).mT
+        softmax = partial(joint_expectation, lambda f: pad(f, (0, 0, 0, 1)).softmax(-2))
+        return in_parts(softmax, *_contrasts(mean, covariance)).mT
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., K, N): a Categorical, or for several trials a Multinomial distribution.

@@ -22,13 +22,15 @@ from torch import Tensor
 from gpext.quadrature.adaptive import QuadratureWarning
 
 _CHUNK = 2**20  # numbers in one evaluation
+_PART = 32  # data that share their nodes
 _TOLERANCE = 1e-9  # two trapezoidal rules agree
 _TOLERATED = 5e-3  # error above which there is a warning
-_MOST_NODES = (2**12, 2**15, 2**17)  # of one, two and three latents
+_MOST_NODES = (2**12, 2**16, 2**17)  # of one, two and three latents
 _FALL = 25.0  # logarithm of the density that may be lost at the faces of the cube
 _STEP, _REACH = 0.9, 7.5  # of the first rule, in standard deviations
 _SCRAMBLES, _POINTS = 8, 2**12
 _WIDER = 1.2  # Sobol points than the curvature says, for tails that are longer
+_LEAST = 0.1  # curvature in z by which a step or a scale is made; it is 1 without a likelihood
 _MOST_NEWTON_STEPS, _MOST_HALVINGS = 50, 30
 
 Function = Callable[[Tensor], Tensor]
@@ -36,7 +38,7 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SecondOrder:
-    """l(f), its gradient, and its negative second derivative or a positive definite stand-in, datum by datum."""
+    """l(f), its gradient and its negative second derivative, datum by datum."""
 
     value: Tensor  # (..., N)
     gradient: Tensor  # (..., D, N)
@@ -63,7 +65,7 @@ def log_joint_expectation(
     root = _root(covariance)
     with torch.no_grad():
         centre, scale = _mode(expand, mean.double(), root)
-        volume = scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        volume = torch.linalg.slogdet(scale).logabsdet
 
     def terms(x: Tensor) -> Tensor:  # log of the integrand, without the weights
         z = centre + torch.einsum("...nde,qe->q...nd", scale, x)
@@ -108,6 +110,26 @@ def joint_expectation(function: Function, mean: Tensor, covariance: Tensor) -> T
     return (integral(x, log_weight) if torch.is_grad_enabled() else value).to(mean.dtype)
 
 
+def in_parts(
+    integral: Callable[..., Tensor], mean: Tensor, covariance: Tensor, targets: Tensor | None = None, dim: int = -1
+) -> Tensor:
+    """Return integral(mean, covariance[, targets]) (..., N), a few data at a time, so that few share their nodes.
+
+    Args:
+        integral: one of the above, of such arguments.
+        mean: (..., D, N).
+        covariance: (..., D, D, N).
+        targets: data along `dim`, or one for all.
+        dim: negative.
+    """
+    size = mean.size(-1)
+    parts = [mean.split(_PART, -1), covariance.split(_PART, -1)]
+    if targets is not None:
+        shared = targets.dim() >= -dim and targets.size(dim) == size
+        parts.append(targets.split(_PART, dim) if shared else (targets,) * len(parts[0]))
+    return torch.cat([integral(*part) for part in zip(*parts, strict=True)], -1)
+
+
 def _latents(mean: Tensor, root: Tensor, z: Tensor) -> Tensor:
     """Return f = m + L z (Q, ..., D, N) for z (Q, ..., N, D)."""
     return (mean.double().mT + (root @ z.unsqueeze(-1)).squeeze(-1)).mT
@@ -123,7 +145,7 @@ def _root(covariance: Tensor) -> Tensor:
     root, info = torch.linalg.cholesky_ex(V)
     if not bool((info == 0).all()):
         size = V.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        ridge = 1e-14 * size + 1e-280
+        ridge = 10 * torch.finfo(covariance.dtype).eps * size + 1e-280
         root, info = torch.linalg.cholesky_ex(V + ridge * torch.eye(V.size(-1), dtype=V.dtype, device=V.device))
     if not bool((info == 0).all()):
         index = tuple((info != 0).nonzero()[0].tolist())
@@ -136,12 +158,11 @@ def _root(covariance: Tensor) -> Tensor:
 def _mode(expand: Callable[[Tensor], SecondOrder], mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mode z^ (..., N, D) of exp(l - |z|^2 / 2) and C (..., N, D, D), by Newton's method with halvings."""
     z = torch.zeros_like(mean.mT)
-    unit = torch.eye(z.size(-1), dtype=z.dtype, device=z.device)
     for _ in range(_MOST_NEWTON_STEPS):
         at = expand(_latents(mean, root, z))
         slope = (root.mT @ at.gradient.mT.unsqueeze(-1)).squeeze(-1) - z
-        factor = torch.linalg.cholesky(unit + root.mT @ at.precision.movedim(-1, -3) @ root)
-        step = torch.cholesky_solve(slope.unsqueeze(-1), factor).squeeze(-1)
+        bend, axes = _curvature(root.mT @ at.precision.movedim(-1, -3) @ root)
+        step = (axes @ ((axes.mT @ slope.unsqueeze(-1)) / bend.unsqueeze(-1))).squeeze(-1)
         if bool(((slope * step).sum(-1) < 1e-8).all()):
             break
         here, rate = at.value - 0.5 * z.square().sum(-1), torch.ones_like(at.value)
@@ -153,7 +174,19 @@ def _mode(expand: Callable[[Tensor], SecondOrder], mean: Tensor, root: Tensor) -
                 break
             rate = torch.where(risen, rate, rate / 2)
         z = torch.where(risen.unsqueeze(-1), moved, z)
-    return z, torch.linalg.solve_triangular(factor.mT, unit.expand(factor.shape), upper=True)
+    return z, axes * bend.rsqrt().unsqueeze(-2)
+
+
+def _curvature(bend: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues (..., D), made positive, and eigenvectors of I + L' U L, or of I where that has overflown.
+
+    Positive they are wherever l is concave; elsewhere their size still makes a step, and a scale, upwards.
+    """
+    unit = torch.eye(bend.size(-1), dtype=bend.dtype, device=bend.device)
+    total = unit + 0.5 * (bend + bend.mT)
+    finite = total.isfinite().all(-1).all(-1)[..., None, None]
+    values, axes = torch.linalg.eigh(torch.where(finite, total, unit))
+    return values.abs().clamp_min(_LEAST), axes
 
 
 def _settle(

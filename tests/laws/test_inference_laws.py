@@ -157,6 +157,26 @@ def test_laplace_is_taylor_at_its_own_mean(name):
     torch.testing.assert_close(taylor.log_evidence, laplace.log_evidence, rtol=1e-10, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "rule"), [(n, r) for n, r in PAIRS if CASES[n].num_latents is not None and r in ("laplace", "taylor")]
+)
+def test_a_batch_of_correlated_latents_is_a_loop(name, rule):
+    case, n = CASES[name], 8
+    likelihood, _, first = case.problem(n)
+    second = case.targets(torch.Generator().manual_seed(5), n)
+    priors = [case.problem(n, outputscale=scale)[1]() for scale in (0.6, 3.0)]
+    K, mu = (torch.stack([getattr(p, f) for p in priors]).detach() for f in ("covariance_matrix", "mean"))
+    together = RULES[rule].infer(
+        MultivariateNormal(mu, to_linear_operator(K)), likelihood, torch.stack([first, second])
+    )
+    assert together.log_evidence.shape == (2,)
+    for b, y in enumerate((first, second)):
+        alone = RULES[rule].infer(MultivariateNormal(mu[b], to_linear_operator(K[b])), likelihood, y)
+        torch.testing.assert_close(together.log_evidence[b], alone.log_evidence, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(mean(together)[b], mean(alone), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(together.log_loo[b], alone.log_loo, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
 def test_all_rules_are_exact_for_a_gaussian_likelihood():
     likelihood, prior, y = CASES["stock_gaussian"].problem(15)
     p = prior()

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from scipy import stats
 
@@ -71,6 +72,34 @@ def test_what_has_no_distribution_says_what_to_use():
             MultinomialLogitLikelihood(3, total_count)(q)
     with pytest.raises(NotImplementedError, match="log_prob"):
         MultinomialLogitLikelihood(3, None)(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("total_count", [1, None])
+def test_correlated_latents_are_integrated_jointly(total_count):
+    """Against many draws, and what moves all latents together against nothing at all."""
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(3, 3, 3, dtype=F64, generator=generator)
+    V, mean = factor @ factor.mT, torch.randn(3, 3, dtype=F64, generator=generator)  # of three data
+    covariance = torch.diag_embed(V.permute(1, 2, 0)).permute(2, 0, 3, 1).reshape(9, 9)  # datum by datum
+    q = MultitaskMultivariateNormal(mean, to_linear_operator(covariance))
+    likelihood = MultinomialLogitLikelihood(3, total_count)
+    y = torch.tensor([0, 1, 2]) if total_count == 1 else torch.tensor([[2, 0, 3], [1, 4, 0], [0, 0, 1]])
+    draws = torch.randn(200_000, 3, 3, dtype=F64, generator=generator)
+    f = (mean + (torch.linalg.cholesky(V) @ draws.unsqueeze(-1)).squeeze(-1)).mT
+    log_probs, n = likelihood.log_prob(y, f), 200_000**0.5
+    for ours, theirs in (
+        (likelihood.log_marginal(y, q).exp(), log_probs.exp()),
+        (likelihood.expected_log_prob(y, q), log_probs),
+        (likelihood.class_probs(q), f.softmax(-2).mT),
+    ):
+        assert float(((ours - theirs.mean(0)) / (theirs.std(0) / n)).abs().max()) < 4.5
+    assert likelihood.class_probs(q).sum(-1).tolist() == pytest.approx([1, 1, 1], abs=1e-9)
+    together = MultitaskMultivariateNormal(
+        mean, to_linear_operator(torch.block_diag(*[torch.full((3, 3), 7.0).double()] * 3))
+    )
+    torch.testing.assert_close(
+        likelihood.log_marginal(y, together), likelihood.log_prob(y, mean.mT), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_wrong_counts_are_refused():

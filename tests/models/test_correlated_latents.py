@@ -1,0 +1,67 @@
+"""A LatentGP whose likelihood has several latents: from training to predictions and back from a state dict."""
+
+import math
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+
+import gpext
+from gpext.inference import Laplace, Taylor
+from gpext.likelihoods import DirichletLikelihood, MultinomialLogitLikelihood, VonMisesLikelihood
+from tests.latent_cases import CASES
+
+pytestmark = pytest.mark.filterwarnings("ignore::gpext.inference.DenseBlocksWarning")
+
+
+class Model(gpext.models.LatentGP):
+    def __init__(self, x, y, likelihood, rule):
+        super().__init__(x, y, likelihood, rule)
+        batch = torch.Size([likelihood.num_latents])
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
+        self.covar_module = gpytorch.kernels.ScaleKernel(
+            gpytorch.kernels.RBFKernel(batch_shape=batch), batch_shape=batch
+        )
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def data(name, x):
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.2 * torch.randn(len(x), 3, dtype=x.dtype, generator=generator)
+    if name == "von_mises":
+        return VonMisesLikelihood(), torch.remainder(x + noise[:, 0], 2 * math.pi)
+    if name == "dirichlet":
+        return DirichletLikelihood(3), (torch.stack([x.sin(), x.cos(), 0 * x], -1) + noise).softmax(-1)
+    if name == "multinomial":
+        return MultinomialLogitLikelihood(3), (x + noise[:, 0]).floor().clamp(0, 2)
+    return CASES["family_gaussian"].make().to(x.dtype), torch.stack([x.sin(), x.cos()], -1) + noise[:, :2]
+
+
+@pytest.mark.parametrize("rule", [Laplace(), Taylor()])
+@pytest.mark.parametrize("name", ["von_mises", "dirichlet", "multinomial", "family"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_trains_predicts_and_is_restored(name, rule, dtype):
+    x, new = torch.linspace(0, 3, 25, dtype=dtype), torch.linspace(0, 3, 4, dtype=dtype)
+    likelihood, y = data(name, x)
+    model = Model(x, y, likelihood, rule).to(dtype)
+    mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
+    before = mll(model(x), y).item()
+    gpext.fit(mll, x, y, max_steps=5, progress=False)
+    assert mll(model.train()(x), y).item() > before
+    model.eval()
+    with torch.no_grad():
+        q = model(new)
+    assert isinstance(q, MultitaskMultivariateNormal)
+    assert q.mean.dtype == dtype
+    assert bool(likelihood.log_marginal(y[:4], q).isfinite().all())
+    restored = Model(x, y, likelihood, rule).to(dtype)
+    restored.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(restored.eval()(new).mean, q.mean, rtol=1e-4, atol=1e-4)
+    assert model.variational_strategy.kl_divergence().item() > 0
+    at_data = model.variational_strategy.result().posterior
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).mean, at_data.mean, rtol=2e-3, atol=2e-3)
