@@ -69,6 +69,10 @@ def counts(generator, n):
     return torch.poisson(torch.full((n,), 2.0, dtype=F64), generator=generator)
 
 
+def several_counts(generator, n):
+    return torch.poisson(torch.tensor([1.0, 4.0, 0.5], dtype=F64).expand(n, 3), generator=generator)
+
+
 def real(generator, n):
     return 1.5 * torch.randn(n, generator=generator, dtype=F64)
 
@@ -167,6 +171,9 @@ CASES = {
     "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), JOINT, num_latents=3),
     "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), JOINT, num_latents=3),
     "stick_breaking": Case(lambda: likelihoods.StickBreakingLikelihood(3), classes(3), ("kl",), num_latents=2),
+    "several_counts": Case(
+        lambda: likelihoods.MultivariatePoissonLikelihood(3), several_counts, ("laplace", "taylor"), num_latents=3
+    ),
     "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor"), num_latents=2),
     "dirichlet": Case(lambda: likelihoods.DirichletLikelihood(3), proportions(3), ("laplace", "taylor"), num_latents=3),
     "family_gaussian": Case(family_gaussian, pairs_of_reals, ("laplace", "taylor"), num_latents=2),

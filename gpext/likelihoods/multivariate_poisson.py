@@ -12,11 +12,11 @@ from torch.distributions import Distribution, Independent
 from gpext.distributions import Poisson
 from gpext.likelihoods.checks import check_counts
 from gpext.likelihoods.curvature import Curvature
-from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.joint import JointLikelihood, diagonal_blocks
 from gpext.likelihoods.poisson import PoissonLikelihood
 
 
-class MultivariatePoissonLikelihood(LatentLikelihood):
+class MultivariatePoissonLikelihood(JointLikelihood):
     r"""D counts a datum with rates e^f_d, independent given f.
 
     :math:`\log p(y|f) = \sum_d y_d f_d - e^{f_d} - \log y_d!`
@@ -62,6 +62,19 @@ class MultivariatePoissonLikelihood(LatentLikelihood):
         rates = f.exp()
         none = torch.zeros_like(f)
         return Curvature(self.log_prob(targets, f), targets.mT - rates, rates, none.select(-2, 0), none, rates)
+
+    def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, covariance) df (..., N), covariance (..., D, D, N).
+
+        Uncorrelated latents, all that this likelihood's own inference gives, are D integrals of one dimension.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
+        """
+        variance = covariance.diagonal(dim1=-3, dim2=-2).mT
+        if torch.equal(covariance, diagonal_blocks(variance)):
+            return self.log_density(targets, mean, variance)
+        return super().joint_log_density(targets, mean, covariance)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., D, N), in closed form.

@@ -45,6 +45,23 @@ def test_densities_are_sums_over_the_outputs():
     torch.testing.assert_close(predicted.mean, (f + 0.5 * v).exp().mT, rtol=1e-6, atol=1e-6)
 
 
+def test_correlated_latents_count_as_such():
+    likelihood, y = MultivariatePoissonLikelihood(2), data(3)[:, :2]
+    mean = torch.tensor([[0.2, 1.0, -0.3], [0.5, 0.0, 0.1]], dtype=F64)
+    covariance = torch.tensor([[0.4, 0.25], [0.25, 0.6]], dtype=F64).unsqueeze(-1).expand(2, 2, 3)
+    grid = torch.linspace(-6, 6, 401, dtype=F64)
+    f = torch.cartesian_prod(grid, grid)
+    for i in range(3):
+        density = torch.distributions.MultivariateNormal(mean[:, i], covariance[..., i]).log_prob(f)
+        log_p = likelihood.log_prob(y[i].expand(len(f), 1, 2), f.unsqueeze(-1)).squeeze(-1)
+        exact = torch.logsumexp(density + log_p, 0) + 2 * (grid[1] - grid[0]).log()
+        found = likelihood.joint_log_density(y[i : i + 1], mean[:, i : i + 1], covariance[..., i : i + 1])
+        torch.testing.assert_close(found.squeeze(), exact, rtol=1e-6, atol=1e-6)
+    alone = torch.diag_embed(torch.tensor([0.4, 0.6], dtype=F64)).unsqueeze(-1).expand(2, 2, 3)
+    by_hand = likelihood.log_density(y, mean, torch.tensor([[0.4], [0.6]], dtype=F64).expand(2, 3))
+    torch.testing.assert_close(likelihood.joint_log_density(y, mean, alone), by_hand)
+
+
 def test_curvature_is_that_of_autograd():
     likelihood, y = MultivariatePoissonLikelihood(3), data(4)
     f = torch.randn(3, 4, dtype=F64)
