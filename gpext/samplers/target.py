@@ -16,7 +16,7 @@ from gpext.inference import require_augmentation
 from gpext.inference.gibbs import draw_sites
 from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.likelihoods.checks import HyperparameterError, check_parameters
+from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 from gpext.posteriors import DensePrior
 from gpext.samplers.hyperparameters import Hyperparameters
@@ -139,11 +139,7 @@ class ModelTarget(Target):
         It is -inf where there is no such likelihood.
         """
         self._moved.write(raw)
-        try:
-            check_parameters(self.likelihood)
-        except HyperparameterError:
-            return torch.tensor(-torch.inf, dtype=torch.float64)
-        log_likelihood = self.likelihood.log_prob(self.targets, latent.to(self.dtype)).double().sum()
+        log_likelihood = self.likelihood.augmentation(self.targets).log_prob(latent).sum()
         return _or_nowhere(log_likelihood.cpu() + self._moved.log_prior(coordinate))
 
     def likelihood_at(self, raw: Tensor) -> AugmentedLikelihood:
