@@ -1,5 +1,7 @@
 """The Gibbs benchmark at its smallest: every part runs and says what it claims to say."""
 
+import gzip
+
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -60,6 +62,10 @@ def test_independent_draws_are_worth_what_they_are():
 @pytest.mark.filterwarnings("default")  # those of Pyro and ArviZ at such sizes are not ours
 def test_runs_and_resumes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gibbs_baselines, "_PILOT", 10)
+    for name, modulus in (("boston_housing", 7), ("heart_cleveland", 2)):  # of the real ones' format
+        rows = "\n".join(f"{k % 5},{k * k % 11},{k % modulus}" for k in range(20))
+        (tmp_path / f"{name}.csv.gz").write_bytes(gzip.compress(f"a,b,y\n{rows}\n".encode()))
+    monkeypatch.setenv("GPEXT_DATA", str(tmp_path))
     arguments = ["--quick", "--output", str(tmp_path / "rows.jsonl")]
     assert gibbs_mixing.main(arguments) == 0
     table = capsys.readouterr().out

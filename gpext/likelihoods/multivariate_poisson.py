@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions import MultivariateNormal, base_distributions
 from torch import Tensor
-from torch.distributions import Distribution, Independent
+from torch.distributions import Distribution
 
 from gpext.distributions import Poisson
 from gpext.likelihoods.checks import check_counts
@@ -96,10 +96,10 @@ class MultivariatePoissonLikelihood(JointLikelihood):
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., D, N): batch shape (..., N), events of D counts."""
-        return Independent(Poisson(rate=function_samples.mT.exp()), 1)
+        return base_distributions.Independent(Poisson(rate=function_samples.mT.exp()), 1)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y) at the marginals of function_dist: independent counts, batch shape (..., N), events of D."""
         mean, variance = self._marginals(function_dist)
         each = MultivariateNormal(mean.mT, torch.diag_embed(variance.mT))
-        return Independent(self._each.marginal(each), 1)
+        return base_distributions.Independent(self._each.marginal(each), 1)
