@@ -101,17 +101,8 @@ class GibbsDraws:
         Raises:
             TypeError: the sampler was given a prior and no model; see :meth:`predict_from`.
         """
-        if not isinstance(self.target, ModelTarget):
-            raise TypeError(
-                "a prior at the training inputs does not say what it is elsewhere; build GibbsSampler(model), or call "
-                "predict_from(test_mean, cross_covariance, test_variance)."
-            )
-        latent, raw = self._spread(num_draws)
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
-        if not self.target.of_prior:
-            return self._average(*_conditional(latent, *self.target.joint_at(raw[0], x)))
-        parts = [_conditional(f, *self.target.joint_at(row, x)) for f, row in zip(latent, raw, strict=True)]
-        return self._average(torch.stack([mean for mean, _ in parts]), torch.stack([var for _, var in parts]))
+        target = self._model_target()
+        return self._predicted(target, x, *self._spread(num_draws))
 
     def predict_from(
         self, test_mean: Tensor, cross_covariance: Tensor, test_variance: Tensor, *, num_draws: int = 1000
@@ -143,14 +134,14 @@ class GibbsDraws:
         Raises:
             TypeError: as :meth:`predict`.
         """
-        latent = self.predict(x, num_draws=num_draws).components
-        if not self.target.of_likelihood:
-            return BatchMixture(_marginal(self.target.likelihood, latent.mean, latent.variance))
-        assert isinstance(self.target, ModelTarget)
-        _, raw = self._spread(num_draws)
+        target = self._model_target()
+        drawn, raw = self._spread(num_draws)
+        latent = self._predicted(target, x, drawn, raw).components
+        if not target.of_likelihood:
+            return BatchMixture(_marginal(target.likelihood, latent.mean, latent.variance))
         means, variances = torch.broadcast_tensors(latent.mean, latent.variance)
         parts = [
-            _marginal(self.target.likelihood_at(row), mean, variance)
+            _marginal(target.likelihood_at(row), mean, variance)
             for row, mean, variance in zip(raw, means, variances, strict=True)
         ]
         return Mixture(torch.full((len(parts),), 1 / len(parts), dtype=means.dtype, device=means.device), parts)
@@ -182,6 +173,22 @@ class GibbsDraws:
         if log_likelihood:
             groups["log_likelihood"] = {"targets": self.log_likelihood().cpu().numpy()}
         return arviz.from_dict(**groups)
+
+    def _model_target(self) -> ModelTarget:
+        if not isinstance(self.target, ModelTarget):
+            raise TypeError(
+                "a prior at the training inputs does not say what it is elsewhere; build GibbsSampler(model), or call "
+                "predict_from(test_mean, cross_covariance, test_variance)."
+            )
+        return self.target
+
+    def _predicted(self, target: ModelTarget, x: Tensor, latent: Tensor, raw: Tensor) -> BatchMixture:
+        """Return the posterior of f at new inputs, averaged over draws (S', ..., N) and (S', P)."""
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if not target.of_prior:
+            return self._average(*_conditional(latent, *target.joint_at(raw[0], x)))
+        parts = [_conditional(f, *target.joint_at(row, x)) for f, row in zip(latent, raw, strict=True)]
+        return self._average(torch.stack([mean for mean, _ in parts]), torch.stack([var for _, var in parts]))
 
     def _spread(self, num_draws: int) -> tuple[Tensor, Tensor]:
         """Return at most so many draws of all chains, evenly spaced: (S', ..., N) and (S', P)."""
