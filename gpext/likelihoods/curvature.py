@@ -37,9 +37,7 @@ class Curvature:
         return self._with(self.expected_precision)
 
     def _with(self, precision: Tensor) -> Tensor:
-        w = self.direction
-        coupled = self.coupling.unsqueeze(-2).unsqueeze(-2) * w.unsqueeze(-2) * w.unsqueeze(-3)
-        return coupled + torch.diag_embed(precision.mT).movedim(-3, -1)
+        return structured_blocks(precision, self.coupling, self.direction)
 
 
 @dataclass(frozen=True)
@@ -50,3 +48,14 @@ class BlockCurvature:
     gradient: Tensor  # u (..., D, N)
     blocks: Tensor  # U (..., D, D, N)
     expected_blocks: Tensor  # the Fisher information (..., D, D, N)
+
+
+def structured_blocks(precision: Tensor, coupling: Tensor, direction: Tensor) -> Tensor:
+    """Return diag(gamma) + a w w' (..., D, D, N), from (..., D, N), (..., N) and (..., D, N)."""
+    coupled = coupling.unsqueeze(-2).unsqueeze(-2) * direction.unsqueeze(-2) * direction.unsqueeze(-3)
+    return coupled + diagonal_blocks(precision)
+
+
+def diagonal_blocks(variance: Tensor) -> Tensor:
+    """Return the covariances (..., D, D, N) of independent latents (..., D, N)."""
+    return torch.diag_embed(variance.mT).movedim(-3, -1)

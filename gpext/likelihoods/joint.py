@@ -17,7 +17,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from gpext.likelihoods.curvature import BlockCurvature, Curvature
+from gpext.likelihoods.curvature import BlockCurvature, Curvature, diagonal_blocks
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import SecondOrder, in_parts, joint_expectation, log_joint_expectation
 
@@ -127,11 +127,6 @@ class JointLikelihood(LatentLikelihood):
     def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:
         found = self.curvature(targets, f)
         return SecondOrder(found.log_prob, found.gradient, found.blocks)
-
-
-def diagonal_blocks(variance: Tensor) -> Tensor:
-    """Return the covariances (..., D, D, N) of independent latents (..., D, N)."""
-    return torch.diag_embed(variance.mT).movedim(-3, -1)
 
 
 def correlated_blocks(function_dist: MultivariateNormal) -> Tensor | None:

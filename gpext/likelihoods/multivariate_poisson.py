@@ -11,8 +11,8 @@ from torch.distributions import Distribution
 
 from gpext.distributions import Poisson
 from gpext.likelihoods.checks import check_counts
-from gpext.likelihoods.curvature import Curvature
-from gpext.likelihoods.joint import JointLikelihood, diagonal_blocks
+from gpext.likelihoods.curvature import Curvature, diagonal_blocks
+from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood
 
 

@@ -24,6 +24,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
+from gpext.likelihoods.curvature import diagonal_blocks, structured_blocks
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.sites import CoupledSites, GaussianSites
 
@@ -61,7 +62,7 @@ class CoupledPosterior:
         """The posterior covariance of the latents of each datum (..., D, D, N)."""
         through = self._through @ self.second.response.unsqueeze(-3)  # Z_d R2
         coupled = torch.einsum("...dij,...eij->...dei", through, self._through)
-        return torch.diag_embed(self.first.variance.movedim(-2, -1)).movedim(-3, -1) - coupled
+        return diagonal_blocks(self.first.variance) - coupled
 
     @property
     def variance(self) -> Tensor:
@@ -74,10 +75,9 @@ class CoupledPosterior:
 
         A covariance that is not positive definite means that there is no cavity.
         """
-        w = self.sites.direction
-        coupled = self.sites.coupling.unsqueeze(-2).unsqueeze(-2) * w.unsqueeze(-2) * w.unsqueeze(-3)
-        U = coupled + torch.diag_embed(self.sites.precision.mT).movedim(-3, -1)
-        return joint_cavities(self.mean, self.blocks, self.sites.shift, U)
+        sites = self.sites
+        U = structured_blocks(sites.precision, sites.coupling, sites.direction)
+        return joint_cavities(self.mean, self.blocks, sites.shift, U)
 
     @property
     def log_det(self) -> Tensor:
