@@ -71,7 +71,8 @@ def log_joint_expectation(
         return log_p + volume - 0.5 * (z.square().sum(-1) + z.size(-1) * math.log(2 * math.pi))
 
     def log_total(x: Tensor, log_weight: Tensor) -> Tensor:
-        return (terms(x) + log_weight.view(-1, *(1,) * (mean.dim() - 1))).logsumexp(0)
+        values = terms(x)
+        return (values + log_weight.view(-1, *(1,) * (values.dim() - 1))).logsumexp(0)
 
     return _integral(log_total, mean, _WIDER, logarithm=True)
 
