@@ -111,7 +111,12 @@ def joint_expectation(function: Function, mean: Tensor, covariance: Tensor) -> T
 
 
 def in_parts(
-    integral: Callable[..., Tensor], mean: Tensor, covariance: Tensor, targets: Tensor | None = None, dim: int = -1
+    integral: Callable[..., Tensor],
+    mean: Tensor,
+    covariance: Tensor,
+    targets: Tensor | None = None,
+    dim: int = -1,
+    part: int = _PART,
 ) -> Tensor:
     """Return integral(mean, covariance[, targets]) (..., N), a few data at a time, so that few share their nodes.
 
@@ -121,12 +126,13 @@ def in_parts(
         covariance: (..., D, D, N).
         targets: data along `dim`, or one for all.
         dim: negative.
+        part: how many at a time.
     """
     size = mean.size(-1)
-    parts = [mean.split(_PART, -1), covariance.split(_PART, -1)]
+    parts = [mean.split(part, -1), covariance.split(part, -1)]
     if targets is not None:
         shared = targets.dim() >= -dim and targets.size(dim) == size
-        parts.append(targets.split(_PART, dim) if shared else (targets,) * len(parts[0]))
+        parts.append(targets.split(part, dim) if shared else (targets,) * len(parts[0]))
     return torch.cat([integral(*part) for part in zip(*parts, strict=True)], -1)
 
 
