@@ -28,8 +28,6 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from gpext.quadrature import in_parts
-
 _ZEROS = special.jn_zeros(0, 24)  # to 1e-9
 _ZEROS = _ZEROS + special.j0(_ZEROS) / special.j1(_ZEROS)
 _EXIT = 2 * _ZEROS / special.j1(_ZEROS)  # coefficients of p; they alternate
@@ -94,7 +92,7 @@ def log_compound_density(y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
     """Return log E[VM(y | eta)] (..., N), eta ~ N(mean, covariance), differentiable in all; float64 inside.
 
     Args:
-        y: angles in radians (..., N).
+        y: angles in radians (..., N) or (..., 1).
         mean: m (..., 2, N).
         covariance: V (..., 2, 2, N).
 
@@ -102,8 +100,9 @@ def log_compound_density(y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         ValueError: a covariance is not positive semidefinite.
     """
     _check(covariance)
-    found = in_parts(_log_density, mean.double(), covariance.double(), y.double(), part=_PART)
-    return found.to(mean.dtype)
+    y = y.double().expand(*y.shape[:-1], mean.size(-1))
+    parts = zip(*(t.double().split(_PART, -1) for t in (mean, covariance, y)), strict=True)
+    return torch.cat([_log_density(*part) for part in parts], -1).to(mean.dtype)
 
 
 def _log_density(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
@@ -120,7 +119,8 @@ def _log_density(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
 def compound_resultant(mean: Tensor, covariance: Tensor) -> Tensor:
     """Return E[T(y)] = E[c1(|eta|) eta] (..., 2, N); arguments and errors as :func:`log_compound_density`."""
     _check(covariance)
-    return in_parts(_resultant, mean.double(), covariance.double(), part=_PART).to(mean.dtype)
+    parts = zip(*(t.double().split(_PART, -1) for t in (mean, covariance)), strict=True)
+    return torch.cat([_resultant(*part) for part in parts], -1).to(mean.dtype)
 
 
 def _resultant(m: Tensor, V: Tensor) -> Tensor:
