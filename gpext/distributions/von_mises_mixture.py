@@ -135,9 +135,9 @@ def _resultant(m: Tensor, V: Tensor) -> Tensor:
 def _check(V: Tensor) -> None:
     a, b, c = V[..., 0, 0, :], V[..., 0, 1, :], V[..., 1, 1, :]
     rounding = 10 * torch.finfo(V.dtype).eps * (a + c).abs()
-    bad = (torch.minimum(a, c) < -rounding) | (a * c - b.square() < -rounding * (a + c).abs())
-    if bool(bad.any()):
-        index = tuple(bad.nonzero()[0].tolist())
+    good = (torch.minimum(a, c) >= -rounding) & (a * c - b.square() >= -rounding * (a + c).abs())
+    if not bool(good.all()):
+        index = tuple((~good).nonzero()[0].tolist())
         raise ValueError(
             f"a covariance of the latents of a datum is not positive semidefinite, first at index {index}."
         )

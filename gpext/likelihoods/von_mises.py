@@ -92,7 +92,7 @@ class VonMisesLikelihood(JointLikelihood):
         return Curvature(self._log_prob(targets, f), gradient, precision, coupling, across, precision)
 
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-        """Return log int p(y | f) N(f | mean, covariance) df (..., N), by one dimension, to 1e-9.
+        """Return log int p(y | f) N(f | mean, covariance) df (..., N), an integral in one dimension, to 1e-9.
 
         Args:
             targets: angles (..., N).
@@ -100,7 +100,7 @@ class VonMisesLikelihood(JointLikelihood):
             covariance: of the latents of each datum (..., 2, 2, N).
 
         Raises:
-            TypeError, ValueError: as :meth:`check`.
+            TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
         """
         self.check(targets)
         return log_compound_density(targets, mean, covariance)

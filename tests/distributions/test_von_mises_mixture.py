@@ -128,7 +128,9 @@ def test_float32_comes_back_and_batches_broadcast():
     assert compound_resultant(mean, V).shape == (5, 2, 4)
 
 
-@pytest.mark.parametrize("covariance", [[[1.0, 2.0], [2.0, 1.0]], [[-1.0, 0.0], [0.0, 1.0]]])
+@pytest.mark.parametrize(
+    "covariance", [[[1.0, 2.0], [2.0, 1.0]], [[-1.0, 0.0], [0.0, 1.0]], [[math.nan, 0.0], [0.0, 1.0]]]
+)
 def test_covariances_are_checked(covariance):
     V = torch.tensor(covariance, dtype=F64).unsqueeze(-1)
     for integral in (lambda m: log_compound_density(ANGLES[:1], m, V), lambda m: compound_resultant(m, V)):
