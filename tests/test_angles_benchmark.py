@@ -1,5 +1,6 @@
 """The benchmark of angles: its densities are densities, its peers what they say, and every part runs and resumes."""
 
+import gzip
 import math
 from functools import partial
 
@@ -118,6 +119,31 @@ def test_synthetic_angles_are_angles():
     assert data.task == "angles"
     assert data.train_y.abs().max() <= math.pi
     assert data.train_y.std() > 1  # not standardised
+
+
+def test_winds_are_read_and_prepared(tmp_path, monkeypatch):
+    columns = {
+        "wind_col_de_la_roa": "day,minute,t_days,y",
+        "wind_texas_hourly": "t_hours,hour,y",
+        "wind_nyc13_hourly": "station,t_hours,month,hour,temp_f,dewpoint_f,humidity,wind_speed_mph,y",
+    }
+    for file, names in columns.items():
+        rows = [
+            ",".join(str((k * (j + 1)) % (2 if j == 0 else 24)) for j in range(names.count(","))) for k in range(40)
+        ]
+        lines = "\n".join(f"{row},{k % 6}" for k, row in enumerate(rows))
+        (tmp_path / f"{file}.csv.gz").write_bytes(gzip.compress(f"{names}\n{lines}\n".encode()))
+    monkeypatch.setenv("GPEXT_DATA", str(tmp_path))
+    for name, features, rows in (("wind_col_de_la_roa", 1, 40), ("wind_texas", 3, 40), ("wind_jfk", 8, 20)):
+        data = load(name, fold=(1, 10))
+        assert data.train_x.shape[1] <= features  # constant ones are dropped
+        assert len(data.train_y) + len(data.test_y) == rows  # one station of two
+        assert data.target_scale == 1
+    texas = load("wind_texas", test_fraction=0.0)
+    hour = torch.arange(40, dtype=F64) * 2 % 24
+    expected = torch.cos(hour * math.pi / 12)
+    found = texas.train_x[:, 1] * expected.std(correction=0) + expected.mean()
+    torch.testing.assert_close(found.sort().values, expected.sort().values)
 
 
 def test_parts_run_and_resume(tmp_path, capsys):
