@@ -1,6 +1,18 @@
-"""Draws from posteriors: exact Gibbs sampling of augmented models, with hyperparameters."""
+"""Draws from posteriors: of latent values and of hyperparameters."""
 
 from gpext.samplers.draws import GibbsDraws, SamplingStatus
 from gpext.samplers.gibbs import GibbsSampler
+from gpext.samplers.hyperposterior import HyperPosterior
+from gpext.samplers.log_posterior import LogPosterior
+from gpext.samplers.metropolis import MetropolisHastings
+from gpext.samplers.sgld import SGLDSampler
 
-__all__ = ["GibbsDraws", "GibbsSampler", "SamplingStatus"]
+__all__ = [
+    "GibbsDraws",
+    "GibbsSampler",
+    "HyperPosterior",
+    "LogPosterior",
+    "MetropolisHastings",
+    "SGLDSampler",
+    "SamplingStatus",
+]

@@ -31,7 +31,7 @@ from gpext.samplers.target import ModelTarget, Target
 if TYPE_CHECKING:
     import arviz
 
-_WELL_MIXED = 1.01  # split R-hat, as [Vehtari et al. 2021] recommend
+WELL_MIXED = 1.01  # split R-hat, as [Vehtari et al. 2021] recommend
 _FEWEST_DRAWS = 4  # for halves of chains to have a variance
 
 
@@ -213,7 +213,7 @@ def conclude(
     """Return the draws of a run that ended with a status, or, with None, because it was done."""
     r_hat = _largest_r_hat(chunks)
     if status is None:
-        status = SamplingStatus.MIXED if r_hat < _WELL_MIXED else SamplingStatus.NOT_MIXED
+        status = SamplingStatus.MIXED if r_hat < WELL_MIXED else SamplingStatus.NOT_MIXED
     message = (
         f"Gibbs, {state.latent.size(0)} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
         f"{r_hat:.4f}: {status.value}" + (f" ({note})" if note else "") + "."
@@ -243,12 +243,26 @@ def _largest_r_hat(chunks: Chunks) -> float:
             start += chunk.size
         mean = torch.stack(sums).sum(0) / half  # (2, C, columns), from the origin
         within = (torch.stack(squares).sum(0) - half * mean.square()) / (half - 1)
-        moved = within.mean((0, 1)) > 0
-        if bool(moved.any()):
-            mean = (mean + origin.squeeze(1)).flatten(0, 1)[:, moved]
-            ratio = mean.var(0) / within.flatten(0, 1).mean(0)[moved]
-            found.append(float((1 - 1 / half + ratio).sqrt().max()))
-    return max(found, default=1.0)
+        found.append(_r_hat(mean + origin.squeeze(1), within, half))
+    return max(found)
+
+
+def split_r_hat(draws: Tensor) -> float:
+    """Return the same of draws (C, S, P) at hand."""
+    half = draws.size(1) // 2
+    if draws.size(1) < _FEWEST_DRAWS:
+        return float("nan")
+    parts = torch.stack([draws[:, :half], draws[:, -half:]])  # (2, C, S / 2, P)
+    return _r_hat(parts.mean(2), parts.var(2), half)
+
+
+def _r_hat(mean: Tensor, within: Tensor, half: int) -> float:
+    """Return the largest R-hat of means and variances (2, C, columns) of halves of chains; 1 if nothing moved."""
+    mean, within = mean.flatten(0, 1), within.flatten(0, 1).mean(0)
+    moved = within > 0
+    if not bool(moved.any()):
+        return 1.0
+    return float((1 - 1 / half + mean[:, moved].var(0) / within[moved]).sqrt().max())
 
 
 def _conditional(

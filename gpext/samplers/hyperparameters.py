@@ -27,6 +27,15 @@ class Slot:
     constraint: Interval | None
     place: slice
 
+    def log_slope(self, raw: Tensor) -> Tensor:
+        """Return sum log |dT / draw| () at raw values of the parameter's shape, differentiable in them."""
+        if self.constraint is None:
+            return raw.new_zeros(())
+        with torch.enable_grad():
+            raw = raw if raw.requires_grad else raw.detach().requires_grad_(True)
+            (slope,) = torch.autograd.grad(self.constraint.transform(raw).sum(), raw, create_graph=True)
+        return slope.abs().log().sum()
+
     def constrained(self, raw: Tensor) -> Tensor:
         """Return theta (..., *shape) of raw values (..., size)."""
         raw = raw.view(*raw.shape[:-1], *self.parameter.shape).to(self.parameter.dtype)
@@ -99,12 +108,12 @@ class Hyperparameters:
                 for prior, closure, owner in (self._priors[k] for k in which):
                     with torch.no_grad():
                         total = total + prior.log_prob(closure(owner)).sum().double().cpu()
-                if slot.constraint is not None:
-                    with torch.enable_grad():
-                        raw = slot.parameter.detach().double().requires_grad_(True)
-                        (slope,) = torch.autograd.grad(slot.constraint.transform(raw).sum(), raw)
-                    total = total + slope.abs().log().sum().cpu()
+                total = total + slot.log_slope(slot.parameter.detach().double()).detach().cpu()
         return total
+
+    def log_jacobian(self) -> Tensor:
+        """Return sum log |dT / draw| () at the raw values as written, differentiable in the parameters."""
+        return torch.stack([slot.log_slope(slot.parameter.double()).cpu() for slot in self.slots]).sum()
 
     def constrained(self, raw: Tensor) -> dict[str, Tensor]:
         """Return theta (..., *shape) by parameter name for raw values (..., P)."""

@@ -1,0 +1,77 @@
+"""The log posterior of the hyperparameters of a GP, in unconstrained space, as samplers of them want it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+
+from gpext.samplers.hyperparameters import Hyperparameters
+
+
+class LogPosterior:
+    """log p(theta | y) up to a constant, of a copy of the model: its parameters stay as they are.
+
+    gpytorch's objective is divided by the number of data and leaves the Jacobian of the constraints out; both are
+    undone. What cannot be factorised, or overflows, has probability zero.
+
+    Args:
+        mll: an ExactMarginalLogLikelihood or a subclass, such as :class:`gpext.mlls.UnbiasedMarginalLogLikelihood`.
+        names: which parameters, with or without `raw_`; by default all that require gradients. One without a prior has
+            a uniform one.
+
+    Raises:
+        TypeError: another objective.
+        ValueError: there is no such parameter, or none.
+    """
+
+    def __init__(self, mll: ExactMarginalLogLikelihood, names: Sequence[str] | None = None) -> None:
+        if not isinstance(mll, ExactMarginalLogLikelihood):
+            raise TypeError(
+                f"expected an ExactMarginalLogLikelihood or a subclass of it; got {type(mll).__qualname__}. For other "
+                "likelihoods gpext.samplers.GibbsSampler(model) moves hyperparameters."
+            )
+        self.mll = copy.deepcopy(mll).train()
+        self.model = self.mll.model
+        if names is None:
+            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        self.moved = Hyperparameters(self.model, names)
+        if not self.moved.size:
+            raise ValueError("there is no hyperparameter to draw: none requires gradients.")
+        self._x, self._y = self.model.train_inputs, self.model.train_targets
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return self._y.numel()
+
+    def value(self, raw: Tensor) -> float:
+        """Return log p(theta | y) at raw values (P,); -inf where there is no such model."""
+        with torch.no_grad():
+            return float(self._log_density(raw))
+
+    def gradient(self, raw: Tensor) -> Tensor:
+        """Return its gradient (P,) at raw values, or an unbiased estimate, as the objective has it.
+
+        Raises:
+            FloatingPointError: there is no such model.
+        """
+        with torch.enable_grad():
+            value = self._log_density(raw)
+            if not bool(value.isfinite()):
+                raise FloatingPointError("the log posterior is not finite at these hyperparameters.")
+            slopes = torch.autograd.grad(value, [slot.parameter for slot in self.moved.slots])
+        return torch.cat([slope.double().flatten() for slope in slopes])
+
+    def _log_density(self, raw: Tensor) -> Tensor:
+        self.moved.write(raw)
+        try:
+            value = self.mll(self.model(*self._x), self._y).double() * self.num_data
+        except (NotPSDError, NanError, torch.linalg.LinAlgError):
+            return raw.new_tensor(-torch.inf)
+        value = value + self.moved.log_jacobian()
+        return torch.where(value.isnan(), -torch.inf, value)
