@@ -1,0 +1,66 @@
+"""Models of proportions that the simplex benchmarks compare."""
+
+from __future__ import annotations
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+import gpext
+from benchmarks.ledger import Row
+from gpext.inference import Laplace, Taylor
+from gpext.likelihoods import DirichletLikelihood
+from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.models import LatentGP
+
+RULES = {"Dirichlet, Laplace": Laplace(), "Dirichlet, Taylor": Taylor()}
+
+
+class DirichletGP(LatentGP):
+    """A Dirichlet GP with squared exponential kernels.
+
+    Args:
+        x: (N, d).
+        y: (N, D).
+        rule: Laplace or Taylor.
+        shared: whether the latents share the kernel's parameters, or each has its own.
+        ard: whether every input has a length scale.
+        constant: whether every latent has a constant mean, or zero.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, rule: Laplace | Taylor, *, shared: bool, ard: bool, constant: bool
+    ) -> None:
+        super().__init__(x, y, DirichletLikelihood(y.size(-1)), rule)
+        latents = torch.Size([y.size(-1)])
+        kernels = torch.Size([1]) if shared else latents
+        means = gpytorch.means.ConstantMean if constant else gpytorch.means.ZeroMean
+        self.mean_module = means(batch_shape=latents)
+        base = gpytorch.kernels.RBFKernel(batch_shape=kernels, ard_num_dims=x.size(-1) if ard else None)
+        self.covar_module = gpytorch.kernels.ScaleKernel(base, batch_shape=kernels)
+        self.to(x)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the priors at x."""
+        K = self.covar_module(x).to_dense()
+        return MultivariateNormal(self.mean_module(x), K.expand(self.likelihood.num_latents, *K.shape[1:]))
+
+
+def train(model: DirichletGP, max_steps: int | None) -> Row:
+    """Maximise the evidence; return how it went."""
+    mll = LatentMarginalLogLikelihood(model.likelihood, model)
+    found = gpext.fit(mll, model.train_inputs[0], model.train_targets, max_steps=max_steps, progress=False)
+    model.eval()
+    return {"seconds": found.seconds, "status": found.status.name, "evidence": found.objective}
+
+
+def smoothed(shares: Tensor, size: int | None = None) -> Tensor:
+    """Return proportions (..., N, D) pulled off the boundary as DirichletLikelihood's error proposes.
+
+    Args:
+        shares: proportions, some of them zero.
+        size: n in y = (y (n - 1) + 1 / D) / n; by default as many as there are data.
+    """
+    n = shares.size(-2) if size is None else size
+    return (shares * (n - 1) + 1 / shares.size(-1)) / n
