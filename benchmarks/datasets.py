@@ -50,7 +50,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Table:
-    """A raw data set: features (N, d), targets (N,) or (N, D), and its usual split (N,) with 1 for test rows, if it has one."""
+    """A raw data set: features (N, d), targets (N,) or (N, D), its usual split (N,) with 1 for test rows, if any."""
 
     features: np.ndarray
     targets: np.ndarray

@@ -1,9 +1,14 @@
-"""Likelihoods of several latents: what the structured algebra costs as their number grows [Cha13 Sec. 3.4].
+"""Likelihoods of several latents [Cha13]: what the structured algebra costs, and what they predict.
 
-time     Laplace for D classes and N data, one Newton step: D + 1 Cholesky factors of size N, beside the dense system of
-         size N D.
+time          Laplace for D classes and N data, one Newton step: D + 1 Cholesky factors of size N, beside the dense
+              system of size N D.
+simplex       probabilities from quantised ones: see `benchmarks.simplex_recovery`.
+compositions  real proportions: see `benchmarks.compositions`.
+annotation    the digits in a picture: see `benchmarks.annotation`.
 
-    python -m benchmarks.multivariate_efd --output results/multivariate_efd.jsonl
+    python -m benchmarks.multivariate_efd simplex --output results/multivariate_efd.jsonl
+
+Rows that are there already are not run again.
 """
 
 from __future__ import annotations
@@ -18,7 +23,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.annotation import report_annotation, run_annotation
+from benchmarks.compositions import report_compositions, run_compositions
 from benchmarks.ledger import Ledger, Row
+from benchmarks.simplex_recovery import report_simplex, run_simplex
 from gpext.posteriors import condition_coupled
 from gpext.sites import CoupledSites
 
@@ -70,8 +78,9 @@ def seconds(run: Callable[[], object], repetitions: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def run_time(ledger: Ledger, size: int, repetitions: int) -> None:
+def run_time(ledger: Ledger, options: argparse.Namespace) -> None:
     """Time one posterior of each number of latents."""
+    size, repetitions = (60, 2) if options.quick else (500, 9)
     for latents in LATENTS:
         given = problem(latents, size)
 
@@ -106,17 +115,33 @@ def report_time(ledger: Ledger) -> str:
     return "\n".join([*lines, "", f"Time grows as {grown}."])
 
 
+PARTS: dict[str, tuple[Callable[[Ledger, argparse.Namespace], None], Callable[[Ledger], str]]] = {
+    "time": (run_time, report_time),
+    "simplex": (run_simplex, report_simplex),
+    "compositions": (run_compositions, report_compositions),
+    "annotation": (run_annotation, report_annotation),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="N = 60, some seconds")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="few small problems, some seconds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
+    options.parts = options.parts or list(PARTS)
+    if not set(options.parts) <= set(PARTS):
+        parser.error(f"parts are {', '.join(PARTS)}; got {options.parts}")
     torch.set_num_threads(options.threads)
     ledger = Ledger(options.output)
-    run_time(ledger, *((60, 2) if options.quick else (500, 9)))
-    print(f"\n## time\n\n{report_time(ledger)}")
+    for part in options.parts:
+        run, report = PARTS[part]
+        if not options.report_only:
+            run(ledger, options)
+        print(f"\n## {part}\n\n{report(ledger)}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 import gpext
@@ -44,7 +45,8 @@ class DirichletGP(LatentGP):
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return the priors at x."""
         K = self.covar_module(x).to_dense()
-        return MultivariateNormal(self.mean_module(x), K.expand(self.likelihood.num_latents, *K.shape[1:]))
+        each = to_linear_operator(K.expand(self.likelihood.num_latents, *K.shape[1:]))
+        return MultivariateNormal(self.mean_module(x), each)
 
 
 def train(model: DirichletGP, max_steps: int | None) -> Row:
