@@ -147,20 +147,21 @@ def report_compositions(ledger: Ledger) -> str:
     ]
     rows = ledger.of("compositions/")
     for name in SETS:
-        ours = _parts(rows, name, METHODS[0])
+        ours = _by_fold(rows, name, METHODS[0])
         for method in METHODS:
-            theirs = _parts(rows, name, method)
+            theirs = _by_fold(rows, name, method)
             if not theirs:
                 continue
-            gains = [np.subtract(*pair) for pair in zip(ours, theirs, strict=True)]
+            gains = [np.subtract(ours[fold], theirs[fold]) for fold in theirs if fold in ours]
             won = f"{sum(gain.mean() > 0 for gain in gains)} of {len(gains)}"
-            gain = " | " if method == METHODS[0] else f"{with_error(np.concatenate(gains).tolist())} | {won}"
+            gain = f"{with_error(np.concatenate(gains).tolist())} | {won}" if gains and method != METHODS[0] else " | "
             found = [row["seconds"] for row in rows if (row["set"], row["method"]) == (name, method)]
-            value = with_error(np.concatenate(theirs).tolist())
+            value = with_error(np.concatenate(list(theirs.values())).tolist())
             lines.append(f"| {name} | {method} | {value} | {gain} | {np.mean(found):.1f} |")
     return "\n".join(lines)
 
 
-def _parts(rows: list[Row], name: str, method: str) -> list[np.ndarray]:
+def _by_fold(rows: list[Row], name: str, method: str) -> dict[str, list[float]]:
+    """Return the log densities of the test data, by the number of the part."""
     found = [row for row in rows if (row["set"], row["method"]) == (name, method)]
-    return [np.array(row["log_density"]) for row in found]
+    return {row["key"].split("/")[-2]: row["log_density"] for row in found}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gpext
 from benchmarks.ledger import Row
-from gpext.inference import Laplace, Taylor
+from gpext.inference import EP, Laplace, Taylor
 from gpext.likelihoods import DirichletLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
@@ -49,12 +49,46 @@ class DirichletGP(LatentGP):
         return MultivariateNormal(self.mean_module(x), each)
 
 
-def train(model: DirichletGP, max_steps: int | None) -> Row:
+class BinaryGP(LatentGP):
+    """Binary GPC by EP with an isotropic squared exponential kernel and zero mean."""
+
+    def __init__(self, x: Tensor, present: Tensor, lengthscale: float) -> None:
+        super().__init__(x, present, gpytorch.likelihoods.BernoulliLikelihood(), EP())
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        self.to(x)
+        self.covar_module.base_kernel.lengthscale = lengthscale
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior at x."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def train(model: LatentGP, max_steps: int | None) -> Row:
     """Maximise the evidence; return how it went."""
     mll = LatentMarginalLogLikelihood(model.likelihood, model)
     found = gpext.fit(mll, model.train_inputs[0], model.train_targets, max_steps=max_steps, progress=False)
     model.eval()
     return {"seconds": found.seconds, "status": found.status.name, "evidence": found.objective}
+
+
+def present_by_ep(x: Tensor, present: Tensor, new: Tensor, max_steps: int | None, lengthscale: float = 1.0) -> Tensor:
+    """Return the probability of every label at new points (M, L), each by a binary GPC of its own.
+
+    Args:
+        x: (N, d).
+        present: (N, L), of any dtype.
+        new: (M, d).
+        max_steps: of training.
+        lengthscale: where training begins.
+    """
+    columns = []
+    for label in present.to(x).mT:
+        model = BinaryGP(x, label, lengthscale)
+        train(model, max_steps)
+        with torch.no_grad():
+            columns.append(model.likelihood(model(new)).mean)
+    return torch.stack(columns, -1)
 
 
 def smoothed(shares: Tensor, size: int | None = None) -> Tensor:
