@@ -9,7 +9,7 @@ of exp(-2 sqrt .) gives the density as an alternating series of inverse Gaussian
     R(x) = sum_n (-1)^n C(n + b - 1, n) (1 + 2n / b) exp(-2 n (n + b) / x),    0 < R <= 1,
 
 so a draw from IG(b / c, b^2) accepted with probability R is exact; one of (1 + e^{-2c})^b <= 2^b is accepted. For b = 1
-and c <= 2, where that is slower, the density is covered by strips (see `jacobi_strips`) for the next lower tilt of a
+and c < 6, where that is slower, the density is covered by strips (see `jacobi_strips`) for the next lower tilt of a
 grid, and what they give is accepted with the probability e^{-d x}, d half the difference of the squared tilts.
 
 From b = 64 on the law is so nearly normal that the fourth-order Cornish-Fisher expansion errs by 1.2e-7 at most in the
@@ -26,11 +26,13 @@ from torch import Tensor
 
 from gpext.distributions.cornish_fisher import cornish_fisher
 from gpext.distributions.inverse_gaussian import inverse_gaussian_draws
-from gpext.distributions.jacobi_strips import LARGEST_SQUARE, NUM_STRIPS, TILTS_PER_UNIT, Strips, density, strips
+from gpext.distributions.jacobi_strips import LARGEST_TILT, NUM_STRIPS, TILTS_PER_UNIT, Strips, density, strips
 from gpext.distributions.sech_cumulants import sech_cumulants
 
 MANY = 64  # counts from which on the Cornish-Fisher expansion is used; its error in the cdf is at most 1.2e-7 there
 _CHUNK = 16384  # draws whose intermediate results stay in the cache
+_FEW = 4096  # draws in which calls cost more than numbers
+_TRIES = 3  # for each of them at once
 _FAR = 40.0  # R is below 1e-17 from here on
 
 
@@ -65,9 +67,9 @@ def _sums(count: Tensor, tilt: Tensor, generator: torch.Generator | None) -> Ten
 
 def unit_draws(tilt: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """One draw of J(1, tilt) for each element of a float64 vector of finite tilts >= 0."""
-    gentle = tilt < math.sqrt(LARGEST_SQUARE)
+    gentle = tilt < LARGEST_TILT
     if bool(gentle.all()):
-        return _by_strips(tilt.square(), strips().to(tilt.device), generator)
+        return _by_strips(tilt, strips().to(tilt.device), generator)
     if not bool(gentle.any()):
         return _by_series(torch.ones_like(tilt), tilt, generator)
     draws = torch.empty_like(tilt)
@@ -79,8 +81,11 @@ def unit_draws(tilt: Tensor, generator: torch.Generator | None = None) -> Tensor
 
 def _until_accepted(propose: Callable[..., tuple[Tensor, Tensor]], *parameters: Tensor) -> Tensor:
     """Draws for each element of the parameters; `propose` returns draws and the places of those not accepted."""
-    if not parameters[0].numel():
+    size = parameters[0].numel()
+    if size == 0:
         return torch.empty_like(parameters[0])
+    if size <= _FEW:
+        return _at_once(propose, *parameters)
     parts = zip(*(p.split(_CHUNK) for p in parameters), strict=True)
     drawn, rejected = zip(*(propose(*part) for part in parts), strict=True)
     draws = torch.cat(drawn)
@@ -91,39 +96,53 @@ def _until_accepted(propose: Callable[..., tuple[Tensor, Tensor]], *parameters: 
     return draws
 
 
+def _at_once(propose: Callable[..., tuple[Tensor, Tensor]], *parameters: Tensor) -> Tensor:
+    """The same for few draws: several tries for each, of which the first accepted one counts."""
+    size = parameters[0].numel()
+    draws, rejected = propose(*(p.repeat(_TRIES) for p in parameters))
+    accepted = torch.ones_like(draws, dtype=torch.bool).index_fill_(0, rejected, False).view(_TRIES, size)
+    *earlier, kept = draws.view(_TRIES, size)
+    for is_good, tried in zip(accepted[:-1].flip(0), reversed(earlier), strict=True):
+        kept = torch.where(is_good, tried, kept)
+    draws, waiting = kept, (~accepted.any(0)).nonzero().squeeze(-1)
+    if waiting.numel():
+        draws.index_copy_(0, waiting, _at_once(propose, *(p.index_select(0, waiting) for p in parameters)))
+    return draws
+
+
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.empty_like(like).uniform_(generator=generator)
 
 
-def _by_strips(square: Tensor, table: Strips, generator: torch.Generator | None) -> Tensor:
-    """One draw of J(1, c) for each squared tilt in [0, 4)."""
+def _by_strips(tilt: Tensor, table: Strips, generator: torch.Generator | None) -> Tensor:
+    """One draw of J(1, c) for each tilt in [0, 6)."""
 
-    def propose(square: Tensor) -> tuple[Tensor, Tensor]:
-        place = square * TILTS_PER_UNIT
+    def propose(tilt: Tensor) -> tuple[Tensor, Tensor]:
+        place = tilt * TILTS_PER_UNIT
         row = place.int()  # of the next lower tilt
-        rest = place.sub_(row).mul_(0.5 / TILTS_PER_UNIT)  # d
-        along = _uniform(square, generator).mul_(NUM_STRIPS)
+        rest = place.square().sub_(row.square()).mul_(0.5 / TILTS_PER_UNIT**2)  # d
+        along = _uniform(tilt, generator).mul_(NUM_STRIPS)
         strip = along.int()
         along.sub_(strip)
         entry = torch.add(strip, row, alpha=NUM_STRIPS)
         x = torch.addcmul(table.left.index_select(0, entry), along, table.width.index_select(0, entry))
         squeeze = table.squeeze.index_select(0, entry)
         sure = torch.addcmul(squeeze, squeeze, rest * x, value=-1)  # e^{-d x} >= 1 - d x
-        level = _uniform(square, generator)
+        level = _uniform(tilt, generator)
         doubtful = (level >= sure).nonzero().squeeze(-1)
         if not doubtful.numel():
             return x, doubtful
         decided, accepted = _decided(table, *(t.index_select(0, doubtful) for t in (x, level, along, rest, row, entry)))
         return x.index_copy_(0, doubtful, decided), doubtful[~accepted]
 
-    return _until_accepted(propose, square)
+    return _until_accepted(propose, tilt)
 
 
 def _decided(
     table: Strips, x: Tensor, level: Tensor, along: Tensor, rest: Tensor, row: Tensor, entry: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The proposals, those in the tail drawn now, and which of them are accepted."""
-    lower = row / TILTS_PER_UNIT
+    lower = (row / TILTS_PER_UNIT).square()
     rate = math.pi**2 / 8 + 0.5 * lower
     width, weight = table.width.index_select(0, entry), table.weight.index_select(0, entry)
     tail = width == 0

@@ -5,7 +5,14 @@ from gpext.inference.ep import EP
 from gpext.inference.expansion import DenseBlocksWarning
 from gpext.inference.kl import KL
 from gpext.inference.laplace import Laplace
-from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms, exact_terms
+from gpext.inference.local_terms import (
+    LikelihoodTerm,
+    LocalTerms,
+    augmented_sites,
+    augmented_terms,
+    exact_terms,
+    likelihood_terms,
+)
 from gpext.inference.outliers import OutlierReport, outlier_report
 from gpext.inference.result import InferenceResult, InferenceWarning, Status
 from gpext.inference.taylor import Taylor
@@ -18,6 +25,7 @@ __all__ = [
     "InferenceResult",
     "InferenceWarning",
     "Laplace",
+    "LikelihoodTerm",
     "LocalTerms",
     "OutlierReport",
     "Status",
@@ -25,6 +33,7 @@ __all__ = [
     "augmented_sites",
     "augmented_terms",
     "exact_terms",
+    "likelihood_terms",
     "outlier_report",
     "require_augmentation",
 ]

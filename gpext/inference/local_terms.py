@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from gpext.augmentations import Augmentation
 from gpext.bounds import LocalBound
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.sites import GaussianSites
+
+LikelihoodTerm = Literal["augmented", "exact"]  # the augmented bound on E[log p(y_i | f_i)], or that itself
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,12 @@ def augmented_terms(
     with torch.set_grad_enabled(trainable):
         values = likelihood.augmentation(y).bound(mean, variance)
     return LocalTerms(values, sites.shift - sites.precision * mean, sites.precision)
+
+
+def likelihood_terms(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor, kind: LikelihoodTerm) -> LocalTerms:
+    """Return the terms of one kind or the other at N(mean, variance)."""
+    if kind == "exact":
+        return exact_terms(likelihood, y, mean, variance)
+    with torch.no_grad():
+        sites = augmented_sites(likelihood.augmentation(y), mean, variance)
+    return augmented_terms(likelihood, y, mean, variance, sites)

@@ -94,11 +94,7 @@ class Problem:
     def condition(self, sites: GaussianSites | JointSites) -> Posterior | JointPosterior: ...
 
     def condition(self, sites: GaussianSites | JointSites) -> Posterior | JointPosterior:
-        """Return the prior conditioned on sites, outside the graph.
-
-        Raises:
-            TypeError: coupled sites on a low-rank prior.
-        """
+        """Return the prior conditioned on sites, outside the graph."""
         return self.prior.condition(sites)
 
     def over_latents(self, value: Tensor) -> Tensor:

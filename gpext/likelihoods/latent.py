@@ -54,6 +54,11 @@ class LatentLikelihood(Likelihood, ABC):
         """Return the shape of the data, without what belongs to one datum."""
         return targets.shape
 
+    def take(self, targets: Tensor, index: Tensor | slice) -> Tensor:
+        """Return the targets of the data at `index`."""
+        extra = targets.dim() - len(self.datum_shape(targets))  # dimensions of what belongs to one datum
+        return targets[(..., index, *(slice(None),) * extra)]
+
     def _check_support(self, targets: Tensor) -> None:
         """Raise ValueError if a target, known to be finite, is outside the support."""
 

@@ -1,6 +1,6 @@
 """Condition a Gaussian process prior on Gaussian sites."""
 
-from gpext.posteriors.block import BlockPosterior, JointPosterior, condition_blocks
+from gpext.posteriors.block import BlockPosterior, condition_blocks
 from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.dense_prior import DensePrior
@@ -15,7 +15,9 @@ from gpext.posteriors.inducing import (
     inducing_gradient,
     project,
 )
+from gpext.posteriors.joint import JointPosterior
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
+from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.square_root import SquareRoot
 
 Posterior = DensePosterior | LowRankPosterior
@@ -29,6 +31,7 @@ __all__ = [
     "FixedSites",
     "InducingPosterior",
     "JointPosterior",
+    "LowRankJointPosterior",
     "LowRankPosterior",
     "LowRankPrior",
     "Posterior",
@@ -40,6 +43,7 @@ __all__ = [
     "condition_dense",
     "condition_inducing",
     "condition_low_rank",
+    "condition_low_rank_joint",
     "cross_gradient",
     "factor_gradient",
     "factorise",

@@ -16,13 +16,13 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
 from torch import Tensor
 
-from gpext.posteriors.coupled import CoupledPosterior, joint_cavities
 from gpext.posteriors.dense import DensePosterior, condition_dense
+from gpext.posteriors.joint import JointPosterior
 from gpext.sites import BlockSites, GaussianSites
 
 
 @dataclass(frozen=True)
-class BlockPosterior:
+class BlockPosterior(JointPosterior):
     """D Gaussian priors over N latent values each, conditioned on sites that couple them in any way; float64."""
 
     sites: BlockSites
@@ -51,19 +51,6 @@ class BlockPosterior:
         by_datum = self._by_latents(self.rotated.covariance).diagonal(dim1=-3, dim2=-1)  # (..., D, D, N)
         Q = self.rotation
         return (Q @ by_datum.movedim(-1, -3) @ Q.mT).movedim(-3, -1)
-
-    @property
-    def variance(self) -> Tensor:
-        """The posterior marginal variances (..., D, N)."""
-        return self.blocks.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
-
-    @property
-    def leave_one_out(self) -> tuple[Tensor, Tensor]:
-        """Means (..., D, N) and covariances (..., D, D, N) of each f_i given all sites but its own: the cavities.
-
-        A covariance that is not positive definite means that there is no cavity.
-        """
-        return joint_cavities(self.mean, self.blocks, self.sites.shift, self.sites.precision)
 
     @property
     def log_det(self) -> Tensor:
@@ -116,10 +103,6 @@ class BlockPosterior:
         """Return a matrix (..., D N, D N) as (..., D, N, D, N)."""
         shape = self.prior_mean.shape[-2:]
         return matrix.view(*matrix.shape[:-2], *shape, *shape)
-
-
-JointPosterior = CoupledPosterior | BlockPosterior
-"""Posteriors of D latents that are correlated."""
 
 
 def condition_blocks(prior_mean: Tensor, prior_covariance: Tensor, sites: BlockSites) -> BlockPosterior:

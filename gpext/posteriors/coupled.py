@@ -24,13 +24,14 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
-from gpext.likelihoods.curvature import diagonal_blocks, structured_blocks
+from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors.dense import DensePosterior, condition_dense
+from gpext.posteriors.joint import JointPosterior
 from gpext.sites import CoupledSites, GaussianSites
 
 
 @dataclass(frozen=True)
-class CoupledPosterior:
+class CoupledPosterior(JointPosterior):
     """D Gaussian priors over N latent values each, conditioned on sites that couple them; float64."""
 
     sites: CoupledSites
@@ -38,7 +39,7 @@ class CoupledPosterior:
     second: DensePosterior  # g given the couplings (..., N)
 
     @property
-    def prior_mean(self) -> Tensor:
+    def prior_mean(self) -> Tensor:  # type: ignore[override]
         """The prior means (..., D, N)."""
         return self.first.prior_mean
 
@@ -63,21 +64,6 @@ class CoupledPosterior:
         through = self._through @ self.second.response.unsqueeze(-3)  # Z_d R2
         coupled = torch.einsum("...dij,...eij->...dei", through, self._through)
         return diagonal_blocks(self.first.variance) - coupled
-
-    @property
-    def variance(self) -> Tensor:
-        """The posterior marginal variances (..., D, N)."""
-        return self.blocks.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
-
-    @property
-    def leave_one_out(self) -> tuple[Tensor, Tensor]:
-        """Means (..., D, N) and covariances (..., D, D, N) of each f_i given all sites but its own: the cavities.
-
-        A covariance that is not positive definite means that there is no cavity.
-        """
-        sites = self.sites
-        U = structured_blocks(sites.precision, sites.coupling, sites.direction)
-        return joint_cavities(self.mean, self.blocks, sites.shift, U)
 
     @property
     def log_det(self) -> Tensor:
@@ -146,23 +132,6 @@ class CoupledPosterior:
     def _spread(self, value: Tensor) -> Tensor:
         """Return W value (..., D, N), for a number a datum (..., N)."""
         return self.sites.direction * value.unsqueeze(-2)
-
-
-def joint_cavities(mean: Tensor, blocks: Tensor, shift: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Return N(m, V) of each datum without its own site: (V^-1 - U)^-1 and its mean, V not inverted.
-
-    Args:
-        mean: m (..., D, N).
-        blocks: V (..., D, D, N).
-        shift: nu (..., D, N).
-        precision: U (..., D, D, N).
-    """
-    V, U = blocks.movedim(-1, -3), precision.movedim(-1, -3)
-    m, nu = mean.mT.unsqueeze(-1), shift.mT.unsqueeze(-1)
-    rest = torch.eye(V.size(-1), dtype=V.dtype, device=V.device) - V @ U
-    covariance = torch.linalg.solve(rest, V)
-    cavity_mean = torch.linalg.solve(rest, m - V @ nu).squeeze(-1).mT
-    return cavity_mean, (0.5 * (covariance + covariance.mT)).movedim(-3, -1)
 
 
 def condition_coupled(prior_mean: Tensor, prior_covariance: Tensor, sites: CoupledSites) -> CoupledPosterior:

@@ -11,8 +11,8 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from gpext.posteriors.block import JointPosterior, condition_blocks
-from gpext.posteriors.coupled import condition_coupled
+from gpext.posteriors.block import BlockPosterior, condition_blocks
+from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.square_root import SquareRoot
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
@@ -73,12 +73,12 @@ class DensePrior:
     def condition(self, sites: GaussianSites) -> DensePosterior: ...
 
     @overload
-    def condition(self, sites: JointSites) -> JointPosterior: ...
+    def condition(self, sites: JointSites) -> CoupledPosterior | BlockPosterior: ...
 
     @overload
-    def condition(self, sites: GaussianSites | JointSites) -> DensePosterior | JointPosterior: ...
+    def condition(self, sites: GaussianSites | JointSites) -> DensePosterior | CoupledPosterior | BlockPosterior: ...
 
-    def condition(self, sites: GaussianSites | JointSites) -> DensePosterior | JointPosterior:
+    def condition(self, sites: GaussianSites | JointSites) -> DensePosterior | CoupledPosterior | BlockPosterior:
         """Return the prior, of D latents for coupled sites, conditioned on them; outside the graph."""
         with torch.no_grad():
             mean, covariance = self.mean.detach(), self.covariance.detach()
@@ -88,7 +88,7 @@ class DensePrior:
                 return condition_blocks(mean, covariance, sites)
             return condition_dense(mean, covariance, sites)
 
-    def follow(self, posterior: DensePosterior | JointPosterior, response: Tensor | None) -> Tensor:
+    def follow(self, posterior: DensePosterior | CoupledPosterior | BlockPosterior, response: Tensor | None) -> Tensor:
         """Return zero (...), with the derivatives of the sites' evidence in mu and K, the sites fixed.
 
         First derivatives only: in closed form they cost a fraction of differentiating through a factorisation.

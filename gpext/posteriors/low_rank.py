@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import overload
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -30,6 +31,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.products import times
 from gpext.sites import GaussianSites, JointSites
 
@@ -79,18 +81,24 @@ class LowRankPrior:
         mean = self.mean.expand(torch.broadcast_shapes(self.mean.shape, targets.shape))
         return LowRankPrior(mean, self.root, self.diagonal)
 
-    def condition(self, sites: GaussianSites | JointSites) -> LowRankPosterior:
-        """Return the prior conditioned on sites, outside the graph.
+    @overload
+    def condition(self, sites: GaussianSites) -> LowRankPosterior: ...
 
-        Raises:
-            TypeError: the sites couple several latents.
-        """
-        if isinstance(sites, JointSites):
-            raise TypeError("a low-rank prior takes no sites that couple latents; use the exact prior, or KL().")
+    @overload
+    def condition(self, sites: JointSites) -> LowRankJointPosterior: ...
+
+    @overload
+    def condition(self, sites: GaussianSites | JointSites) -> LowRankPosterior | LowRankJointPosterior: ...
+
+    def condition(self, sites: GaussianSites | JointSites) -> LowRankPosterior | LowRankJointPosterior:
+        """Return the prior, of D latents for coupled sites, conditioned on them; outside the graph."""
         with torch.no_grad():
-            return condition_low_rank(self.mean.detach(), self.root.detach(), self.diagonal.detach(), sites)
+            parts = self.mean.detach(), self.root.detach(), self.diagonal.detach()
+            if isinstance(sites, JointSites):
+                return condition_low_rank_joint(*parts, sites)
+            return condition_low_rank(*parts, sites)
 
-    def follow(self, posterior: LowRankPosterior, response: Tensor | None) -> Tensor:
+    def follow(self, posterior: LowRankPosterior | LowRankJointPosterior, response: Tensor | None) -> Tensor:
         """Return zero (...), with the derivatives of the sites' evidence in mu, Phi and D; see `DensePrior.follow`."""
         weights = posterior.weights
         outward = _project(self.root.detach(), weights)

@@ -27,7 +27,13 @@ from gpext.quadrature.adaptive import (
     log_expectation,
 )
 from gpext.quadrature.closed_tilted import laplace_tilted_moments, probit_tilted_moments
-from gpext.quadrature.joint import SecondOrder, in_parts, joint_expectation, log_joint_expectation
+from gpext.quadrature.joint import (
+    SecondOrder,
+    in_parts,
+    independent_expectation,
+    joint_expectation,
+    log_joint_expectation,
+)
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
 from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
@@ -47,6 +53,7 @@ __all__ = [
     "gauss_hermite",
     "gauss_legendre",
     "in_parts",
+    "independent_expectation",
     "integrate",
     "joint_expectation",
     "laplace_tilted_moments",

@@ -99,6 +99,37 @@ def joint_expectation(function: Function, mean: Tensor, covariance: Tensor) -> T
     return _integral(total, mean, 1.0, logarithm=False)
 
 
+def independent_expectation(function: Function, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return int g(f) N(f | mean, diag(variance)) df (..., N), differentiable once in mean and variance alone.
+
+    The derivatives cost no more than the value, as they need none of g's [Stein 1981]: with z = (f - m) / sigma,
+
+        dE/dm = E[(g - g(m)) z] / sigma,    dE/dv = E[(g - g(m)) (z^2 - 1)] / (2 v)
+
+    to about 1e-12 / v, relative to what g varies by.
+
+    Args:
+        function: g, maps f (Q, ..., D, N) to (Q, ..., N); smooth.
+        mean: (..., D, N).
+        variance: (..., D, N), positive.
+    """
+    m, v = mean.detach().double(), variance.detach().double()
+    sigma = v.sqrt()
+    with torch.no_grad():
+        at_mean = function(m).double()
+
+        def values(f: Tensor) -> Tensor:
+            gap = (function(f) - at_mean).unsqueeze(-2)
+            z = (f - m) / sigma
+            return torch.cat([gap, gap * z, 0.5 * gap * (z.square() - 1)], -2)
+
+        rise, by_mean, by_variance = joint_expectation(values, m, torch.diag_embed(v.mT).movedim(-3, -1)).split(
+            [1, m.size(-2), m.size(-2)], -2
+        )
+    moved = by_mean / sigma * (mean - mean.detach()) + by_variance / v * (variance - variance.detach())
+    return (at_mean + rise.squeeze(-2) + moved.sum(-2)).to(mean.dtype)
+
+
 def in_parts(
     integral: Callable[..., Tensor], mean: Tensor, covariance: Tensor, targets: Tensor | None = None, dim: int = -1
 ) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from gpytorch.variational import IndependentMultitaskVariationalStrategy
 from torch import Tensor
 
+from gpext.inference import LikelihoodTerm
+from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite
 from gpext.mlls import AugmentedELBO
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
@@ -54,9 +56,9 @@ def fit(
             batch, the average over a fifth of an epoch for a small one.
         tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
             in five epochs (or 100 steps) of minibatches.
-        hyperparameters: which bound teaches the kernel's and the likelihood's parameters: the exact ELBO or the
-            augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at the q(u) that the
-            augmented bound makes; the full batch moves q(u) on the same bound, too.
+        hyperparameters: for an AugmentedELBO, which bound teaches the kernel's and the likelihood's parameters: the
+            exact ELBO or the augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at
+            the q(u) that the augmented bound makes; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
         progress: show a progress bar on a terminal.
@@ -76,14 +78,16 @@ def fit(
     if hyperparameters not in ("augmented", "exact"):
         raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
     _check_data(x, y)
-    strategy, multitask = _site_strategy(mll)
+    strategy, bound, multitask = _site_strategy(mll)
+    if bound == "exact" and hyperparameters != "exact":
+        raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
     if x.dim() == 1 and (strategy is not None or batch_size is not None):
         x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     if strategy is not None:
         check_dtype(x, strategy.inducing_points)
         y = y.mT if multitask else y
-        mll.likelihood.augmentation(y)  # refuses targets outside the support before anything changes
+        mll.likelihood.check(y)  # refuses targets outside the support before anything changes
     mll.train()
     run = Run(mll, max_steps, progress, callback)
     num_data = x.size(-2) if x.dim() > 1 else len(x)
@@ -93,7 +97,7 @@ def fit(
                 return fit_objective(run, x, y, tolerance)
             sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
             order = torch.randperm(num_data, generator=generator).to(x.device)
-            x, y = x[..., order, :], y[..., order]
+            x, y = x[..., order, :], mll.likelihood.take(y, order)
             return fit_collapsed(run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance)
         stepper: SiteStepper | ObjectiveStepper
         if strategy is None:
@@ -106,6 +110,7 @@ def fit(
                 num_data,
                 rate=rate,
                 learning_rate=learning_rate,
+                bound=bound,
                 gradient=hyperparameters,
                 interval=hyperparameter_interval(batch_size, num_data),
             )
@@ -116,15 +121,20 @@ def fit(
         return run.finish(FitStatus.INTERRUPTED)
 
 
-def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, bool]:
-    """Return the site strategy behind an AugmentedELBO, if there is one, and whether it models several tasks."""
-    if not isinstance(mll, AugmentedELBO):
-        return None, False
+def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:
+    """Return the site strategy to train, if there is one, on which bound, and whether it models several tasks."""
+    augmented = isinstance(mll, AugmentedELBO)
+    exact = type(mll) is VariationalELBO and isinstance(mll.likelihood, LatentLikelihood)
+    if not (augmented or exact) or mll.beta != 1:
+        return None, "exact", False
     strategy = mll.model.variational_strategy
-    multitask = isinstance(strategy, IndependentMultitaskVariationalStrategy)
-    if multitask:
+    together = isinstance(strategy, IndependentMultitaskVariationalStrategy)
+    if together:
         strategy = strategy.base_variational_strategy
-    return (strategy, multitask) if isinstance(strategy, SiteVariationalStrategy) else (None, False)
+    if not isinstance(strategy, SiteVariationalStrategy):
+        return None, "exact", False
+    multitask = together and mll.likelihood.num_latents is None  # else its tasks are the latents of a datum
+    return strategy, "augmented" if augmented else "exact", multitask
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpext.inference import InferenceWarning
+from gpext.inference import InferenceWarning, LikelihoodTerm
 from gpext.optim import minimize_lbfgs
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import CollapsedBound, SiteVariationalStrategy
@@ -37,7 +36,7 @@ def fit_collapsed(
     y: Tensor,
     sizes: list[int],
     *,
-    bound: Literal["augmented", "exact"],
+    bound: LikelihoodTerm,
     tolerance: float,
 ) -> FitResult:
     """Maximise the collapsed bound of the first `size` data for each size in turn; q(u) is that of the last.
@@ -47,7 +46,9 @@ def fit_collapsed(
     """
     status, objective = FitStatus.MAX_STEPS, float("nan")
     for size in sizes:
-        collapsed = CollapsedBound(strategy, run.mll.likelihood, x[..., :size, :], y[..., :size], bound=bound)
+        likelihood = run.mll.likelihood
+        subset = likelihood.take(y, slice(size))
+        collapsed = CollapsedBound(strategy, likelihood, x[..., :size, :], subset, bound=bound)
         stage = _Stage(run, collapsed, size, is_last=size == sizes[-1])
         try:
             collapsed.evaluate(gradient=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import gpytorch
 import torch
@@ -13,6 +13,7 @@ from gpytorch.variational import NaturalVariationalDistribution
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from gpext.inference import LikelihoodTerm
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import SiteVariationalStrategy
@@ -42,12 +43,13 @@ class SiteStepper:
         *,
         rate: Rate,
         learning_rate: float,
-        gradient: Literal["augmented", "exact"],
+        bound: LikelihoodTerm,
+        gradient: LikelihoodTerm,
         interval: int = 1,
     ) -> None:
         self.interval = interval
         self.strategy, self.likelihood, self.num_data = strategy, mll.likelihood, num_data
-        self.rate, self.gradient = rate, gradient
+        self.rate, self.bound, self.gradient = rate, bound, gradient
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
         self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate)] if self._parameters else []
@@ -62,10 +64,11 @@ class SiteStepper:
         try:
             value = self.strategy.update(
                 x[..., index, :],
-                y[..., index],
+                self.likelihood.take(y, index),
                 self.likelihood,
                 rate,
                 self.num_data,
+                bound=self.bound,
                 gradient=self.gradient if moving else None,
             )
         except BREAKDOWNS:

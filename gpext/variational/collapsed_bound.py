@@ -23,18 +23,17 @@ size M x M x N. The kernel is evaluated twice, in blocks of data that stay in ca
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gpext.inference import LocalTerms, augmented_sites, augmented_terms, exact_terms
-from gpext.likelihoods import AugmentedLikelihood
+from gpext.inference import LikelihoodTerm, LocalTerms, likelihood_terms
+from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
 from gpext.sites import GaussianSites
 from gpext.variational.bound_gradients import push_back
 from gpext.variational.prior_blocks import FactorCache
-from gpext.variational.site_variational_strategy import SiteVariationalStrategy
+from gpext.variational.site_variational_strategy import SiteVariationalStrategy, total_divergence
 
 _MOST_HALVINGS = 10
 
@@ -60,9 +59,9 @@ class CollapsedBound:
 
     Args:
         strategy: the variational strategy of the model; :meth:`commit` writes its q(u).
-        likelihood: any likelihood with an augmentation.
+        likelihood: any likelihood of gpext; one of D latents for D independent q(u), a batch.
         x: inputs (..., N, d).
-        y: targets (..., N).
+        y: targets (..., N), or what the likelihood takes.
         bound: what F_i is: the augmented bound on E_q[log p(y_i | f_i)] or that expectation itself.
         block_size: data handled at a time.
     """
@@ -70,19 +69,17 @@ class CollapsedBound:
     def __init__(
         self,
         strategy: SiteVariationalStrategy,
-        likelihood: AugmentedLikelihood,
+        likelihood: LatentLikelihood,
         x: Tensor,
         y: Tensor,
         *,
-        bound: Literal["augmented", "exact"] = "augmented",
+        bound: LikelihoodTerm = "augmented",
         block_size: int = 1024,
     ) -> None:
         self.strategy, self.likelihood, self.bound = strategy, likelihood, bound
-        self.num_data = y.size(-1)
-        self._blocks = [
-            _Block(x[..., start : start + block_size, :], y[..., start : start + block_size])
-            for start in range(0, self.num_data, block_size)
-        ]
+        self.num_data = x.size(-2)
+        blocks = [slice(start, start + block_size) for start in range(0, self.num_data, block_size)]
+        self._blocks = [_Block(x[..., index, :], likelihood.take(y, index)) for index in blocks]
         self._loaded = FactorCache()  # the factor of K_zz, while what follows belongs to the present parameters
         self._posterior: InducingPosterior
         self._natural: tuple[Tensor, Tensor]  # what the sites make of eta and of Lambda - I
@@ -92,7 +89,7 @@ class CollapsedBound:
     def evaluate(self, *, gradient: bool = True) -> Tensor:
         """Return F (...), float64, at the current parameters and the sites as they are.
 
-        The first time these are the augmented bound's at the strategy's q(u).
+        The first time these are the best at the strategy's q(u): for the augmented bound, where there is one.
 
         Args:
             gradient: add the derivatives of the loss -F / N, summed over batches, to the parameters' `.grad`.
@@ -172,8 +169,7 @@ class CollapsedBound:
             block.prior_mean = cross.mean
             block.conditional_variance = cross.variance - block.whitened.square().sum(-2)
             if block.sites is None:  # where the strategy's q(u) stands: at the prior if it is new
-                marginals = block.marginals(self.strategy.posterior())
-                block.sites = augmented_sites(self.likelihood.augmentation(block.y), *marginals)
+                block.sites = self._first_sites(block.y, *block.marginals(self.strategy.posterior()))
         return chol
 
     @torch.no_grad()
@@ -191,14 +187,19 @@ class CollapsedBound:
                 raise torch.linalg.LinAlgError(
                     "the marginals of q(f) are not finite at these parameters of the kernel and the mean."
                 )
-        if self.bound == "exact":
-            return mean, exact_terms(self.likelihood, block.y, mean, variance)
-        with torch.no_grad():
-            sites = augmented_sites(self.likelihood.augmentation(block.y), mean, variance)
-        return mean, augmented_terms(self.likelihood, block.y, mean, variance, sites)
+        return mean, likelihood_terms(self.likelihood, block.y, mean, variance, self.bound)
+
+    def _first_sites(self, y: Tensor, mean: Tensor, variance: Tensor) -> GaussianSites:
+        """Return sites at which there is a q(u): precisions that are not negative."""
+        kind: LikelihoodTerm = "augmented" if isinstance(self.likelihood, AugmentedLikelihood) else "exact"
+        best = likelihood_terms(self.likelihood, y, mean, variance, kind).best_sites(mean)
+        known = best.precision >= 0
+        return GaussianSites(best.shift.where(known, 0.0), best.precision.where(known, 0.0))
 
     def _total(self, local: list[tuple[Tensor, LocalTerms]]) -> Tensor:
-        return torch.stack([terms.total for _, terms in local]).sum(0) - self.divergence
+        return torch.stack([terms.total for _, terms in local]).sum(0) - total_divergence(
+            self._posterior, self.likelihood
+        )
 
     @torch.no_grad()
     def _accept(self, local: list[tuple[Tensor, LocalTerms]]) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gpext.bounds import num_latents
 from gpext.inference import InferenceResult, InferenceWarning, Status
-from gpext.posteriors import JointPosterior, LowRankPosterior, factorise
+from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 from gpext.variational.prior_blocks import FactorCache, dense_covariance, split_covariance
 
@@ -185,7 +185,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return q(f) at new inputs (..., S, d), differentiable in them."""
         conditioned = self.result().conditioned
-        if isinstance(conditioned, LowRankPosterior) and self.sparse_inputs is not None:
+        if isinstance(conditioned, LowRankPosterior | LowRankJointPosterior) and self.sparse_inputs is not None:
             mean, root, _ = self._sparse_prior(x, self.sparse_inputs)
             exact = self.model.forward(x).lazy_covariance_matrix
             return conditioned.predict(mean, root, exact - RootLinearOperator(root))

@@ -5,14 +5,18 @@ With a minibatch of B of the N data, s = N / B, and the sites (nu, tau) at its c
     eta    <- (1 - rho) eta    + rho s A (nu - tau mu)
     Lambda <- (1 - rho) Lambda + rho (I + s A diag(tau) A')
 
-in the whitened coordinates of :mod:`gpext.posteriors.inducing`. This is the natural-gradient step of size rho on the
-augmented bound: gpytorch's NGD(lr=rho) on :class:`gpext.mlls.AugmentedELBO` moves q(u) to the same place, and rho = 1
-on all the data is exact coordinate ascent.
+in the whitened coordinates of :mod:`gpext.posteriors.inducing`. With the sites of an augmentation this is the
+natural-gradient step of size rho on the augmented bound: gpytorch's NGD(lr=rho) on :class:`gpext.mlls.AugmentedELBO`
+moves q(u) to the same place, and rho = 1 on all the data is exact coordinate ascent. With those of E = E_q log p(y | f)
+itself, tau = -2 dE/dv and nu = dE/dm + tau m, it is that step on the exact ELBO, for any likelihood [Khan & Lin 2017];
+there rho is halved until the bound of the batch, s sum_i E_i - KL(q || p), does not fall.
+
+A likelihood of D latent functions wants D independent q(u), a batch of them: its E_i depends on D marginals.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -20,12 +24,20 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
 from torch import Tensor
 
-from gpext.inference import augmented_sites, augmented_terms, exact_terms, require_augmentation
-from gpext.likelihoods import AugmentedLikelihood
+from gpext.inference import (
+    LikelihoodTerm,
+    augmented_sites,
+    augmented_terms,
+    exact_terms,
+    require_augmentation,
+)
+from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.likelihoods.checks import check_finite
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.bound_gradients import backpropagate
 from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
+
+_MOST_HALVINGS = 30  # counts of a million want twenty
 
 
 class SiteVariationalStrategy(VariationalStrategy):
@@ -94,20 +106,24 @@ class SiteVariationalStrategy(VariationalStrategy):
         self,
         x: Tensor,
         y: Tensor,
-        likelihood: AugmentedLikelihood,
+        likelihood: LatentLikelihood,
         rate: float = 1.0,
         num_data: int | None = None,
         *,
-        gradient: Literal["augmented", "exact"] | None = None,
+        bound: LikelihoodTerm | None = None,
+        gradient: LikelihoodTerm | None = None,
     ) -> Tensor | None:
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
             x: inputs (..., B, d).
-            y: targets (..., B).
-            likelihood: any likelihood with an augmentation.
+            y: targets (..., B), or what the likelihood takes.
+            likelihood: any likelihood of gpext.
             rate: rho in (0, 1].
             num_data: N, if (x, y) is a minibatch; their number by default.
+            bound: whose sites: the augmented bound's, the default where the likelihood has one, or those of the exact
+                expectation of log p(y | f), where rho is halved until the bound of this batch does not fall (and q(u)
+                stays as it is if it always would).
             gradient: also add the derivatives of the loss -ELBO / N, at q(u) before the step, to the `.grad` of the
                 hyperparameters and the likelihood's parameters, from the same kernel evaluation. The ELBO has the
                 augmented bound or the exact expectation of log p(y | f); None leaves `.grad` alone.
@@ -116,20 +132,22 @@ class SiteVariationalStrategy(VariationalStrategy):
             With a `gradient`, the ELBO it belongs to, per datum, before the step, (...).
 
         Raises:
-            TypeError: the likelihood has no augmentation, or half precision.
+            TypeError: a likelihood that is not gpext's, an augmented bound of one that has none, or half precision.
             ValueError: bad data or rate. q(u) is unchanged after any error.
             torch.linalg.LinAlgError: K_zz or the precision of q(u) is not positive definite.
             FloatingPointError: the step is not finite.
         """
-        require_augmentation(likelihood)
+        bound = _require_term(likelihood, bound)
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be in (0, 1]; got {rate}.")
         if gradient not in (None, "augmented", "exact"):
             raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
-        check_batch(x, y, num_data)
+        if gradient == "augmented":
+            require_augmentation(likelihood)
+        size = check_batch(x, likelihood.datum_shape(y), num_data)
         check_dtype(x, self.inducing_points)
-        num_data = num_data or y.size(-1)
-        scale = num_data / y.size(-1)
+        num_data = num_data or size
+        scale = num_data / size
         with torch.set_grad_enabled(gradient is not None):
             cross = self.cross_blocks(x)
             inducing_covariance = self.inducing_covariance() if gradient is not None else None
@@ -139,7 +157,11 @@ class SiteVariationalStrategy(VariationalStrategy):
             posterior = self.posterior()
             conditional_variance = cross.variance - whitened.square().sum(-2)
             mean, variance = posterior.marginals(whitened, cross.mean, conditional_variance)
-            sites = augmented_sites(likelihood.augmentation(y), mean, variance)
+            if bound == "exact":
+                terms = exact_terms(likelihood, y, mean, variance)
+                sites = terms.best_sites(mean)
+            else:
+                sites = augmented_sites(likelihood.augmentation(y), mean, variance)
             vector, gram = project(whitened, cross.mean, sites)
         if not bool(vector.isfinite().all()):
             raise FloatingPointError(
@@ -148,16 +170,55 @@ class SiteVariationalStrategy(VariationalStrategy):
             )
         value = None
         if inducing_covariance is not None:
-            if gradient == "exact":
+            if gradient == "augmented":
+                local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
+            elif bound == "exact":
+                local, local_gram = terms, gram
+            else:
                 local = exact_terms(likelihood, y, mean, variance)
                 local_gram = (whitened * local.precision.unsqueeze(-2)) @ whitened.mT
-            else:
-                local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
             weight = -scale / num_data
             backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, weight)
-            value = (scale * local.total - posterior.divergence_from_prior) / num_data
+            value = (scale * local.total - total_divergence(posterior, likelihood)) / num_data
+        if bound == "exact":
+
+            def batch_bound(moved: InducingPosterior) -> Tensor:
+                marginals = moved.marginals(whitened, cross.mean, conditional_variance)
+                expected = likelihood.expected_log_density(y, *marginals).double().sum(-1)
+                return scale * expected - total_divergence(moved, likelihood)
+
+            here = scale * terms.total - total_divergence(posterior, likelihood)
+            rate = self._rising_rate(vector, gram, rate, scale, here, batch_bound)
         self.move(vector, gram, rate, scale)
         return value
+
+    @torch.no_grad()
+    def _rising_rate(
+        self,
+        vector: Tensor,
+        gram: Tensor,
+        rate: float,
+        scale: float,
+        here: Tensor,
+        bound_at: Callable[[InducingPosterior], Tensor],
+    ) -> float:
+        """Return the first of rate, rate / 2, ... whose step does not take a bound below `here`, or 0."""
+        distribution = self._variational_distribution
+        eta, precision = distribution.natural_vec.double(), -2 * distribution.natural_mat.double()
+        target = scale * gram.double()
+        target.diagonal(dim1=-2, dim2=-1).add_(1)
+        rounding = 100 * torch.finfo(vector.dtype).eps * here.abs()
+        for _ in range(_MOST_HALVINGS):
+            try:
+                moved = condition_inducing(
+                    torch.lerp(eta, scale * vector.double(), rate), torch.lerp(precision, target, rate)
+                )
+                if bool((bound_at(moved) >= here - rounding).all()):
+                    return rate
+            except torch.linalg.LinAlgError:  # a negative precision too many: shorten the step
+                pass
+            rate /= 2
+        return 0.0
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
@@ -210,17 +271,28 @@ class SiteVariationalStrategy(VariationalStrategy):
         self._clear_cache()
 
 
-def check_batch(x: Tensor, y: Tensor, num_data: int | None = None) -> None:
-    """Raise ValueError unless x (..., B, d) and y (..., B) are a nonempty batch of finite inputs with their targets."""
-    if x.dim() < 2 or y.dim() < 1 or x.size(-2) != y.size(-1):
+def total_divergence(posterior: InducingPosterior, likelihood: LatentLikelihood) -> Tensor:
+    """Return KL(q(v) || N(0, I)) (...), summed over the latents of a datum."""
+    divergence = posterior.divergence_from_prior
+    return divergence if likelihood.num_latents is None else divergence.sum(-1)
+
+
+def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None) -> int:
+    """Return B, the number of inputs x (..., B, d) that go with targets of `data` (..., B).
+
+    Raises:
+        ValueError: there are none, the numbers differ, or the inputs are not finite.
+    """
+    if x.dim() < 2 or not data or x.size(-2) != data[-1]:
         raise ValueError(
-            f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(y.shape)}."
+            f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(data)} targets."
         )
-    if y.size(-1) == 0:
+    if data[-1] == 0:
         raise ValueError("the batch is empty: at least one datum is needed.")
-    if num_data is not None and num_data < y.size(-1):
-        raise ValueError(f"num_data ({num_data}) is smaller than the batch ({y.size(-1)}).")
+    if num_data is not None and num_data < data[-1]:
+        raise ValueError(f"num_data ({num_data}) is smaller than the batch ({data[-1]}).")
     check_finite("inputs", x)
+    return data[-1]
 
 
 def check_dtype(x: Tensor, parameters: Tensor) -> None:
@@ -230,3 +302,22 @@ def check_dtype(x: Tensor, parameters: Tensor) -> None:
             f"the inputs are {x.dtype} and the model is {parameters.dtype}; convert the inputs with "
             f"x.to({parameters.dtype}) or the model and the likelihood with .to({x.dtype}) (float32 or float64)."
         )
+
+
+def _require_term(likelihood: LatentLikelihood, bound: LikelihoodTerm | None) -> LikelihoodTerm:
+    """Return whose sites to take.
+
+    Raises:
+        TypeError: the likelihood has none of them.
+        ValueError: no such bound.
+    """
+    if bound not in (None, "augmented", "exact"):
+        raise ValueError(f"bound must be None, 'augmented' or 'exact'; got {bound!r}.")
+    if bound == "augmented":
+        require_augmentation(likelihood)
+    if not isinstance(likelihood, LatentLikelihood):
+        raise TypeError(
+            f"sites need a likelihood of gpext; got {type(likelihood).__module__}.{type(likelihood).__qualname__}. "
+            "Any other trains by gpytorch.mlls.VariationalELBO with gpytorch.optim.NGD."
+        )
+    return bound or ("augmented" if isinstance(likelihood, AugmentedLikelihood) else "exact")

@@ -1,6 +1,5 @@
 """Laplace and Taylor for several latents a datum, against a dense implementation that inverts everything."""
 
-import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -9,6 +8,7 @@ from torch.nn.functional import one_hot
 
 from gpext.inference import Laplace, Status, Taylor
 from gpext.likelihoods import DirichletLikelihood, MultinomialLogitLikelihood, StickBreakingLikelihood
+from gpext.posteriors import LowRankPrior
 from tests.members import F64
 
 
@@ -154,16 +154,21 @@ def test_float32_and_batches():
         torch.testing.assert_close(several.log_evidence[b], alone.log_evidence, rtol=1e-8, atol=1e-8)
 
 
-def test_sparse_priors_are_refused():
-    z = torch.randn(3, 10, 4, dtype=F64)
-    from linear_operator.operators import (
-        DiagLinearOperator,
-        LowRankRootAddedDiagLinearOperator,
-        LowRankRootLinearOperator,
-    )
-
-    diagonal = DiagLinearOperator(torch.ones(3, 10, dtype=F64))
-    covariance = LowRankRootAddedDiagLinearOperator(LowRankRootLinearOperator(z), diagonal)
-    low_rank = gpytorch.distributions.MultivariateNormal(torch.zeros(3, 10, dtype=F64), covariance)
-    with pytest.raises(TypeError, match="no sites that couple latents"):
-        Laplace().infer(low_rank, MultinomialLogitLikelihood(3), torch.zeros(10, dtype=torch.long))
+@pytest.mark.parametrize("rule", [Laplace(), Taylor()])
+def test_a_sparse_prior_is_inferred_as_the_dense_one_it_is(rule):
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(3, 10, 4, dtype=F64, generator=generator).requires_grad_()
+    rest = torch.rand(3, 10, dtype=F64, generator=generator).requires_grad_()
+    y = torch.arange(10) % 3
+    sparse = LowRankPrior(torch.zeros(3, 10, dtype=F64), root, rest).distribution
+    dense = prior(torch.zeros(3, 10, dtype=F64), root @ root.mT + torch.diag_embed(rest))
+    ours, theirs = (rule.infer(p, MultinomialLogitLikelihood(3), y) for p in (sparse, dense))
+    torch.testing.assert_close(ours.log_evidence, theirs.log_evidence, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours.conditioned.blocks, theirs.conditioned.blocks, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(ours.log_loo, theirs.log_loo, rtol=1e-7, atol=1e-7)
+    for a, b in zip(
+        torch.autograd.grad(ours.log_evidence, [root, rest]),
+        torch.autograd.grad(theirs.log_evidence, [root, rest]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::gpext.inference.DenseBlocksWarn
 
 
 class Model(gpext.models.LatentGP):
-    def __init__(self, x, y, likelihood, rule):
-        super().__init__(x, y, likelihood, rule)
+    def __init__(self, x, y, likelihood, rule, z=None):
+        super().__init__(x, y, likelihood, rule, inducing_inputs=z)
         batch = torch.Size([likelihood.num_latents])
         self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
         self.covar_module = gpytorch.kernels.ScaleKernel(
@@ -65,3 +65,36 @@ def test_trains_predicts_and_is_restored(name, rule, dtype):
     at_data = model.variational_strategy.result().posterior
     with torch.no_grad():
         torch.testing.assert_close(model(x).mean, at_data.mean, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("rule", [Laplace(), Taylor()])
+@pytest.mark.parametrize("name", ["von_mises", "dirichlet", "multinomial", "family"])
+def test_with_every_input_inducing_the_sparse_model_is_the_exact_one(name, rule):
+    x, new = torch.linspace(0, 3, 20, dtype=torch.float64), torch.linspace(-0.3, 3.2, 5, dtype=torch.float64)
+    likelihood, y = data(name, x)
+    exact, sparse = (Model(x, y, likelihood, rule, z).double() for z in (None, x))
+    sparse.variational_strategy._jitter_val = 1e-9
+    values = [gpext.mlls.LatentMarginalLogLikelihood(likelihood, m)(m(x), y) for m in (exact, sparse)]
+    torch.testing.assert_close(*values, rtol=0, atol=1e-6)
+    learnt = [[*m.mean_module.parameters(), *m.covar_module.parameters()] for m in (exact, sparse)]
+    gradients = [torch.autograd.grad(value, parameters) for value, parameters in zip(values, learnt, strict=True)]
+    for theirs, ours in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    theirs, ours = (m.eval()(new) for m in (exact, sparse))
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.covariance_matrix, theirs.covariance_matrix, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            likelihood.log_marginal(y[:5], ours), likelihood.log_marginal(y[:5], theirs), rtol=0, atol=1e-5
+        )
+
+
+def test_a_sparse_model_of_several_latents_trains_its_inducing_inputs():
+    x = torch.linspace(0, 3, 60, dtype=torch.float64)
+    likelihood, y = data("von_mises", x)
+    model = Model(x, y, likelihood, Laplace(), x[::12] + 0.05).double()
+    mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
+    first, before = model.variational_strategy.sparse_inputs.detach().clone(), mll(model(x), y).item()
+    gpext.fit(mll, x, y, max_steps=8, progress=False)
+    assert mll(model.train()(x), y).item() > before
+    assert (model.variational_strategy.sparse_inputs - first).abs().max() > 1e-3

@@ -242,7 +242,11 @@ ERRORS = {
     "num_data 0": (batch_of(num_data=0), ValueError, "num_data"),
     "shapes": (batch_of(y=torch.zeros(N - 1).double()), ValueError, r"got \(30, 2\) and \(29,\)"),
     "vector": (batch_of(x=torch.zeros(N).double()), ValueError, "expected inputs"),
-    "stock": (batch_of(likelihood=gpytorch.likelihoods.GaussianLikelihood()), TypeError, "augmentation"),
+    "stock": (
+        batch_of(likelihood=gpytorch.likelihoods.GaussianLikelihood()),
+        TypeError,
+        "a likelihood of gpext",
+    ),
 }
 
 

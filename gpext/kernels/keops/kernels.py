@@ -1,0 +1,104 @@
+"""gpytorch's stationary kernels as operators that store the inputs alone; small matrices stay dense."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any
+
+import gpytorch
+import torch
+from linear_operator import to_linear_operator
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from gpext.operators import KernelOperator
+
+
+class LazyKernel(gpytorch.kernels.Kernel):
+    """The base of kernels that are radial in features of their inputs: a subclass says which."""
+
+    def _features(self, x: Tensor) -> Tensor:
+        """Return what is compared, in units of the length scales (..., n, d)."""
+        return x / self.lengthscale
+
+    def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
+        """Return the profile's name and its own parameters (..., 1, 1)."""
+        raise NotImplementedError
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
+        """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless it is small or a diagonal."""
+        small = max(x1.size(-2), x2.size(-2)) <= gpytorch.settings.max_cholesky_size.value()
+        if diag or small or params.get("last_dim_is_batch", False):
+            return super().forward(x1, x2, diag=diag, **params)
+        profile, own = self._profile()
+        square = _is_same(x1, x2)
+        inputs = [self._features(x) for x in ((x1,) if square else (x1, x2))]
+        return KernelOperator(x1.new_ones(1, 1), *inputs, *own, profiles=(profile,), square=square)
+
+    def __mul__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
+        return _product(self, other)
+
+
+class RBFKernel(LazyKernel, gpytorch.kernels.RBFKernel):
+    """gpytorch's RBFKernel, lazily."""
+
+    def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
+        return "rbf", ()
+
+
+class MaternKernel(LazyKernel, gpytorch.kernels.MaternKernel):
+    """gpytorch's MaternKernel (nu 1/2, 3/2 or 5/2), lazily."""
+
+    def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
+        return f"matern{round(2 * self.nu)}2", ()
+
+
+class RQKernel(LazyKernel, gpytorch.kernels.RQKernel):
+    """gpytorch's RQKernel, lazily."""
+
+    def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
+        return "rq", (self.alpha.unsqueeze(-1),)
+
+
+class PeriodicKernel(LazyKernel, gpytorch.kernels.PeriodicKernel):
+    r"""gpytorch's PeriodicKernel, lazily: an RBF of points on circles.
+
+    exp(-2 sum_k sin(pi D_k / p_k)^2 / l_k) = exp(-|u - v|^2 / 2),  u_k = (cos, sin)(2 pi x_k / p_k) / sqrt l_k
+    """
+
+    def _features(self, x: Tensor) -> Tensor:
+        angle, size = 2 * math.pi * x / self.period_length, self.lengthscale.rsqrt()
+        return torch.cat([angle.cos() * size, angle.sin() * size], -1)
+
+    def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
+        return "rbf", ()
+
+
+class ProductKernel(gpytorch.kernels.ProductKernel):
+    """gpytorch's ProductKernel, whose factors are multiplied tile by tile where all of them are lazy."""
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
+        """Return the covariance of x1 (..., n, d) and x2 (..., m, d)."""
+        if diag:
+            return super().forward(x1, x2, diag=True, **params)
+        factors = [to_linear_operator(kernel(x1, x2, **params)).evaluate_kernel() for kernel in self.kernels]
+        return functools.reduce(operator.mul, factors)
+
+    def __mul__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
+        return _product(self, other)
+
+
+def _product(*kernels: gpytorch.kernels.Kernel) -> ProductKernel:
+    """Return the product of kernels, those of products among them taken one by one."""
+    return ProductKernel(
+        *(f for k in kernels for f in (k.kernels if isinstance(k, gpytorch.kernels.ProductKernel) else [k]))
+    )
+
+
+def _is_same(x1: Tensor, x2: Tensor) -> bool:
+    """Return whether two inputs are one, and their derivatives may be taken together."""
+    if x1 is x2:
+        return True
+    return not (x1.requires_grad or x2.requires_grad) and x1.shape == x2.shape and torch.equal(x1, x2)

@@ -1,0 +1,174 @@
+"""A kernel matrix as a LinearOperator that stores its inputs alone: O(n) memory, exact products and derivatives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from linear_operator.functions._matmul import Matmul
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from gpext.operators.profiles import FACTORS, smooth_value
+from gpext.operators.tiles import Factor, derivatives, product
+
+
+class KernelOperator(LinearOperator):
+    r"""s prod_f p_f(|x_f - y_f|^2) between n and m inputs, a product of stationary kernels (see `profiles`).
+
+    Args:
+        outputscale: s (..., 1, 1).
+        tensors: of each factor in turn its inputs in units of the length scales, x (..., n, d) and, unless square,
+            y (..., m, d); then, for rq, alpha (..., 1, 1).
+        profiles: of each factor, a key of `gpext.operators.profiles.FACTORS`.
+        square: whether the columns stand for the same inputs as the rows.
+
+    Raises:
+        ValueError: the number or the shapes of the tensors do not belong together.
+    """
+
+    def __init__(self, outputscale: Tensor, *tensors: Tensor, profiles: tuple[str, ...], square: bool) -> None:
+        batch = torch.broadcast_shapes(*(t.shape[:-2] for t in (outputscale, *tensors)))
+        outputscale, *rest = (t.expand(*batch, *t.shape[-2:]) for t in (outputscale, *tensors))
+        super().__init__(outputscale, *rest, profiles=profiles, square=square)
+        self.outputscale, self.profiles, self.square = outputscale, profiles, square
+        self.factors = _split(rest, profiles, square)
+
+    def _check_args(self, outputscale: Tensor, *tensors: Tensor, profiles: tuple[str, ...], square: bool) -> str | None:
+        unknown = [profile for profile in profiles if profile not in FACTORS]
+        expected = sum((1 if square else 2) + (profile == "rq") for profile in profiles)
+        if unknown or not profiles or len(tensors) != expected:
+            return (
+                f"expected profiles among {sorted(FACTORS)} and {expected} tensors for {profiles}; got {len(tensors)}."
+            )
+        factors = _split(tensors, profiles, square)
+        if len({(f.x.size(-2), f.columns.size(-2)) for f in factors}) != 1:
+            return "the factors of a product of kernels must have equally many inputs."
+        return None
+
+    # ---- products -------------------------------------------------------------------------------------------------
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        if rhs.dim() == 1:
+            return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
+        if torch.is_grad_enabled() and (rhs.requires_grad or self.requires_grad):
+            return Matmul.apply(self.representation_tree(), rhs, *self.representation())  # comes back without gradients
+        batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
+        with torch.no_grad():
+            v = rhs.expand(*batch, *rhs.shape[-2:]).reshape(-1, *rhs.shape[-2:])
+            each = [product(factors, part) for factors, part in zip(self._flat(batch), v, strict=True)]
+            out = torch.stack(each).view(*batch, self.size(-2), rhs.size(-1))
+            return out * self.outputscale
+
+    def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        if left_vecs.dim() == 1:
+            left_vecs, right_vecs = left_vecs.unsqueeze(-1), right_vecs.unsqueeze(-1)
+        batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
+        scale = self.outputscale.expand(*batch, 1, 1).reshape(-1, 1, 1)
+        left, right = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (left_vecs, right_vecs))
+        with torch.no_grad():
+            each: list[list[Tensor]] = []
+            for s, factors, u, v in zip(scale, self._flat(batch), left, right, strict=True):
+                found = derivatives(factors, u, v)
+                gradients = [found.value.view(1, 1)]
+                for x, y, alpha in zip(found.x, found.y, found.alpha, strict=True):
+                    gradients += [s * t for t in (x, y) if t is not None]
+                    gradients += [] if alpha is None else [s * alpha]
+                each.append(gradients)
+            stacked = (torch.stack(column).view(*batch, *column[0].shape) for column in zip(*each, strict=True))
+            return tuple(t.sum_to_size(a.shape) for t, a in zip(stacked, self._args, strict=True))
+
+    def _flat(self, batch: torch.Size) -> list[list[Factor]]:
+        """Return the factors of every matrix of a batch."""
+
+        def each(t: Tensor) -> Tensor:
+            return t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
+
+        found: list[list[Factor]] = [[] for _ in range(math.prod(batch))]
+        for factor in self.factors:
+            x, y = each(factor.x), None if factor.y is None else each(factor.y)
+            alpha = None if factor.alpha is None else each(factor.alpha)
+            for b, factors in enumerate(found):
+                own = None if alpha is None else alpha[b].squeeze()
+                factors.append(Factor(factor.profile, x[b], None if y is None else y[b], own))
+        return found
+
+    # ---- what LinearOperator asks for -------------------------------------------------------------------------------
+
+    def _size(self) -> torch.Size:
+        factor = self.factors[0]
+        return torch.Size((*factor.x.shape[:-2], factor.x.size(-2), factor.columns.size(-2)))
+
+    def _transpose_nonbatch(self) -> KernelOperator:
+        if self.square:
+            return self
+        swapped = [t for f in self.factors for t in (f.columns, f.x, f.alpha) if t is not None]
+        return KernelOperator(self.outputscale, *swapped, profiles=self.profiles, square=False)
+
+    def _diagonal(self) -> Tensor:
+        if self.square:
+            return self.outputscale.squeeze(-1).expand(*self.batch_shape, self.size(-1))
+        total = self.outputscale.squeeze(-1)
+        for f in self.factors:
+            q = (f.x - f.columns).square().sum(-1)
+            total = total * smooth_value(f.profile, q, None if f.alpha is None else f.alpha.squeeze(-1))
+        return total
+
+    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
+        def numbers(t: Tensor) -> Tensor:
+            return (t[batch_indices] if batch_indices else t).squeeze(-1).squeeze(-1)
+
+        total = numbers(self.outputscale)
+        for f in self.factors:
+            difference = f.x[(*batch_indices, row_index)] - f.columns[(*batch_indices, col_index)]
+            alpha = None if f.alpha is None else numbers(f.alpha)
+            total = total * smooth_value(f.profile, difference.square().sum(-1), alpha)
+        return total
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        tensors = [t[batch_indices] for t in self._args] if batch_indices else list(self._args)
+        if row_index == slice(None) and col_index == slice(None):
+            return KernelOperator(*tensors, profiles=self.profiles, square=self.square)
+        outputscale, *rest = tensors
+        chosen = []
+        for f in _split(rest, self.profiles, self.square):
+            chosen += [f.x[..., row_index, :], f.columns[..., col_index, :]]
+            chosen += [] if f.alpha is None else [f.alpha]
+        return KernelOperator(outputscale, *chosen, profiles=self.profiles, square=False)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        tensors = (t.expand(*batch_shape, *t.shape[-2:]) for t in self._args)
+        return KernelOperator(*tensors, profiles=self.profiles, square=self.square)
+
+    def _mul_constant(self, other: float | Tensor) -> LinearOperator:
+        other = torch.as_tensor(other, dtype=self.dtype, device=self.device)
+        _, *rest = self._args
+        scale = self.outputscale * other.unsqueeze(-1).unsqueeze(-1)
+        return KernelOperator(scale, *rest, profiles=self.profiles, square=self.square)
+
+    def _mul_matrix(self, other: Tensor | LinearOperator) -> LinearOperator:
+        if not isinstance(other, KernelOperator) or other.square != self.square:
+            return super()._mul_matrix(other)
+        (scale, *tensors), (other_scale, *others) = self._args, other._args
+        profiles = self.profiles + other.profiles
+        return KernelOperator(scale * other_scale, *tensors, *others, profiles=profiles, square=self.square)
+
+    def to_dense(self) -> Tensor:
+        """Return the matrix (..., n, m), differentiable through torch."""
+        total = self.outputscale
+        for f in self.factors:
+            distance = torch.cdist(f.x, f.columns, compute_mode="donot_use_mm_for_euclid_dist")
+            total = total * smooth_value(f.profile, distance.square(), f.alpha)
+        return total
+
+
+def _split(tensors: Any, profiles: tuple[str, ...], square: bool) -> list[Factor]:
+    """Return the factors that tensors stand for."""
+    waiting = iter(tensors)
+    factors = []
+    for profile in profiles:
+        x = next(waiting)
+        y = None if square else next(waiting)
+        factors.append(Factor(profile, x, y, next(waiting) if profile == "rq" else None))
+    return factors

@@ -1,0 +1,211 @@
+r"""Products with a kernel matrix that is never stored, and their derivatives, tile by tile.
+
+    K_ij = s prod_f p_f(c_f |x_fi - y_fj|^2),       c |x - y|^2 = [x, c |x|^2, 1] . [-2 c y, 1, c |y|^2]
+
+One product of matrices makes the argument of p for a tile that stays in cache, p is taken in place, and another product
+applies it. A square matrix is symmetric, so that each tile serves K_ij and K_ji. For the derivatives of u' K v, with
+A = u v' and B = A * dK/dt,
+
+    d/dx_i = 2 c sum_j B_ij (x_i - y_j),   d/dy_j = -2 c sum_i B_ij (x_i - y_j)
+
+which are products of B with [y, 1] and of B' with [x, 1]. Tiles are shared out to threads, each with a result of its
+own; threads inside an operation only get in each other's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from gpext.operators.profiles import FACTORS, value, value_and_slopes
+
+_ROWS, _COLUMNS = 256, 512  # of a tile
+_FEW = 2**18  # entries for which threads do not pay
+_NEAR = {torch.float64: 1e-8, torch.float32: 1e-2}  # t of matern12 below which its root would lose digits
+_ERROR = {torch.float64: 1e-10, torch.float32: 1e-5}  # of t by squares, above which differences are taken themselves
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One radial kernel between n and m inputs in units of its length scales; y is None for a square, x itself."""
+
+    profile: str
+    x: Tensor  # (n, d)
+    y: Tensor | None  # (m, d)
+    alpha: Tensor | None  # (), of rq
+
+    @property
+    def columns(self) -> Tensor:
+        """What the columns stand for (m, d)."""
+        return self.x if self.y is None else self.y
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A factor whose arguments of p are one product a tile, or differences where the squares lose their digits."""
+
+    factor: Factor
+    left: Tensor | None  # (n, d + 2)
+    right: Tensor | None  # (m, d + 2)
+
+    @classmethod
+    def of(cls, factor: Factor) -> _Ready:
+        c, x, y = FACTORS[factor.profile], factor.x, factor.columns
+        centre = x.mean(0)
+        x, y = x - centre, y - centre
+        depth, height = x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
+        largest = max(float(depth.max()), float(height.max()))
+        if not largest * torch.finfo(x.dtype).eps < _ERROR[x.dtype]:
+            return cls(factor, None, None)
+        left = torch.cat([x, c * depth, torch.ones_like(depth)], -1)
+        right = torch.cat([-2 * c * y, torch.ones_like(height), c * height], -1)
+        return cls(factor, left, right)
+
+    def argument(self, rows: slice, columns: slice, out: Tensor) -> Tensor:
+        """Return t of a tile, in `out` where that can be."""
+        x, y, c = self.factor.x[rows], self.factor.columns[columns], FACTORS[self.factor.profile]
+        if self.left is None or self.right is None:
+            return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_().mul_(c)
+        t = torch.mm(self.left[rows], self.right[columns].mT, out=out)
+        if self.factor.profile == "matern12":
+            i, j = (t < _NEAR[t.dtype]).nonzero(as_tuple=True)
+            t[i, j] = (x[i] - y[j]).square().sum(-1)
+        return t
+
+
+def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
+    """Return K v (n, R), s left out, for v (m, R)."""
+    ready = [_Ready.of(factor) for factor in factors]
+    square = factors[0].y is None
+    n, m = len(factors[0].x), len(factors[0].columns)
+
+    def rows_of(starts: Sequence[int]) -> Tensor:
+        out, scratch = v.new_zeros(n, v.size(-1)), v.new_empty(3, _ROWS * _COLUMNS)
+        for start in starts:
+            rows = slice(start, min(start + _ROWS, n))
+            for columns in _columns(rows, m, square):
+                K = _tile(ready, rows, columns, scratch)
+                out[rows].addmm_(K, v[columns])
+                if square and columns.start != rows.start:
+                    out[columns].addmm_(K.mT, v[rows])
+        return out
+
+    parts = _shared_out(rows_of, range(0, n, _ROWS), n * m, v.device)
+    return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """Of u' K v, summed over columns of u and v; s counts as one."""
+
+    value: Tensor  # u' K v ()
+    x: list[Tensor]  # by factor (n, d); for a square that of its inputs in both places
+    y: list[Tensor | None]  # (m, d)
+    alpha: list[Tensor | None]  # ()
+
+
+def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
+    """Return u' K v and its derivatives in everything K is made of, for u (n, R) and v (m, R)."""
+    ready = [_Ready.of(factor) for factor in factors]
+    square = factors[0].y is None
+    n, m = len(factors[0].x), len(factors[0].columns)
+    # of a square, tile (i, j) also stands for (j, i)
+    outer_left = torch.cat([u, v], -1) if square else u
+    outer_right = torch.cat([v, u], -1) if square else v
+    with_one = [_with_one(f.x) for f in factors], [_with_one(f.columns) for f in factors]
+
+    def rows_of(starts: Sequence[int]) -> Derivatives:
+        by_x = [torch.zeros_like(f.x) for f in factors]
+        by_y = by_x if square else [torch.zeros_like(f.columns) for f in factors]
+        by_alpha = [None if f.alpha is None else torch.zeros_like(f.alpha) for f in factors]
+        total, scratch = u.new_zeros(()), u.new_empty(len(factors), _ROWS * _COLUMNS)
+        for start in starts:
+            rows = slice(start, min(start + _ROWS, n))
+            for columns in _columns(rows, m, square):
+                diagonal = square and columns.start == rows.start
+                A = outer_left[rows] @ outer_right[columns].mT
+                if diagonal:  # both (i, j) and (j, i) are inside
+                    A.mul_(0.5)
+                buffers = scratch[:, : A.numel()].view(-1, *A.shape)
+                arguments = [r.argument(rows, columns, out) for r, out in zip(ready, buffers, strict=True)]
+                values, slopes, by_own = zip(
+                    *(value_and_slopes(f.profile, t, f.alpha) for f, t in zip(factors, arguments, strict=True)),
+                    strict=True,
+                )
+                total += (A * _product(values)).sum()
+                for f, factor in enumerate(factors):
+                    others = A if len(factors) == 1 else A * _product([p for g, p in enumerate(values) if g != f])
+                    B = others * slopes[f]
+                    c = 2 * FACTORS[factor.profile]
+                    _add_differences(by_x[f][rows], B, factor.x[rows], with_one[1][f][columns], c)
+                    _add_differences(by_y[f][columns], B.mT, factor.columns[columns], with_one[0][f][rows], c)
+                    if by_own[f] is not None:
+                        by_alpha[f] += (others * by_own[f]).sum()
+        return Derivatives(total, by_x, [None] * len(factors) if square else list(by_y), by_alpha)
+
+    parts = _shared_out(rows_of, range(0, n, _ROWS), n * m, u.device)
+    return Derivatives(
+        torch.stack([p.value for p in parts]).sum(),
+        [torch.stack(each).sum(0) for each in zip(*(p.x for p in parts), strict=True)],
+        [_sum(each) for each in zip(*(p.y for p in parts), strict=True)],
+        [_sum(each) for each in zip(*(p.alpha for p in parts), strict=True)],
+    )
+
+
+def _add_differences(out: Tensor, B: Tensor, x: Tensor, y_and_one: Tensor, factor: float) -> None:
+    """Add factor sum_j B_ij (x_i - y_j) to each row of out (rows, d)."""
+    sums = B @ y_and_one
+    out.add_(x * sums[:, -1:] - sums[:, :-1], alpha=factor)
+
+
+def _tile(ready: Sequence[_Ready], rows: slice, columns: slice, scratch: Tensor) -> Tensor:
+    """Return K of a tile, s left out, in the first row of `scratch` (3, ...), which is made once for all tiles."""
+    shape = rows.stop - rows.start, columns.stop - columns.start
+    out, second, spare = scratch[:, : shape[0] * shape[1]].view(3, *shape)
+    first, *others = ready
+    K = value(first.factor.profile, first.argument(rows, columns, out), first.factor.alpha, spare)
+    for other in others:
+        K.mul_(value(other.factor.profile, other.argument(rows, columns, second), other.factor.alpha, spare))
+    return K
+
+
+def _columns(rows: slice, m: int, square: bool) -> list[slice]:
+    """Return the columns to visit for these rows: of a square, the tile on the diagonal and what is right of it."""
+    first = [rows] if square else []
+    start = rows.stop if square else 0
+    return first + [slice(c, min(c + _COLUMNS, m)) for c in range(start, m, _COLUMNS)]
+
+
+def _shared_out(
+    work: Callable[[Sequence[int]], Result], starts: Sequence[int], entries: int, device: torch.device
+) -> list[Result]:
+    """Return what each of torch's threads makes of its share of the row blocks; the first ones are the longest."""
+    threads = min(torch.get_num_threads(), len(starts))
+    if threads < 2 or entries < _FEW or device.type != "cpu":
+        return [work(starts)]
+    shares = [[*starts[k :: 2 * threads], *starts[2 * threads - 1 - k :: 2 * threads]] for k in range(threads)]
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return list(pool.map(torch.no_grad()(work), shares))
+
+
+def _product(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for other in tensors[1:]:
+        total = total * other
+    return total
+
+
+def _with_one(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones_like(x[:, :1])], -1)
+
+
+def _sum(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    present = [t for t in tensors if t is not None]
+    return torch.stack(present).sum(0) if present else None

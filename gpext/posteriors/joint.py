@@ -1,0 +1,107 @@
+"""What posteriors of D correlated latents have in common, whatever the algebra behind them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from gpext.likelihoods.curvature import structured_blocks
+from gpext.sites import CoupledSites, JointSites
+
+
+class JointPosterior(ABC):
+    """D Gaussian priors over N latent values each, conditioned on sites that couple those of a datum; float64."""
+
+    sites: JointSites
+    prior_mean: Tensor  # (..., D, N)
+
+    @property
+    @abstractmethod
+    def positive_definite(self) -> Tensor:
+        """Whether there is such a posterior (...)."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The posterior means (..., D, N)."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Tensor:
+        """K^-1 (m - mu) (..., D, N)."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Tensor:
+        """The posterior covariance of the latents of each datum (..., D, D, N)."""
+
+    @property
+    @abstractmethod
+    def log_det(self) -> Tensor:
+        """log|I + K U| (...)."""
+
+    @property
+    @abstractmethod
+    def log_normalizer(self) -> Tensor:
+        r"""The evidence of the sites (...), :math:`A = \\log\\int N(f|\\mu,K) \\prod_i t_i(f_i) df`."""
+
+    @abstractmethod
+    def covariance_times(self, vector: Tensor) -> Tensor:
+        """Return V vector (..., D, N)."""
+
+    @abstractmethod
+    def distribution(self, dtype: torch.dtype) -> MultitaskMultivariateNormal:
+        """Return the posterior of all latents at the training inputs."""
+
+    @abstractmethod
+    def predict(
+        self, test_mean: Tensor, link: Tensor, test_covariance: LinearOperator, /
+    ) -> MultitaskMultivariateNormal:
+        """Return the posterior of all latents at S new inputs, coupled, its covariance lazily.
+
+        Args:
+            test_mean: (..., D, S) prior means there.
+            link: what ties them to the training values: prior covariances (..., D, N, S), or a root (..., D, S, M).
+            test_covariance: (..., D, S, S) prior covariances there, or what the root leaves of them.
+        """
+
+    @property
+    def variance(self) -> Tensor:
+        """The posterior marginal variances (..., D, N)."""
+        return self.blocks.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
+
+    @property
+    def leave_one_out(self) -> tuple[Tensor, Tensor]:
+        """Means (..., D, N) and covariances (..., D, D, N) of each f_i given all sites but its own: the cavities.
+
+        A covariance that is not positive definite means that there is no cavity.
+        """
+        return _cavities(self.mean, self.blocks, self.sites.shift, precision_blocks(self.sites))
+
+
+def precision_blocks(sites: JointSites) -> Tensor:
+    """Return U (..., D, D, N)."""
+    if isinstance(sites, CoupledSites):
+        return structured_blocks(sites.precision, sites.coupling, sites.direction)
+    return sites.precision
+
+
+def _cavities(mean: Tensor, blocks: Tensor, shift: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Return N(m, V) of each datum without its own site: (V^-1 - U)^-1 and its mean, V not inverted.
+
+    Args:
+        mean: m (..., D, N).
+        blocks: V (..., D, D, N).
+        shift: nu (..., D, N).
+        precision: U (..., D, D, N).
+    """
+    V, U = blocks.movedim(-1, -3), precision.movedim(-1, -3)
+    m, nu = mean.mT.unsqueeze(-1), shift.mT.unsqueeze(-1)
+    rest = torch.eye(V.size(-1), dtype=V.dtype, device=V.device) - V @ U
+    covariance = torch.linalg.solve(rest, V)
+    cavity_mean = torch.linalg.solve(rest, m - V @ nu).squeeze(-1).mT
+    return cavity_mean, (0.5 * (covariance + covariance.mT)).movedim(-3, -1)

@@ -1,0 +1,218 @@
+"""Kernel matrices that are not stored, against stored ones; gpytorch's kernels; linear_operator's own suite."""
+
+import unittest
+
+import gpytorch
+import pytest
+import torch
+from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
+
+from gpext.kernels import keops
+from gpext.operators import KernelOperator, tiles
+from gpext.operators.profiles import FACTORS
+
+F64 = torch.float64
+
+
+def made(*profiles, square=True, n=600, m=300, batch=(), dtype=F64, seed=0):
+    """An operator of n (or n x m) random inputs, its tensors requiring gradients."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*batch, *shape, generator=generator, dtype=F64).to(dtype)
+
+    tensors = [randn(1, 1).exp()]
+    for profile in profiles:
+        tensors += [randn(n, 3)] if square else [randn(n, 3), randn(m, 3)]
+        tensors += [randn(1, 1).exp()] if profile == "rq" else []
+    return KernelOperator(*(t.requires_grad_() for t in tensors), profiles=profiles, square=square)
+
+
+def vectors(op, columns=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(*op.batch_shape, size, columns, generator=generator, dtype=F64).to(op.dtype)
+        for size in op.matrix_shape
+    )
+
+
+CASES = [(name,) for name in FACTORS] + [("rbf", "matern32"), ("rq", "matern12", "rbf")]
+
+
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize("profiles", CASES, ids="-".join)
+def test_products_and_derivatives_are_those_of_the_stored_matrix(profiles, square):
+    op = made(*profiles, square=square)
+    u, v = vectors(op)
+    dense = op.to_dense()
+    torch.testing.assert_close(op @ v, dense @ v, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(op.mT @ u, dense.mT @ u, rtol=1e-10, atol=1e-10)
+    ours = torch.autograd.grad((u * (op @ v)).sum(), op._args)
+    theirs = torch.autograd.grad((u * (dense @ v)).sum(), op._args)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("profiles", CASES, ids="-".join)
+def test_float32(profiles):
+    op = made(*profiles, dtype=torch.float32)
+    exact = KernelOperator(*(t.detach().double() for t in op._args), profiles=profiles, square=True)
+    _, v = vectors(op)
+    size = exact.to_dense().abs() @ v.double().abs()
+    found = (op @ v).detach().double()
+    assert float((found - exact @ v.double()).div(size).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("square", [True, False])
+def test_batches_are_loops(square):
+    op = made("matern52", "rq", square=square, n=40, m=30, batch=(2, 3))
+    u, v = vectors(op)
+    torch.testing.assert_close(op @ v, op.to_dense() @ v, rtol=1e-10, atol=1e-10)
+    shared = v[0, 0]
+    torch.testing.assert_close(op @ shared, op.to_dense() @ shared, rtol=1e-10, atol=1e-10)
+    ours = torch.autograd.grad((u * (op @ v)).sum(), op._args)
+    theirs = torch.autograd.grad((u * (op.to_dense() @ v)).sum(), op._args)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("profile", ["rbf", "matern32"])
+def test_inputs_far_apart_keep_their_digits(profile, dtype):
+    """Pairs of neighbours, hundreds of thousands of length scales from each other."""
+    centres = torch.tensor([[-3e5, 0.0], [2e5, 1e5]], dtype=F64).repeat_interleave(2, 0)
+    x = (centres + torch.tensor([[0.0, 0.0], [1.0, 0.5]], dtype=F64).repeat(2, 1)).to(dtype)
+    op = KernelOperator(torch.ones(1, 1, dtype=dtype), x, profiles=(profile,), square=True)
+    found = (op @ torch.eye(4, dtype=dtype)).double()
+    expected = KernelOperator(torch.ones(1, 1, dtype=F64), x.double(), profiles=(profile,), square=True).to_dense()
+    torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-10, atol=1e-10)
+
+
+def test_duplicate_inputs_have_correlation_one():
+    x = torch.randn(300, 5, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x[150:] = x[:150]
+    for profile in FACTORS:
+        own = [torch.full((1, 1), 0.7, dtype=F64)] if profile == "rq" else []
+        op = KernelOperator(torch.ones(1, 1, dtype=F64), x, *own, profiles=(profile,), square=True)
+        eye = torch.eye(300, dtype=F64)
+        torch.testing.assert_close(op @ eye, op.to_dense(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 1100])
+def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatch):
+    monkeypatch.setattr(tiles, "_FEW", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    op = made("matern32", n=n)
+    u, v = vectors(op)
+    torch.testing.assert_close(op @ v, op.to_dense() @ v, rtol=1e-10, atol=1e-10)
+    ours = torch.autograd.grad((u * (op @ v)).sum(), op._args)
+    theirs = torch.autograd.grad((u * (op.to_dense() @ v)).sum(), op._args)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_bad_tensors_are_refused():
+    x = torch.zeros(5, 2)
+    with pytest.raises(ValueError, match="expected profiles among"):
+        KernelOperator(torch.ones(1, 1), x, profiles=("cauchy",), square=True)
+    with pytest.raises(ValueError, match="2 tensors"):
+        KernelOperator(torch.ones(1, 1), x, profiles=("rbf",), square=False)
+    with pytest.raises(ValueError, match="equally many"):
+        KernelOperator(torch.ones(1, 1), x, x[:3], profiles=("rbf", "rbf"), square=True)
+
+
+# ---- kernels -------------------------------------------------------------------------------------------------------
+
+KERNELS = {
+    "rbf": lambda k: k.RBFKernel(ard_num_dims=3),
+    "rbf isotropic": lambda k: k.RBFKernel(),
+    "matern12": lambda k: k.MaternKernel(nu=0.5, ard_num_dims=3),
+    "matern32": lambda k: k.MaternKernel(nu=1.5),
+    "matern52": lambda k: k.MaternKernel(nu=2.5, ard_num_dims=3),
+    "rq": lambda k: k.RQKernel(ard_num_dims=3),
+    "periodic": lambda k: k.PeriodicKernel(ard_num_dims=3),
+    "active": lambda k: k.RBFKernel(active_dims=(0, 2)),
+    "scaled": lambda k: gpytorch.kernels.ScaleKernel(k.MaternKernel(nu=2.5)),
+    "sum": lambda k: gpytorch.kernels.ScaleKernel(k.RBFKernel()) + k.MaternKernel(nu=1.5),
+    "product": lambda k: k.RBFKernel(ard_num_dims=3) * k.PeriodicKernel(),
+    "scaled product": lambda k: gpytorch.kernels.ScaleKernel(k.RBFKernel() * k.MaternKernel(nu=0.5) * k.RQKernel()),
+}
+
+
+@pytest.mark.parametrize("other", [None, 150])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_agree_with_those_of_gpytorch(name, other):
+    torch.manual_seed(0)
+    ours, theirs = KERNELS[name](keops).double(), KERNELS[name](gpytorch.kernels).double()
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p, 0.3, 0.3)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(400, 3, dtype=F64)
+    y = x if other is None else torch.randn(other, 3, dtype=F64)
+    v, u = torch.randn(len(y), 2, dtype=F64), torch.randn(len(x), 2, dtype=F64)
+    with gpytorch.settings.max_cholesky_size(100):
+        lazy = ours(x, y)
+        found = lazy @ v
+        (u * found).sum().backward()
+    stored = theirs(x, y).to_dense()
+    expected = stored @ v
+    (u * expected).sum().backward()
+    tolerance = 1e-5 if "matern12" in name or "scaled product" in name else 1e-7  # gpytorch's own distances err
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_kernels_stay_lazy_and_small_matrices_dense():
+    kernel = keops.RBFKernel() * keops.MaternKernel(nu=1.5)
+    x = torch.randn(900, 2)
+    assert isinstance(kernel(x).evaluate_kernel(), KernelOperator)
+    assert isinstance(kernel(x, x[:20]).evaluate_kernel(), KernelOperator)  # a small other side
+    assert not isinstance(kernel(x[:500]).evaluate_kernel(), KernelOperator)
+
+
+def test_gradients_reach_inputs_on_either_side():
+    kernel = keops.MaternKernel(nu=2.5).double()
+    x, y = torch.randn(40, 2, dtype=F64, requires_grad=True), torch.randn(30, 2, dtype=F64, requires_grad=True)
+    with gpytorch.settings.max_cholesky_size(10):
+        ours = torch.autograd.grad((kernel(x, y) @ torch.ones(30, 1, dtype=F64)).sum(), [x, y])
+        both = torch.autograd.grad((kernel(x, x) @ torch.ones(40, 1, dtype=F64)).sum(), [x])
+    dense = gpytorch.kernels.MaternKernel(nu=2.5).double()
+    for a, b in zip(ours, torch.autograd.grad(dense(x, y).to_dense().sum(), [x, y]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(both[0], torch.autograd.grad(dense(x, x).to_dense().sum(), [x])[0], rtol=1e-7, atol=1e-7)
+
+
+# ---- linear_operator's own suite -----------------------------------------------------------------------------------
+
+
+class TestSquare(LinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+
+    def create_linear_op(self):
+        x = torch.tensor([[0.0], [1.7], [3.1], [4.9], [7.5]]).requires_grad_()
+        return KernelOperator(torch.tensor([[1.5]]).requires_grad_(), x, profiles=("rbf",), square=True)
+
+    def evaluate_linear_op(self, linear_op):
+        return linear_op.to_dense()
+
+
+class TestSquareBatch(TestSquare):
+    def create_linear_op(self):
+        scales = torch.tensor([1.0, 1.2, 0.9]).view(3, 1, 1)
+        x = torch.tensor([[0.0], [1.7], [3.1], [4.9], [7.5]]).repeat(3, 1, 1) * scales
+        alpha = torch.tensor([1.0, 2.0, 0.5]).view(3, 1, 1).requires_grad_()
+        scale = torch.tensor([1.5, 1.0, 2.0]).view(3, 1, 1).requires_grad_()
+        return KernelOperator(scale, x.requires_grad_(), alpha, profiles=("rq",), square=True)
+
+
+class TestRectangular(RectangularLinearOperatorTestCase, unittest.TestCase):
+    seed = 0
+
+    def create_linear_op(self):
+        x, y = torch.randn(5, 2).requires_grad_(), torch.randn(6, 2).requires_grad_()
+        return KernelOperator(torch.tensor([[1.5]]).requires_grad_(), x, y, profiles=("matern52",), square=False)
+
+    def evaluate_linear_op(self, linear_op):
+        return linear_op.to_dense()
