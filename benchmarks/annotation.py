@@ -213,7 +213,7 @@ def report_annotation(ledger: Ledger) -> str:
                     cells = " | ".join(f"{value:.3f}" for value in np.mean(list(found.values()), 0))
                     lines.append(f"| {name} | {method} | {score} | {cells} |")
                 gains = [np.subtract(found[number], peer[number]) for number in found if number in peer]
-                if gains and method != PEER:
+                if gains and METHODS[method][0] and score == "f":
                     cells = " | ".join(with_error(list(gain)) for gain in np.transpose(gains))
                     lines.append(f"| | minus GPC, {len(gains)} splits | | {cells} |")
     return "\n".join(lines)

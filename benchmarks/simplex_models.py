@@ -1,4 +1,4 @@
-"""Models of proportions that the simplex benchmarks compare."""
+"""Models of proportions and of labels that the simplex benchmarks compare."""
 
 from __future__ import annotations
 
