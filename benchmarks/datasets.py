@@ -27,8 +27,8 @@ class Dataset:
     Attributes:
         name: Key in :data:`SOURCES`.
         task: ``"regression"`` (targets standardised with the training mean and scale), ``"binary"`` (targets 0, 1),
-            ``"classes"`` or ``"ordinal"`` (targets 0, 1, ..., K - 1), ``"composition"`` (targets of D parts that sum to
-            one, as they are).
+            ``"classes"`` or ``"ordinal"`` (targets 0, 1, ..., K - 1), ``"angles"`` (radians), ``"composition"``
+            (targets of D parts that sum to one, as they are).
         train_x: (N, d)
         train_y: (N,), compositions (N, D)
         test_x: (N*, d)
@@ -66,6 +66,7 @@ class Source:
     target: str | tuple[str, ...] = "y"
     positive: float | None = None  # the class that counts as 1 when the file has more than two
     fetch: Callable[[], Table] | None = None
+    prepare: Callable[[Table], Table] | None = None  # of what the file has
 
 
 def _openml(data_id: int, positive: str | None = None) -> Callable[[], Table]:
@@ -111,6 +112,33 @@ def _synthetic(binary: bool) -> Callable[[], Table]:
     return draw
 
 
+def _wind_of_nights(table: Table) -> Table:
+    """Time in days, of which day and minute are parts."""
+    return Table(table.features[:, 2:], table.targets)
+
+
+def _wind_by_the_clock(table: Table) -> Table:
+    """Time in hours, and where the hour of the day is on the dial."""
+    time, dial = table.features[:, 0], table.features[:, 1] * np.pi / 12
+    return Table(np.column_stack([time, np.cos(dial), np.sin(dial)]), table.targets)
+
+
+def _wind_by_the_weather(table: Table) -> Table:
+    """Station JFK: season and hour on their dials, temperature, dew point, humidity, wind speed."""
+    here = table.features[:, 0] == 1
+    _, hours, _, hour, *weather = table.features[here].T
+    season, dial = hours * 2 * np.pi / (365 * 24), hour * np.pi / 12
+    seasonal = [np.cos(season), np.sin(season), np.cos(dial), np.sin(dial)]
+    return Table(np.column_stack([*seasonal, *weather]), table.targets[here])
+
+
+def _synthetic_angles() -> Table:
+    """Angles about a line that winds: for tests, and where no data are."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(0, 4, 60))
+    return Table(x[:, None], np.angle(np.exp(1j * (1.5 * x + 0.3 * rng.standard_normal(60)))))
+
+
 SOURCES: dict[str, Source] = {
     "protein": Source("regression", "protein_casp", fetch=_openml(44963)),
     "airline": Source("regression", "airline_delay_nyc13", target="y_delay"),
@@ -134,10 +162,14 @@ SOURCES: dict[str, Source] = {
         f"ordinal_{name}": Source("ordinal", f"ordinal_{name}", target=target)
         for name, target in (("boston", "y5"), ("machine_cpu", "y5"), ("esl", "y"), ("lev", "y"), ("stocks", "y5"))
     },
+    "wind_col_de_la_roa": Source("angles", "wind_col_de_la_roa", prepare=_wind_of_nights),
+    "wind_texas": Source("angles", "wind_texas_hourly", prepare=_wind_by_the_clock),
+    "wind_jfk": Source("angles", "wind_nyc13_hourly", prepare=_wind_by_the_weather),
     "arctic_lake": Source("composition", "arctic_lake", target=("y_sand", "y_silt", "y_clay")),
     "gemas": Source("composition", "gemas_soil_texture", target=("y_sand", "y_silt", "y_clay")),
     "synthetic_regression": Source("regression", None, fetch=_synthetic(binary=False)),
     "synthetic_binary": Source("binary", None, fetch=_synthetic(binary=True)),
+    "synthetic_angles": Source("angles", None, fetch=_synthetic_angles),
 }
 
 
@@ -162,7 +194,8 @@ def _raw(name: str, source: Source) -> Table:
         path = Path(folder) / f"{source.file}.csv.gz"
         if not path.is_file():
             raise FileNotFoundError(f"GPEXT_DATA has no {path.name}, which the data set {name!r} needs.")
-        return _read(path, source.target, source.positive)
+        table = _read(path, source.target, source.positive)
+        return table if source.prepare is None else source.prepare(table)
     remedy = f"Set GPEXT_DATA to a folder that has {source.file}.csv.gz."
     if source.fetch is None:
         raise FileNotFoundError(f"The data set {name!r} has no original that scikit-learn can download. {remedy}")

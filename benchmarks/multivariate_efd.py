@@ -2,11 +2,13 @@
 
 time          Laplace for D classes and N data, one Newton step: D + 1 Cholesky factors of size N, beside the dense
               system of size N D.
+headings      angles of turned triangles, and
+wind          directions of the wind: see `benchmarks.angles`.
 simplex       probabilities from quantised ones: see `benchmarks.simplex_recovery`.
 compositions  real proportions: see `benchmarks.compositions`.
 annotation    the digits in a picture: see `benchmarks.annotation`.
 
-    python -m benchmarks.multivariate_efd simplex --output results/multivariate_efd.jsonl
+    python -m benchmarks.multivariate_efd time headings wind --output results/multivariate_efd.jsonl
 
 Rows that are there already are not run again.
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.angles import draw_headings, report_headings, report_wind, run_headings, run_wind
 from benchmarks.annotation import report_annotation, run_annotation
 from benchmarks.compositions import report_compositions, run_compositions
 from benchmarks.ledger import Ledger, Row
@@ -117,6 +120,8 @@ def report_time(ledger: Ledger) -> str:
 
 PARTS: dict[str, tuple[Callable[[Ledger, argparse.Namespace], None], Callable[[Ledger], str]]] = {
     "time": (run_time, report_time),
+    "headings": (run_headings, report_headings),
+    "wind": (run_wind, report_wind),
     "simplex": (run_simplex, report_simplex),
     "compositions": (run_compositions, report_compositions),
     "annotation": (run_annotation, report_annotation),
@@ -130,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few small problems, some seconds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--figure", type=Path, help="where to draw the errors of the headings")
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     options.parts = options.parts or list(PARTS)
@@ -142,6 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.report_only:
             run(ledger, options)
         print(f"\n## {part}\n\n{report(ledger)}")
+    if options.figure is not None:
+        draw_headings(ledger, options.figure)
     return 0
 
 

@@ -6,7 +6,6 @@ p(y) = int VM(y | eta) N(eta | m, V) d eta,     E[e^{iy}] = E[A(|eta|) e^{i arg 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from gpytorch.distributions import Distribution
@@ -15,7 +14,7 @@ from torch.distributions import constraints
 
 from gpext.distributions.bessel import log_i0_derivative, resultant_slope
 from gpext.distributions.von_mises import VonMises
-from gpext.quadrature import in_parts, joint_expectation
+from gpext.distributions.von_mises_mixture import compound_resultant
 
 _NEWTON_STEPS = 6
 
@@ -57,11 +56,7 @@ class CompoundVonMises(Distribution):
     @property
     def resultant(self) -> Tensor:
         """(E[cos y], E[sin y]) (..., 2, N)."""
-
-        def mean_direction(eta: Tensor) -> Tensor:
-            return log_i0_derivative(eta.square().sum(-2), 1).unsqueeze(-2) * eta
-
-        return in_parts(partial(joint_expectation, mean_direction), self.latent_mean, self.latent_covariance)
+        return compound_resultant(self.latent_mean, self.latent_covariance)
 
     @property
     def mean(self) -> Tensor:

@@ -21,6 +21,7 @@ from torch.distributions import Distribution
 
 from gpext.distributions import CompoundVonMises, VonMises
 from gpext.distributions.bessel import log_i0, log_i0_derivative, log_i0e, resultant_slope
+from gpext.distributions.von_mises_mixture import log_compound_density
 from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.joint import JointLikelihood
@@ -89,6 +90,20 @@ class VonMisesLikelihood(JointLikelihood):
         across = torch.stack([-f[..., 1, :], f[..., 0, :]], -2)
         coupling = -log_i0_derivative(squared, 2)
         return Curvature(self._log_prob(targets, f), gradient, precision, coupling, across, precision)
+
+    def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, covariance) df (..., N), an integral in one dimension, to 1e-9.
+
+        Args:
+            targets: angles (..., N).
+            mean: (..., 2, N).
+            covariance: of the latents of each datum (..., 2, 2, N).
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
+        """
+        self.check(targets)
+        return log_compound_density(targets, mean, covariance)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., 2, N), a :class:`gpext.distributions.VonMises` with batch shape (..., N)."""

@@ -1,6 +1,7 @@
-"""Optimisers and step-size schedules."""
+"""Optimisers, Langevin dynamics and step-size schedules."""
 
 from gpext.optim.lbfgs import Outcome, minimize_lbfgs
+from gpext.optim.sgld import SGLD, PolynomialDecay
 from gpext.optim.step_sizes import RobbinsMonro
 
-__all__ = ["Outcome", "RobbinsMonro", "minimize_lbfgs"]
+__all__ = ["SGLD", "Outcome", "PolynomialDecay", "RobbinsMonro", "minimize_lbfgs"]

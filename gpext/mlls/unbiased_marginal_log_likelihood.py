@@ -1,0 +1,57 @@
+"""The log marginal likelihood of an ExactGP whose gradient is unbiased and costs a few products [FE15 Eq. 9]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from gpext.operators import UnbiasedSolveOperator, UnbiasedSolver
+
+
+class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
+    """gpytorch's ExactMarginalLogLikelihood with derivatives that are right on average, without a factorisation.
+
+    The value is for monitoring: of its log determinant it has the preconditioner's part alone.
+
+    Args:
+        likelihood: a Gaussian one.
+        model: any ExactGP: sums of kernels, priors, fixed noise; not batched.
+        num_probes: vectors of random signs for the derivatives of the log determinant.
+        solver: how to solve, in place of `num_probes`.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood)
+        ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 20).double()
+        >>> likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+        >>> model = Model(x, x.sin(), likelihood).double()
+        >>> mll = UnbiasedMarginalLogLikelihood(likelihood, model)
+        >>> (-mll(model(x), x.sin())).backward()
+        >>> model.covar_module.raw_lengthscale.grad.shape
+        torch.Size([1, 1])
+    """
+
+    def __init__(
+        self, likelihood: Likelihood, model: ExactGP, num_probes: int = 4, *, solver: UnbiasedSolver | None = None
+    ) -> None:
+        super().__init__(likelihood, model)
+        self.solver = UnbiasedSolver(num_probes=num_probes) if solver is None else solver
+
+    def forward(self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any) -> Tensor:
+        """Return the log marginal likelihood per datum ()."""
+        output = self.likelihood(function_dist, *params, **kwargs)
+        covariance = UnbiasedSolveOperator(output.lazy_covariance_matrix.evaluate_kernel(), solver=self.solver)
+        value = MultivariateNormal(output.mean, covariance).log_prob(target)
+        value = self._add_other_terms(value, params)
+        return value / function_dist.event_shape.numel()

@@ -1,0 +1,191 @@
+r"""Stochastic gradient Langevin dynamics as an optimiser: its iterates are draws [Welling & Teh 2011, FE15 Eq. 5].
+
+    theta <- theta - eps / 2 M g + N(0, eps M),      g = d(-log posterior)/dtheta, or an unbiased estimate
+
+The loss is the negative log posterior itself, not divided by the number of data. M preconditions all parameters
+together. With gradients of covariance V the noise they add is eps^2 / 4 M V M beside eps M: the step size may stop
+falling where that no longer counts [FE15 Eq. 7],
+
+    eps / 4 lambda_max(M^1/2 V M^1/2) < 0.002
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+_WINDOW = 100  # gradients that make one estimate of V
+
+
+class SGLD(torch.optim.Optimizer):
+    """Langevin steps; every iterate is a draw once the step size is small.
+
+    Args:
+        params: parameters, or groups of them with an `lr` of their own where M is diagonal.
+        lr: eps, positive.
+        preconditioner: M: None for the identity, a diagonal (P,), or a symmetric positive definite matrix (P, P), over
+            all P numbers of all groups in their order.
+        generator: for the noise, on the CPU; seeded with 0 by default.
+
+    Raises:
+        ValueError: a learning rate that is not positive, or a preconditioner that does not fit.
+
+    Example:
+        >>> theta = torch.zeros(2, requires_grad=True)
+        >>> optimizer = SGLD([theta], lr=0.1)
+        >>> (0.5 * theta.square().sum()).backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        preconditioner: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not lr > 0:
+            raise ValueError(f"lr must be positive; got {lr}.")
+        super().__init__(params, {"lr": lr})
+        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self._window: list[Tensor] = []
+        self._covariance: Tensor | None = None  # V of the last full window
+        self.set_preconditioner(preconditioner)
+
+    def set_preconditioner(self, preconditioner: Tensor | None) -> None:
+        """Replace M.
+
+        Raises:
+            ValueError: it does not fit, or is not positive definite.
+        """
+        size = sum(p.numel() for p in self._parameters)
+        if preconditioner is None:
+            preconditioner = torch.ones(size, dtype=torch.float64)
+        if preconditioner.shape not in (torch.Size([size]), torch.Size([size, size])):
+            raise ValueError(
+                f"expected a preconditioner ({size},) or ({size}, {size}) for {size} numbers; got "
+                f"{tuple(preconditioner.shape)}."
+            )
+        self._matrix = preconditioner.detach().double().cpu().clone()
+        if self._matrix.dim() == 1:
+            if not bool((self._matrix > 0).all()):
+                raise ValueError("the diagonal of the preconditioner must be positive.")
+            self._root = self._matrix.sqrt()
+            return
+        if len({group["lr"] for group in self.param_groups}) > 1:
+            raise ValueError("a full preconditioner ties all parameters together: all groups need the same lr.")
+        root, info = torch.linalg.cholesky_ex(self._matrix)
+        if int(info) != 0:
+            raise ValueError("the preconditioner is not positive definite.")
+        self._root = root
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step; parameters without a gradient count as having one of zero.
+
+        Args:
+            closure: clears gradients, evaluates the loss, calls backward and returns the loss.
+
+        Raises:
+            FloatingPointError: a gradient is not finite; nothing has moved.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters = self._parameters
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        g = torch.cat([each.flatten().double().cpu() for each in gradients])
+        if not bool(g.isfinite().all()):
+            raise FloatingPointError("a gradient is NaN or infinite; no parameter has moved.")
+        sizes = [(sum(p.numel() for p in group["params"]), group["lr"]) for group in self.param_groups]
+        eps = torch.cat([torch.full((size,), lr, dtype=torch.float64) for size, lr in sizes])
+        noise = torch.randn(len(g), dtype=torch.float64, generator=self.generator)
+        if self._matrix.dim() == 1:
+            move = -0.5 * eps * self._matrix * g + eps.sqrt() * self._root * noise
+        else:
+            move = -0.5 * eps * (self._matrix @ g) + eps.sqrt() * (self._root @ noise)
+        for p, part in zip(parameters, move.split([p.numel() for p in parameters]), strict=True):
+            p.add_(part.view(p.shape).to(p))
+        self._remember(g)
+        return loss
+
+    def _remember(self, g: Tensor) -> None:
+        self._window.append(g)
+        if len(self._window) == _WINDOW:
+            self._covariance = torch.cov(torch.stack(self._window).mT).view(len(g), len(g))
+            self._window = []
+
+    def noise_ratio(self) -> float:
+        """Return eps / 4 lambda_max(M^1/2 V M^1/2), V over the last hundred gradients; inf before there are so many.
+
+        V contains how the gradient moved with the parameters, so that this is rather too large than too small.
+        """
+        if self._covariance is None:
+            return float("inf")
+        root = self._root.diag() if self._root.dim() == 1 else self._root
+        largest = torch.linalg.eigvalsh(root.mT @ self._covariance @ root)[-1]
+        return 0.25 * max(group["lr"] for group in self.param_groups) * float(largest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs to go on bit for bit."""
+        langevin = {
+            "matrix": self._matrix,
+            "generator": self.generator.get_state(),
+            "window": list(self._window),
+            "covariance": self._covariance,
+        }
+        return {**super().state_dict(), "langevin": langevin}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "langevin"})
+        saved = state_dict["langevin"]
+        self.set_preconditioner(saved["matrix"])
+        self.generator.set_state(saved["generator"])
+        self._window, self._covariance = list(saved["window"]), saved["covariance"]
+
+
+class PolynomialDecay(LRScheduler):
+    """Step sizes a (b + t)^-gamma, which stay once the noise of the gradients is negligible [FE15 Eq. 7].
+
+    Args:
+        optimizer: whose `lr` to set.
+        a: positive.
+        b: positive.
+        gamma: in (0, 1]; draws converge for gamma in (1/2, 1].
+        freeze_below: the ratio of :meth:`SGLD.noise_ratio` at which to stop; 0 never to.
+
+    Raises:
+        ValueError: a number outside its range.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, a: float, b: float, gamma: float, *, freeze_below: float = 0.0
+    ) -> None:
+        if not (a > 0 and b > 0 and 0 < gamma <= 1 and freeze_below >= 0):
+            raise ValueError(
+                f"expected a, b > 0, gamma in (0, 1] and freeze_below >= 0; got {a}, {b}, {gamma}, {freeze_below}."
+            )
+        self.a, self.b, self.gamma, self.freeze_below = a, b, gamma, freeze_below
+        self.frozen_at: int | None = None  # the step from which on the size stays
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the step sizes of this step."""
+        present = [group["lr"] for group in self.optimizer.param_groups]
+        if self.frozen_at is not None:
+            return present
+        if self.freeze_below and isinstance(self.optimizer, SGLD) and self.optimizer.noise_ratio() < self.freeze_below:
+            self.frozen_at = self.last_epoch
+            return present
+        return [self.a * (self.b + self.last_epoch) ** -self.gamma] * len(present)

@@ -1,0 +1,22 @@
+"""Iterative solves of positive definite systems known by their products, exact or unbiased."""
+
+from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients
+from gpext.solvers.preconditioners import LowRankPreconditioner, nystrom, partial_cholesky
+from gpext.solvers.steps import SolveStatus
+from gpext.solvers.survival import Geometric, NoSurvival, Survival, Ulisse
+from gpext.solvers.unbiased_cg import UnbiasedSolve, unbiased_cg
+
+__all__ = [
+    "Geometric",
+    "LinearSolve",
+    "LowRankPreconditioner",
+    "NoSurvival",
+    "SolveStatus",
+    "Survival",
+    "Ulisse",
+    "UnbiasedSolve",
+    "conjugate_gradients",
+    "nystrom",
+    "partial_cholesky",
+    "unbiased_cg",
+]

@@ -1,0 +1,174 @@
+r"""Preconditioners L L' + D of a kernel matrix with noise, A = K + D, from some of its columns.
+
+    P^-1 r = D^-1 r - D^-1 L (I + L' D^-1 L)^-1 L' D^-1 r
+
+L is a partial Cholesky factor of K. Its pivots are drawn with probabilities proportional to what is left of the
+diagonal, a block at a time [Chen et al. 2022, Epperly et al. 2024], or taken where that is largest, one at a time. What
+a block takes from the trace tells the size of the next eigenvalues, and from that how many steps of conjugate gradients
+another block would save: the rank is chosen where a block costs more than it saves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+_BLOCK = 50
+_ENTRY = 20.0  # what an entry of K costs, in floating-point operations of a product of matrices; half by symmetry
+_MOST_NUMBERS = 2**27  # of L: a gigabyte in float64
+_ROUNDING = 1e-12  # of the trace: what is left is rounding
+
+
+@dataclass(frozen=True)
+class LowRankPreconditioner:
+    """L L' + D; call it for P^-1 r."""
+
+    root: Tensor  # L (n, k)
+    noise: Tensor  # the diagonal of D (n,), positive
+    chol: Tensor  # of I + L' D^-1 L (k, k)
+
+    @classmethod
+    def of(cls, root: Tensor, noise: Tensor) -> LowRankPreconditioner:
+        """Return the preconditioner.
+
+        Raises:
+            ValueError: the noise is not positive.
+        """
+        if not bool((noise > 0).all()):
+            raise ValueError(f"a preconditioner needs positive noise; the smallest is {noise.min().item():g}.")
+        inner = root.mT @ (root / noise.unsqueeze(-1))
+        inner.diagonal().add_(1)
+        return cls(root, noise, torch.linalg.cholesky(inner))
+
+    def __call__(self, r: Tensor) -> Tensor:
+        """Return P^-1 r (..., n, R)."""
+        scaled = r / self.noise.unsqueeze(-1)
+        inner = torch.cholesky_solve(self.root.mT @ scaled, self.chol)
+        return scaled - (self.root @ inner) / self.noise.unsqueeze(-1)
+
+    @property
+    def rank(self) -> int:
+        """The number of columns of L, k."""
+        return self.root.size(-1)
+
+    @property
+    def log_det(self) -> Tensor:
+        """log|P| ()."""
+        return self.noise.log().sum() + 2 * self.chol.diagonal().log().sum()
+
+
+@torch.no_grad()
+def partial_cholesky(
+    columns: Callable[[Tensor], Tensor],
+    diagonal: Tensor,
+    *,
+    rank: int | None = None,
+    noise: float | None = None,
+    pivots: Literal["random", "largest"] = "random",
+    tolerance: float = 1e-8,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return L (n, k) with L L' near K, K - L L' positive semidefinite.
+
+    Args:
+        columns: indices (B,) -> those columns of K (n, B).
+        diagonal: of K (n,).
+        rank: k, at most; None to choose it, which needs the noise.
+        noise: a typical entry of D.
+        pivots: drawn at random, or the largest.
+        tolerance: of the solves the rank is chosen for.
+        generator: for the pivots, on the CPU.
+
+    Raises:
+        ValueError: neither a rank nor the noise.
+    """
+    if rank is None and noise is None:
+        raise ValueError("expected a rank, or the noise by which to choose it.")
+    n = len(diagonal)
+    most = min(n, rank if rank is not None else max(_MOST_NUMBERS // n, 1))
+    L, left = diagonal.new_zeros(n, 0), diagonal.clone()
+    trace = [float(left.sum())]
+    block = _BLOCK if pivots == "random" else 1
+    while L.size(-1) < most and trace[-1] > _ROUNDING * trace[0]:
+        size = min(block, most - L.size(-1))
+        if pivots == "random":
+            chosen = _drawn(left, size, generator)
+        else:
+            chosen = left.argmax().unsqueeze(0)
+        G = columns(chosen) - L @ L[chosen].mT
+        added = _columns_of_factor(G, chosen, _ROUNDING * trace[0] / n)
+        L = torch.cat([L, added], -1)
+        left = (left - added.square().sum(-1)).clamp_min_(0)  # by rounding alone
+        left[chosen] = 0
+        trace.append(float(left.sum()))
+        if rank is None and noise is not None and not _pays(trace, block, L.size(-1), n, noise, tolerance):
+            break
+    return L
+
+
+def _drawn(left: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
+    """Return different indices (at most `size`,) drawn with probabilities proportional to `left`."""
+    available = int((left > 0).sum())
+    drawn = torch.multinomial(left.double().cpu(), min(size, available), generator=generator)
+    return drawn.to(left.device)
+
+
+def _columns_of_factor(G: Tensor, chosen: Tensor, negligible: float) -> Tensor:
+    """Return columns whose outer products add up to G G[chosen]^-1 G', the directions that are rounding left out."""
+    inner = G[chosen]
+    values, axes = torch.linalg.eigh(0.5 * (inner + inner.mT))
+    kept = values > max(negligible, 1e-10 * float(values[-1]))
+    return G @ (axes[:, kept] * values[kept].rsqrt())
+
+
+def _pays(trace: list[float], block: int, rank: int, n: int, noise: float, tolerance: float) -> bool:
+    """Return whether another block saves more products than it costs.
+
+    The eigenvalues that follow are about what a column of the last block took from the trace, and fall by the next
+    block as they did by this one; conjugate gradients take sqrt(1 + lambda / noise) log(2 / tolerance) / 2 steps.
+    """
+    if len(trace) < 3:
+        return True
+    last, before = (trace[-2] - trace[-1]) / block, (trace[-3] - trace[-2]) / block
+    if last <= 0:
+        return False
+
+    def steps(eigenvalue: float) -> float:
+        return 0.5 * math.sqrt(1 + eigenvalue / noise) * math.log(2 / tolerance)
+
+    saved = steps(last) - steps(last * min(last / before, 1.0))
+    product = 0.5 * _ENTRY * n * n
+    cost = _ENTRY * n * block + 2.0 * n * rank * block + n * block * block
+    return saved * product > cost
+
+
+def nystrom(
+    matvec: Callable[[Tensor], Tensor],
+    size: int,
+    rank: int,
+    *,
+    like: Tensor,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return L (n, k) with L L' = K Q (Q' K Q)^-1 Q' K, for Q a basis of random directions [Frangella et al. 2023].
+
+    Args:
+        matvec: v -> K v for (n, R).
+        size: n.
+        rank: k.
+        like: a tensor of the dtype and on the device to work in.
+        generator: for the directions, on the CPU.
+    """
+    normal = torch.randn(size, rank, dtype=torch.float64, generator=generator).to(like)
+    Q = torch.linalg.qr(normal).Q
+    Y = matvec(Q)
+    shift = torch.finfo(Y.dtype).eps * float(Y.norm())  # keeps what follows positive definite; taken off again
+    Y = Y + shift * Q
+    root = torch.linalg.solve_triangular(torch.linalg.cholesky(Q.mT @ Y).mT, Y, upper=True, left=False)
+    axes, singular, _ = torch.linalg.svd(root, full_matrices=False)
+    return axes * (singular.square() - shift).clamp_min(0).sqrt()

@@ -1,0 +1,66 @@
+r"""The steps of conjugate gradients, for several right-hand sides at once [Hestenes & Stiefel 1952].
+
+    z = P^-1 r,   p = z + (r'z / r'z before) p,   increment a p and residual r - a A p,   a = r'z / p'A p
+
+The solution is the sum of the increments; who asks for them decides where to stop and what to do with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+
+class SolveStatus(Enum):
+    """How a solve ended."""
+
+    CONVERGED = "converged"
+    MAX_STEPS = "stopped at max_steps"
+    STALLED = "stalled: rounding keeps the residual from falling further"
+    NOT_POSITIVE_DEFINITE = "the matrix or the preconditioner is not positive definite"
+    NOT_FINITE = "met numbers that are not finite"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, column by column."""
+
+    increment: Tensor  # of the solution (..., n, R)
+    residual: Tensor  # by recursion (..., n, R)
+    is_broken: Tensor  # whether p'A p or r'P^-1 r is not positive (..., R)
+
+
+def cg_steps(matvec: Product, residual: Tensor, precondition: Product | None) -> Iterator[Step]:
+    """Yield steps without end; a column that has broken or arrived has increments of zero.
+
+    Args:
+        matvec: v -> A v, for (..., n, R).
+        residual: b - A x0 (..., n, R).
+        precondition: r -> P^-1 r, or None.
+    """
+
+    def preconditioned(r: Tensor) -> Tensor:
+        return r if precondition is None else precondition(r)
+
+    r = residual
+    z = preconditioned(r)
+    p, rz = z, (r * z).sum(-2)
+    is_broken = rz < 0
+    while True:
+        q = matvec(p)
+        curvature = (p * q).sum(-2)
+        live = (rz > 0) & ~is_broken
+        is_broken = is_broken | (live & ~(curvature > 0))
+        a = torch.where(live & ~is_broken, rz / curvature, 0.0).unsqueeze(-2)
+        r = r - a * q
+        yield Step(a * p, r, is_broken)
+        z = preconditioned(r)
+        before, rz = rz, (r * z).sum(-2)
+        is_broken = is_broken | (rz < 0)
+        p = z + torch.where(before > 0, rz / before, 0.0).unsqueeze(-2) * p
