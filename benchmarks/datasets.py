@@ -27,11 +27,12 @@ class Dataset:
     Attributes:
         name: Key in :data:`SOURCES`.
         task: ``"regression"`` (targets standardised with the training mean and scale), ``"binary"`` (targets 0, 1),
-            ``"classes"`` or ``"ordinal"`` (targets 0, 1, ..., K - 1), ``"angles"`` (radians).
+            ``"classes"`` or ``"ordinal"`` (targets 0, 1, ..., K - 1), ``"angles"`` (radians), ``"composition"``
+            (targets of D parts that sum to one, as they are).
         train_x: (N, d)
-        train_y: (N,)
+        train_y: (N,), compositions (N, D)
         test_x: (N*, d)
-        test_y: (N*,)
+        test_y: (N*,), compositions (N*, D)
         target_mean: Subtracted from the regression targets; 0 for classes.
         target_scale: The regression targets were divided by it; 1 for classes. A log density in original
             units is the standardised one minus ``log(target_scale)``.
@@ -49,7 +50,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Table:
-    """A raw data set: features (N, d), targets (N,), and its usual split (N,) with 1 for test rows, if it has one."""
+    """A raw data set: features (N, d), targets (N,) or (N, D), its usual split (N,) with 1 for test rows, if any."""
 
     features: np.ndarray
     targets: np.ndarray
@@ -58,11 +59,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from and which of its columns is the target."""
+    """Where a data set comes from and which of its columns is the target, or which are its parts."""
 
     task: str
     file: str | None
-    target: str = "y"
+    target: str | tuple[str, ...] = "y"
     positive: float | None = None  # the class that counts as 1 when the file has more than two
     fetch: Callable[[], Table] | None = None
     prepare: Callable[[Table], Table] | None = None  # of what the file has
@@ -164,18 +165,20 @@ SOURCES: dict[str, Source] = {
     "wind_col_de_la_roa": Source("angles", "wind_col_de_la_roa", prepare=_wind_of_nights),
     "wind_texas": Source("angles", "wind_texas_hourly", prepare=_wind_by_the_clock),
     "wind_jfk": Source("angles", "wind_nyc13_hourly", prepare=_wind_by_the_weather),
+    "arctic_lake": Source("composition", "arctic_lake", target=("y_sand", "y_silt", "y_clay")),
+    "gemas": Source("composition", "gemas_soil_texture", target=("y_sand", "y_silt", "y_clay")),
     "synthetic_regression": Source("regression", None, fetch=_synthetic(binary=False)),
     "synthetic_binary": Source("binary", None, fetch=_synthetic(binary=True)),
     "synthetic_angles": Source("angles", None, fetch=_synthetic_angles),
 }
 
 
-def _read(path: Path, target: str, positive: float | None) -> Table:
+def _read(path: Path, target: str | tuple[str, ...], positive: float | None) -> Table:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         names = file.readline().strip().split(",")
         values = np.loadtxt(file, delimiter=",", dtype=float, ndmin=2)
     features = [i for i, c in enumerate(names) if c not in ("split", "y", "y5", "y10") and not c.startswith("y_")]
-    targets = values[:, names.index(target)]
+    targets = values[:, names.index(target) if isinstance(target, str) else [names.index(part) for part in target]]
     if positive is not None:
         targets = (targets == positive).astype(float)
     is_test = values[:, names.index("split")] == 1 if "split" in names else None

@@ -1,9 +1,12 @@
 """Likelihoods of several latents [Cha13]: what the structured algebra costs, and what they predict.
 
-time      Laplace for D classes and N data, one Newton step: D + 1 Cholesky factors of size N, beside the dense system
-          of size N D.
-headings  angles of turned triangles, and
-wind      directions of the wind: see `benchmarks.angles`.
+time          Laplace for D classes and N data, one Newton step: D + 1 Cholesky factors of size N, beside the dense
+              system of size N D.
+headings      angles of turned triangles, and
+wind          directions of the wind: see `benchmarks.angles`.
+simplex       probabilities from quantised ones: see `benchmarks.simplex_recovery`.
+compositions  real proportions: see `benchmarks.compositions`.
+annotation    the digits in a picture: see `benchmarks.annotation`.
 
     python -m benchmarks.multivariate_efd time headings wind --output results/multivariate_efd.jsonl
 
@@ -23,7 +26,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.angles import draw_headings, report_headings, report_wind, run_headings, run_wind
+from benchmarks.annotation import report_annotation, run_annotation
+from benchmarks.compositions import report_compositions, run_compositions
 from benchmarks.ledger import Ledger, Row
+from benchmarks.simplex_recovery import report_simplex, run_simplex
 from gpext.posteriors import condition_coupled
 from gpext.sites import CoupledSites
 
@@ -116,6 +122,9 @@ PARTS: dict[str, tuple[Callable[[Ledger, argparse.Namespace], None], Callable[[L
     "time": (run_time, report_time),
     "headings": (run_headings, report_headings),
     "wind": (run_wind, report_wind),
+    "simplex": (run_simplex, report_simplex),
+    "compositions": (run_compositions, report_compositions),
+    "annotation": (run_annotation, report_annotation),
 }
 
 

@@ -107,6 +107,11 @@ def test_load_reads_the_folder(tmp_path, monkeypatch):
     assert torch.cat([covtype.train_y, covtype.test_y]).sum() == 10  # class 1 of 0..3
     susy = load("susy", seed=3)
     assert (len(susy.train_y), len(susy.test_y)) == (30, 10)
+    soils = "\n".join(f"{k},0.{k % 3 + 1},0.4,0.{5 - k % 3}" for k in range(20))
+    (tmp_path / "arctic_lake.csv.gz").write_bytes(gzip.compress(f"depth,y_sand,y_silt,y_clay\n{soils}\n".encode()))
+    lake = load("arctic_lake", fold=(0, 4))
+    assert (lake.train_x.shape, lake.train_y.shape, lake.test_y.shape) == ((15, 1), (15, 3), (5, 3))
+    torch.testing.assert_close(lake.test_y.sum(-1), torch.ones(5, dtype=torch.float64))
     with pytest.raises(FileNotFoundError, match=r"GPEXT_DATA has no magic04\.csv\.gz"):
         load("magic")
 

@@ -81,12 +81,14 @@ class Laplace:
         if start is None:
             require_curvature(likelihood, targets, problem.mean)
         posterior, f, status, trace = self._climb(problem, start)
+        if status is Status.NOT_FINITE:
+            none = torch.full_like(problem.inner(f, f), -torch.inf)
+            return problem.result("Laplace", posterior, none, status, trace)
         pull = _pull(problem, posterior, f)  # s
         pulled = posterior.covariance_times(pull)  # V s
         at = expand(likelihood, targets, f)
         local = (at.log_prob + at.spread(posterior)).sum(-1) + problem.inner(pulled, at.gradient)
-        value = trace[-1] if trace else torch.full_like(local.detach(), -torch.inf)
-        evidence = problem.attach(value, local, posterior, pull - posterior.sites.times(pulled))
+        evidence = problem.attach(trace[-1], local, posterior, pull - posterior.sites.times(pulled))
         return problem.result("Laplace", posterior, evidence, status, trace)
 
     @torch.no_grad()

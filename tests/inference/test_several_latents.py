@@ -7,7 +7,7 @@ from linear_operator import to_linear_operator
 from torch.nn.functional import one_hot
 
 from gpext.inference import Laplace, Status, Taylor
-from gpext.likelihoods import MultinomialLogitLikelihood, StickBreakingLikelihood
+from gpext.likelihoods import DirichletLikelihood, MultinomialLogitLikelihood, StickBreakingLikelihood
 from gpext.posteriors import LowRankPrior
 from tests.members import F64
 
@@ -122,6 +122,13 @@ def test_a_likelihood_that_does_not_say_its_curvature_is_refused():
     for rule in (Laplace(), Taylor()):
         with pytest.raises(TypeError, match=r"StickBreakingLikelihood has no method curvature.*KL\(\) serves it"):
             rule.infer(prior(mean, covariance), StickBreakingLikelihood(3), y)
+
+
+def test_what_overflows_is_said_and_has_no_evidence():
+    far = prior(torch.full((2, 3), 1e308, dtype=F64), torch.eye(3, dtype=F64).expand(2, 3, 3))
+    result = Laplace().infer(far, DirichletLikelihood(2), torch.full((3, 2), 0.5, dtype=F64))
+    assert result.status is Status.NOT_FINITE
+    assert result.log_evidence.item() == -torch.inf
 
 
 def test_starts_warm_from_sites_that_couple():
