@@ -2,6 +2,7 @@
 
 from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.compound_beta import CompoundBeta
 from gpext.distributions.compound_dirichlet import CompoundDirichlet
 from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.gamma import Gamma
@@ -16,12 +17,14 @@ from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.scale_mixture import ScaleMixture
 from gpext.distributions.scaled import Scaled
 from gpext.distributions.von_mises import VonMises
-from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
+from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
     "AdditiveNoisePredictive",
     "BatchMixture",
     "Bernoulli",
+    "Beta",
+    "CompoundBeta",
     "CompoundDirichlet",
     "CompoundDistribution",
     "CompoundVonMises",

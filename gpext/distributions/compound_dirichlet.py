@@ -68,7 +68,7 @@ class CompoundDirichlet(Distribution):
         """Log density (..., N) of values (..., N, D)."""
         if self._validate_args:
             self._validate_sample(value)
-        return self._log_density(value, self.latent_mean, self.latent_covariance)
+        return self._log_density(value, *in_every(value.shape[:-1], self.latent_mean, self.latent_covariance))
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
@@ -78,3 +78,10 @@ class CompoundDirichlet(Distribution):
             f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
             gammas = torch._standard_gamma(self._concentration(f).mT, generator)
             return gammas / gammas.sum(-1, keepdim=True)
+
+
+def in_every(shape: torch.Size, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean (..., D, N) and covariance (..., D, D, N), repeated for values of a shape (..., N)."""
+    latents = mean.size(-2)
+    *batch, size = torch.broadcast_shapes(shape, mean.select(-2, 0).shape)
+    return mean.expand(*batch, latents, size), covariance.expand(*batch, latents, latents, size)
