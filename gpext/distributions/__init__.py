@@ -1,6 +1,7 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
 from gpext.distributions.batch_mixture import BatchMixture
+from gpext.distributions.circular import Arc, CircularDistribution
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.compound_beta import CompoundBeta
 from gpext.distributions.compound_dirichlet import CompoundDirichlet
@@ -21,9 +22,11 @@ from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Pois
 
 __all__ = [
     "AdditiveNoisePredictive",
+    "Arc",
     "BatchMixture",
     "Bernoulli",
     "Beta",
+    "CircularDistribution",
     "CompoundBeta",
     "CompoundDirichlet",
     "CompoundDistribution",

@@ -12,7 +12,8 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import SigmoidTransform, TransformedDistribution, constraints
 
-from gpext.distributions.compound_dirichlet import CompoundDirichlet, in_every
+from gpext.distributions.compound_dirichlet import CompoundDirichlet
+from gpext.distributions.compound_von_mises import in_every
 from gpext.distributions.inversion import check_probability, quantile_between
 from gpext.distributions.with_cdf import Beta
 from gpext.quadrature import in_parts, joint_expectation

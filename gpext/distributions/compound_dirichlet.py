@@ -13,7 +13,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.compound_von_mises import draw_latents
+from gpext.distributions.compound_von_mises import draw_latents, in_every
 from gpext.quadrature import in_parts, joint_expectation
 
 
@@ -78,10 +78,3 @@ class CompoundDirichlet(Distribution):
             f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
             gammas = torch._standard_gamma(self._concentration(f).mT, generator)
             return gammas / gammas.sum(-1, keepdim=True)
-
-
-def in_every(shape: torch.Size, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean (..., D, N) and covariance (..., D, D, N), repeated for values of a shape (..., N)."""
-    latents = mean.size(-2)
-    *batch, size = torch.broadcast_shapes(shape, mean.select(-2, 0).shape)
-    return mean.expand(*batch, latents, size), covariance.expand(*batch, latents, latents, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +12,18 @@ from torch.distributions import Distribution
 _MAX_STEPS = 100  # bisections where Newton's would leave the bracket: more than the bits of a float64
 
 
+class HasCdf(Protocol):
+    """What quantiles are found from."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density."""
+
+
 def quantile_between(
-    distribution: Distribution, probability: Tensor, low: Tensor, high: Tensor, *, tolerance: float = 0.0
+    distribution: HasCdf, probability: Tensor, low: Tensor, high: Tensor, *, tolerance: float = 0.0
 ) -> Tensor:
     """Return the quantiles of a continuous distribution, to rounding of its cdf; no gradient.
 
