@@ -17,6 +17,7 @@ from gpext.distributions.radial_noise import RadialNoise, log_normalizer
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.scale_mixture import ScaleMixture
 from gpext.distributions.scaled import Scaled
+from gpext.distributions.simplex_region import SimplexRegion
 from gpext.distributions.von_mises import VonMises
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
@@ -44,6 +45,7 @@ __all__ = [
     "RadialTransform",
     "ScaleMixture",
     "Scaled",
+    "SimplexRegion",
     "StudentT",
     "VonMises",
     "log_normalizer",
