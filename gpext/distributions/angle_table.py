@@ -29,11 +29,12 @@ _BISECTIONS = 32  # of the best one's neighbourhood
 
 @dataclass(frozen=True)
 class AngleTable:
-    """A density as a Fourier series, its integral 1; float64, no gradients."""
+    """A density as a Fourier series, its integral 1; float64, whatever `dtype` was asked for; no gradients."""
 
     loc: Tensor  # (...)
     rho: Tensor  # (...)
     series: Tensor  # 2 c_k / c_0 for k = 1, ..., K (K, ...), complex
+    dtype: torch.dtype  # of answers
 
     @classmethod
     @torch.no_grad()
@@ -44,10 +45,10 @@ class AngleTable:
 
         Args:
             density: p, maps angles (M, ...) to values alike.
-            loc: where its peak is, roughly (...).
+            loc: where its peak is, roughly (...); its dtype is that of answers.
             concentration: of a von Mises density as wide, roughly (...).
         """
-        loc = loc.double()
+        dtype, loc = loc.dtype, loc.double()
         rho = _WIDTH / (concentration.double() + _WIDTH**2).sqrt()
         x = _equidistant(_FEWEST, 0.0, loc)
         values = _in_x(density, x, loc, rho)
@@ -64,7 +65,7 @@ class AngleTable:
                 QuadratureWarning,
                 stacklevel=4,
             )
-        return cls(loc, rho, 2 * c[1:])
+        return cls(loc, rho, 2 * c[1:], dtype)
 
     def cdf(self, x: Tensor) -> Tensor:
         """The probability between 0 and x, (..., like loc)."""

@@ -57,7 +57,7 @@ class CircularDistribution(Distribution):
             self._validate_sample(value)
         with torch.no_grad():
             table = self._table
-            return table.cdf(table.place(wrap(value.double() - table.loc))).to(self.mean.dtype)
+            return table.cdf(table.place(wrap(value.double() - table.loc))).to(table.dtype)
 
     def icdf(self, value: Tensor | float) -> Tensor:
         """The quantile between mean - pi and mean + pi, not wrapped: of two the lower is the smaller. No gradient.
@@ -68,7 +68,7 @@ class CircularDistribution(Distribution):
         with torch.no_grad():
             table = self._table
             probability = check_probability(value, table.loc)
-            return (table.loc + table.offset(table.quantile(probability))).to(self.mean.dtype)
+            return (table.loc + table.offset(table.quantile(probability))).to(table.dtype)
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """The same as `icdf`."""
@@ -87,8 +87,7 @@ class CircularDistribution(Distribution):
             table = self._table
             check_probability(probability, table.loc)
             offset, half_width = table.shortest_arc(probability)
-            centre, dtype = wrap(table.loc + offset), self.mean.dtype
-            return Arc(centre.to(dtype), half_width.to(dtype))
+            return Arc(wrap(table.loc + offset).to(table.dtype), half_width.to(table.dtype))
 
 
 def wrap(angle: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ p(y) = int VM(y | eta) N(eta | m, V) d eta,     E[e^{iy}] = E[A(|eta|) e^{i arg 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from gpext.distributions.angle_mixture import mixture_density
 from gpext.distributions.angle_table import AngleTable
 from gpext.distributions.bessel import log_i0_derivative, resultant_slope
 from gpext.distributions.circular import CircularDistribution
@@ -20,7 +20,6 @@ from gpext.distributions.von_mises import VonMises
 from gpext.quadrature import in_parts, joint_expectation
 
 _NEWTON_STEPS = 6
-_ANGLES = 8  # that share an integral: their values at all nodes fit into memory
 
 
 class CompoundVonMises(CircularDistribution):
@@ -97,13 +96,10 @@ class CompoundVonMises(CircularDistribution):
         return self._log_density(value, *in_every(value.shape, self.latent_mean, self.latent_covariance))
 
     def _make_table(self) -> AngleTable:
-        mean, covariance = self.latent_mean.double(), self.latent_covariance.double()
-
-        def density(angle: Tensor) -> Tensor:  # (M, ..., N)
-            values = [in_parts(_densities, mean, covariance, part.movedim(0, -2)) for part in angle.split(_ANGLES)]
-            return torch.cat(values, -2).movedim(-2, 0)
-
-        return AngleTable.of(density, self.mean, self.concentration)
+        density = partial(mixture_density, self.latent_mean.double(), self.latent_covariance.double())
+        with torch.no_grad():
+            east, north = self.resultant.unbind(-2)
+        return AngleTable.of(density, torch.atan2(north, east), concentration_of(torch.hypot(east, north)))
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
@@ -113,19 +109,6 @@ class CompoundVonMises(CircularDistribution):
             f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
             first, second = f.unbind(-2)
             return VonMises(torch.atan2(second, first), torch.hypot(first, second)).sample(generator=generator)
-
-
-def _densities(mean: Tensor, covariance: Tensor, angle: Tensor) -> Tensor:
-    """Return p(angle) (..., M, N) of angles alike: all at one set of nodes, unlike log_prob at each its own."""
-
-    def conditional(eta: Tensor) -> Tensor:
-        first, second = eta[..., :1, :], eta[..., 1:, :]
-        kappa = torch.hypot(first, second)
-        height = -kappa - torch.special.i0e(kappa).log() - math.log(2 * math.pi)
-        return (first * east + second * north + height).exp()
-
-    east, north = angle.cos(), angle.sin()
-    return joint_expectation(conditional, mean, covariance)
 
 
 def draw_latents(

@@ -66,7 +66,7 @@ class VonMises(CircularDistribution):
 
     def _make_table(self) -> AngleTable:
         exact = VonMises(self.loc.double(), self.concentration.double(), validate_args=False)
-        return AngleTable.of(lambda angle: exact.log_prob(angle).exp(), exact.loc, exact.concentration)
+        return AngleTable.of(lambda angle: exact.log_prob(angle).exp(), self.loc, self.concentration)
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
