@@ -22,7 +22,9 @@ _CHUNK = 2**21  # numbers in one evaluation
 
 
 def mixture_density(mean: Tensor, covariance: Tensor, angle: Tensor) -> Tensor:
-    """Return p(angle) (M, ..., N), without gradients, to 1e-8; to 1e-5 where standard deviations of eta reach 100.
+    """Return p(angle) (M, ..., N), without gradients.
+
+    To 1e-9; to 1e-4 where standard deviations of eta above 27, for which there are too few nodes, meet a small kappa.
 
     Args:
         mean: m (..., 2, N), float64.

@@ -78,6 +78,21 @@ def test_shapes_types_and_copies():
         assert torch.equal(clone(region).contains(y.expand(2, 3)), region.contains(y.expand(2, 3)))
 
 
+def test_batches():
+    mean = torch.tensor([[1.0, 8.0], [3.0, -1.0], [2.0, 2.0]], dtype=F64)  # D = 3, two data
+    covariance = 0.5 * torch.eye(2, dtype=F64).expand(4, 3, 2, 2)
+    prediction = DirichletLikelihood(3)(MultivariateNormal(mean.expand(4, 3, 2), covariance))
+    region = prediction.credible_region(0.8, generator=seeded())
+    assert region.log_threshold.shape == (4, 2)
+    spread = region.log_threshold.std(0)
+    assert float(spread.max()) < 0.2  # the four are alike
+    assert abs(region.log_threshold.mean(0).diff().item()) > 0.3  # the two data are not
+    draws = prediction.sample((50,), generator=seeded(1))
+    one = region.contains(draws[:, 1:2])
+    assert one.shape == (50, 4, 2)
+    assert torch.equal(one[:, 1], region.contains(draws)[:, 1])
+
+
 def test_errors_say_what_was_expected():
     prediction = predictive([1.0], 0.5)
     with pytest.raises(ValueError, match="strictly between 0 and 1; got 1"):

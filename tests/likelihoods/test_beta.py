@@ -98,6 +98,18 @@ def test_values_and_probabilities_broadcast():
         predictive.icdf(1.0)
 
 
+def test_a_batch_is_a_loop():
+    mean = torch.tensor([[0.5, 2.0, 1.0], [1.5, -1.0, 4.0]], dtype=F64)
+    shifted = torch.stack([mean, mean + 1])
+    predictive = BetaLikelihood()(MultivariateNormal(shifted, torch.eye(3, dtype=F64).expand(2, 2, 3, 3)))
+    alone = BetaLikelihood()(MultivariateNormal(mean + 1, torch.eye(3, dtype=F64).expand(2, 3, 3)))
+    y = tensor(0.2, 0.5, 0.9)
+    for name in ("mean", "variance"):
+        torch.testing.assert_close(getattr(predictive, name)[1], getattr(alone, name), rtol=1e-8, atol=1e-8)
+    for name in ("cdf", "log_prob", "icdf"):
+        torch.testing.assert_close(getattr(predictive, name)(y)[1], getattr(alone, name)(y), rtol=1e-7, atol=1e-7)
+
+
 def test_quantiles_of_parameters_near_zero():
     """Half of the mass is at y < 1e-9; beyond the numbers float64 has, a quantile is the last of them."""
     q = MultivariateNormal(tensor(-4.0, 0.0).unsqueeze(-1), torch.full((2, 1, 1), 0.1, dtype=F64))
