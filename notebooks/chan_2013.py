@@ -294,7 +294,7 @@ plt.show()
 #
 # The paper's experiment: a triangle, turned by an unknown heading, its corners seen with noise of 0.1; the heading is
 # to be told from the six coordinates. Linear kernels suffice, as turned corners are linear in the cosine and sine of
-# the heading.
+# the heading. (The paper takes the better of a linear and an RBF kernel.)
 
 
 # %%
