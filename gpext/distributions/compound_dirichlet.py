@@ -20,7 +20,6 @@ from gpext.distributions.simplex_region import SimplexRegion, draw_log_shares, l
 from gpext.quadrature import in_parts, joint_expectation
 
 _DRAWS_A_COMPONENT = 4
-_CHUNK = 2**24  # densities in one evaluation
 
 
 class CompoundDirichlet(Distribution):
@@ -104,8 +103,7 @@ class CompoundDirichlet(Distribution):
         with torch.no_grad():
             concentration = self._draw_concentration(torch.Size([num_draws // _DRAWS_A_COMPONENT]), generator)
             log_y = draw_log_shares(self._draw_concentration(torch.Size([num_draws]), generator), generator)
-            size = max(_CHUNK // (concentration.numel() // concentration.size(-1)), 1)
-            density = torch.cat([log_average(concentration, part) for part in log_y.split(size)])
+            density = log_average(concentration, log_y)
             below = max(math.floor((1 - probability) * (num_draws + 1)), 1)
             threshold = density.kthvalue(below, 0).values
         error = math.sqrt(probability * (1 - probability) / num_draws)

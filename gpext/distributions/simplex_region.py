@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_CHUNK = 2**20  # densities in one evaluation
+
 
 @dataclass(frozen=True)
 class SimplexRegion:
@@ -56,6 +58,13 @@ def draw_log_shares(concentration: Tensor, generator: torch.Generator | None) ->
 
 def log_average(concentration: Tensor, log_y: Tensor) -> Tensor:
     """Return the log of the average density (..., N) of Dirichlets (J, ..., N, D), for log y (..., N, D)."""
-    constant = concentration.sum(-1).lgamma() - concentration.lgamma().sum(-1)  # (J, ..., N)
-    each = torch.einsum("j...nd,...nd->...nj", concentration - 1, log_y) + constant.movedim(0, -1)
-    return each.logsumexp(-1) - math.log(len(concentration))
+    constant = (concentration.sum(-1).lgamma() - concentration.lgamma().sum(-1)).movedim(0, -1)  # (..., N, J)
+
+    def of(log_y: Tensor) -> Tensor:
+        return (torch.einsum("j...nd,...nd->...nj", concentration - 1, log_y) + constant).logsumexp(-1)
+
+    if log_y.dim() < concentration.dim():
+        return of(log_y) - math.log(len(concentration))
+    together = torch.broadcast_shapes(log_y.shape[1:-1], concentration.shape[1:-1]).numel() * len(concentration)
+    parts = log_y.split(max(_CHUNK // together, 1))
+    return torch.cat([of(part) for part in parts]) - math.log(len(concentration))

@@ -93,6 +93,16 @@ def test_batches():
     assert torch.equal(one[:, 1], region.contains(draws)[:, 1])
 
 
+def test_many_points_are_taken_in_parts(monkeypatch):
+    region = predictive([1.0, 2.0], 0.5).credible_region(0.5, num_draws=400, generator=seeded())
+    y = predictive([1.0], 0.5).sample((6, 5), generator=seeded(1))  # (6, 5, 1, 3)
+    at_once = region.log_density(y)
+    monkeypatch.setattr("gpext.distributions.simplex_region._CHUNK", 3000)
+    torch.testing.assert_close(region.log_density(y), at_once)
+    torch.testing.assert_close(torch.stack([region.log_density(part) for part in y]), at_once)
+    assert at_once.shape == (6, 5, 2)
+
+
 def test_errors_say_what_was_expected():
     prediction = predictive([1.0], 0.5)
     with pytest.raises(ValueError, match="strictly between 0 and 1; got 1"):
