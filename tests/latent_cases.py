@@ -176,6 +176,7 @@ CASES = {
     ),
     "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor"), num_latents=2),
     "dirichlet": Case(lambda: likelihoods.DirichletLikelihood(3), proportions(3), ("laplace", "taylor"), num_latents=3),
+    "beta": Case(likelihoods.BetaLikelihood, unit, ("laplace", "taylor"), num_latents=2),
     "family_gaussian": Case(family_gaussian, pairs_of_reals, ("laplace", "taylor"), num_latents=2),
     "family_beta": Case(family_beta, unit, ("laplace", "taylor"), num_latents=2),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),

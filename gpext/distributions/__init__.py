@@ -1,7 +1,9 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
 from gpext.distributions.batch_mixture import BatchMixture
+from gpext.distributions.circular import Arc, CircularDistribution
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.compound_beta import CompoundBeta
 from gpext.distributions.compound_dirichlet import CompoundDirichlet
 from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.gamma import Gamma
@@ -15,13 +17,18 @@ from gpext.distributions.radial_noise import RadialNoise, log_normalizer
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.scale_mixture import ScaleMixture
 from gpext.distributions.scaled import Scaled
+from gpext.distributions.simplex_region import SimplexRegion
 from gpext.distributions.von_mises import VonMises
-from gpext.distributions.with_cdf import Bernoulli, NegativeBinomial, Poisson, StudentT, with_cdf
+from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
     "AdditiveNoisePredictive",
+    "Arc",
     "BatchMixture",
     "Bernoulli",
+    "Beta",
+    "CircularDistribution",
+    "CompoundBeta",
     "CompoundDirichlet",
     "CompoundDistribution",
     "CompoundVonMises",
@@ -38,6 +45,7 @@ __all__ = [
     "RadialTransform",
     "ScaleMixture",
     "Scaled",
+    "SimplexRegion",
     "StudentT",
     "VonMises",
     "log_normalizer",

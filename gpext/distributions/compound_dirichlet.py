@@ -5,6 +5,7 @@ p(y) = int Dir(y | theta(f)) N(f | m, V) df,     E[y] = E[theta / S],   S = sum_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -13,8 +14,12 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.compound_von_mises import draw_latents
+from gpext.distributions.compound_von_mises import draw_latents, in_every
+from gpext.distributions.inversion import check_probability
+from gpext.distributions.simplex_region import SimplexRegion, draw_log_shares, log_average
 from gpext.quadrature import in_parts, joint_expectation
+
+_DRAWS_A_COMPONENT = 4
 
 
 class CompoundDirichlet(Distribution):
@@ -68,13 +73,42 @@ class CompoundDirichlet(Distribution):
         """Log density (..., N) of values (..., N, D)."""
         if self._validate_args:
             self._validate_sample(value)
-        return self._log_density(value, self.latent_mean, self.latent_covariance)
+        return self._log_density(value, *in_every(value.shape[:-1], self.latent_mean, self.latent_covariance))
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape sample_shape + batch_shape + (D,)."""
         with torch.no_grad():
-            f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
-            gammas = torch._standard_gamma(self._concentration(f).mT, generator)
+            gammas = torch._standard_gamma(self._draw_concentration(torch.Size(sample_shape), generator), generator)
             return gammas / gammas.sum(-1, keepdim=True)
+
+    def credible_region(
+        self, probability: float, *, num_draws: int = 4096, generator: torch.Generator | None = None
+    ) -> SimplexRegion:
+        """Return the regions of highest density that have a probability, one a datum, from draws.
+
+        Args:
+            probability: strictly between 0 and 1.
+            num_draws: S, of y; the probability of a region has the standard error sqrt(P (1 - P) / S). A quarter as
+                many draws of the latents are the density.
+            generator: of the draws; torch's global one by default.
+
+        Raises:
+            ValueError: the probability is not strictly between 0 and 1, or fewer than 100 draws.
+        """
+        check_probability(probability, self.latent_mean)
+        if num_draws < 100:
+            raise ValueError(f"num_draws must be at least 100; got {num_draws}.")
+        with torch.no_grad():
+            concentration = self._draw_concentration(torch.Size([num_draws // _DRAWS_A_COMPONENT]), generator)
+            log_y = draw_log_shares(self._draw_concentration(torch.Size([num_draws]), generator), generator)
+            density = log_average(concentration, log_y)
+            below = max(math.floor((1 - probability) * (num_draws + 1)), 1)
+            threshold = density.kthvalue(below, 0).values
+        error = math.sqrt(probability * (1 - probability) / num_draws)
+        return SimplexRegion(concentration, threshold, probability, error)
+
+    def _draw_concentration(self, sample_shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        """Return theta of draws of the latents, sample_shape + batch_shape + (D,)."""
+        return self._concentration(draw_latents(self.latent_mean, self.latent_covariance, sample_shape, generator)).mT

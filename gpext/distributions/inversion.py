@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,19 @@ from torch.distributions import Distribution
 _MAX_STEPS = 100  # bisections where Newton's would leave the bracket: more than the bits of a float64
 
 
-def quantile_between(distribution: Distribution, probability: Tensor, low: Tensor, high: Tensor) -> Tensor:
+class HasCdf(Protocol):
+    """What quantiles are found from."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density."""
+
+
+def quantile_between(
+    distribution: HasCdf, probability: Tensor, low: Tensor, high: Tensor, *, tolerance: float = 0.0
+) -> Tensor:
     """Return the quantiles of a continuous distribution, to rounding of its cdf; no gradient.
 
     Args:
@@ -19,6 +32,7 @@ def quantile_between(distribution: Distribution, probability: Tensor, low: Tenso
         probability: strictly between 0 and 1, (...).
         low: below the quantiles (...).
         high: above them (...).
+        tolerance: of the probability, for a cdf that is less exact than that.
     """
     y = low + (high - low) / 2
     for _ in range(_MAX_STEPS):
@@ -28,6 +42,7 @@ def quantile_between(distribution: Distribution, probability: Tensor, low: Tenso
         inside = (newton >= low) & (newton <= high)
         following = torch.where(inside, newton, low + (high - low) / 2)
         settled = (following - y).abs() <= 4 * torch.finfo(y.dtype).eps * y.abs()
+        settled |= excess.abs() <= tolerance
         y = following
         if bool(settled.all()):
             break
@@ -52,9 +67,19 @@ def mixture_quantile(
     support = distribution.support
     if support is None or support.is_discrete:
         raise NotImplementedError("quantiles of discrete mixtures are not implemented; use cdf.")
-    probability = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    if not bool(((probability > 0) & (probability < 1)).all()):
-        raise ValueError(f"probabilities must be strictly between 0 and 1; got {probability.tolist()}.")
+    probability = check_probability(value, like)
     with torch.no_grad():
         each = quantiles(probability)
         return quantile_between(distribution, probability, each.amin(0), each.amax(0))
+
+
+def check_probability(value: Tensor | float, like: Tensor) -> Tensor:
+    """Return probabilities in the dtype and on the device of `like`.
+
+    Raises:
+        ValueError: one is not strictly between 0 and 1.
+    """
+    probability = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if not bool(((probability > 0) & (probability < 1)).all()):
+        raise ValueError(f"probabilities must be strictly between 0 and 1; got {probability.tolist()}.")
+    return probability

@@ -22,11 +22,11 @@ class StudentT(base_distributions.StudentT):
         """P(Y <= value), relatively accurate in the lower tail."""
         if self._validate_args:
             self._validate_sample(value)
-        return _by_scipy(special.stdtr, self.df, (value - self.loc) / self.scale)
+        return by_scipy(special.stdtr, self.df, (value - self.loc) / self.scale)
 
     def icdf(self, value: Tensor) -> Tensor:
         """The quantile at probability `value` in [0, 1]."""
-        return self.loc + self.scale * _by_scipy(special.stdtrit, self.df, value)
+        return self.loc + self.scale * by_scipy(special.stdtrit, self.df, value)
 
 
 class Bernoulli(base_distributions.Bernoulli):
@@ -52,6 +52,20 @@ class Bernoulli(base_distributions.Bernoulli):
         return self.icdf(q)
 
 
+class Beta(base_distributions.Beta):
+    """Beta with `cdf` and `icdf` (no gradient)."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value) = I_value(alpha, beta), relatively accurate in the lower tail."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return by_scipy(special.betainc, self.concentration1, self.concentration0, value)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """The quantile at probability `value` in [0, 1]."""
+        return by_scipy(special.betaincinv, self.concentration1, self.concentration0, value)
+
+
 class NegativeBinomial(base_distributions.NegativeBinomial):
     """Negative binomial with `cdf` (no gradient)."""
 
@@ -60,7 +74,7 @@ class NegativeBinomial(base_distributions.NegativeBinomial):
         if self._validate_args:
             self._validate_sample(value)
         # sigmoid(-logits) keeps its digits where 1 - probs would cancel.
-        cdf = _by_scipy(special.betainc, self.total_count, value.floor() + 1, torch.sigmoid(-self.logits))
+        cdf = by_scipy(special.betainc, self.total_count, value.floor() + 1, torch.sigmoid(-self.logits))
         return torch.where(self.total_count == 0, torch.ones_like(cdf), cdf)
 
 
@@ -71,17 +85,19 @@ class Poisson(base_distributions.Poisson):
         """P(Y <= value) = Q(value + 1, rate)."""
         if self._validate_args:
             self._validate_sample(value)
-        return _by_scipy(special.pdtr, value.floor(), self.rate)
+        return by_scipy(special.pdtr, value.floor(), self.rate)
 
 
 def with_cdf(distribution: Distribution) -> Distribution:
     """Return a distribution of torch as the one of this file, where there is one; any other as it is."""
-    if isinstance(distribution, (StudentT, Bernoulli, NegativeBinomial, Poisson)):
+    if isinstance(distribution, (StudentT, Bernoulli, Beta, NegativeBinomial, Poisson)):
         return distribution
     if isinstance(distribution, torch.distributions.StudentT):
         return StudentT(distribution.df, distribution.loc, distribution.scale)
     if isinstance(distribution, torch.distributions.Bernoulli):
         return Bernoulli(logits=distribution.logits)
+    if isinstance(distribution, torch.distributions.Beta):
+        return Beta(distribution.concentration1, distribution.concentration0)
     if isinstance(distribution, torch.distributions.NegativeBinomial):
         return NegativeBinomial(distribution.total_count, logits=distribution.logits)
     if isinstance(distribution, torch.distributions.Poisson):
@@ -89,7 +105,8 @@ def with_cdf(distribution: Distribution) -> Distribution:
     return distribution
 
 
-def _by_scipy(function: Callable, *arguments: Tensor) -> Tensor:
+def by_scipy(function: Callable, *arguments: Tensor) -> Tensor:
+    """Return an elementwise function of scipy, computed in float64 on the CPU; no gradient."""
     dtype = torch.float32
     for argument in arguments:
         dtype = torch.promote_types(dtype, argument.dtype)

@@ -2,6 +2,7 @@
 
 from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
+from gpext.likelihoods.beta import BetaLikelihood
 from gpext.likelihoods.dirichlet import DirichletLikelihood
 from gpext.likelihoods.exponential_family import ExponentialFamilyLikelihood
 from gpext.likelihoods.joint import JointLikelihood
@@ -22,6 +23,7 @@ __all__ = [
     "AugmentedLikelihood",
     "BayesianSVMLikelihood",
     "BernoulliLogitLikelihood",
+    "BetaLikelihood",
     "DirichletLikelihood",
     "ExponentialFamilyLikelihood",
     "JointLikelihood",

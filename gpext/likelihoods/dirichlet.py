@@ -74,10 +74,7 @@ class DirichletLikelihood(JointLikelihood):
         return targets.mT
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        log_y = floating_like(targets, f).log().mT
-        theta = _theta(f)
-        constant = log_gamma(theta.sum(-2)) - log_y.sum(-2)
-        return constant + (theta * log_y + _log_softplus(f) - log_gamma(theta + 1)).sum(-2)
+        return dirichlet_log_prob(floating_like(targets, f).log().mT, f)
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature:
         """Return log p(y | f) to second order at f (..., D, N).
@@ -86,27 +83,39 @@ class DirichletLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        log_y = floating_like(targets, f).log().mT
-        theta, J = _theta(f), f.sigmoid()
-        total = theta.sum(-2)
-        r = (logsigmoid(f) - _log_softplus(f)).exp()
-        gradient = J * (log_y - polygamma(0, theta + 1) + polygamma(0, total).unsqueeze(-2)) + r
-        expected = r.square() + polygamma(1, theta + 1) * J.square()
-        precision = expected - gradient * (-f).sigmoid()
-        coupling = -polygamma(1, total)
-        return Curvature(self._log_prob(targets, f), gradient, precision, coupling, J, expected)
+        return dirichlet_curvature(floating_like(targets, f).log().mT, f)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., D, N), a Dirichlet distribution with batch shape (..., N)."""
-        return base_distributions.Dirichlet(_theta(function_samples).mT)
+        return base_distributions.Dirichlet(concentration(function_samples).mT)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
-        """Return p(y), a :class:`gpext.distributions.CompoundDirichlet`: mean, variance, log_prob, draws."""
-        return CompoundDirichlet(*self._blocks(function_dist), _theta, self.joint_log_density)
+        """Return p(y), a :class:`gpext.distributions.CompoundDirichlet`: mean, variance, log_prob, regions, draws."""
+        return CompoundDirichlet(*self._blocks(function_dist), concentration, self.joint_log_density)
 
 
-def _theta(f: Tensor) -> Tensor:
+def concentration(f: Tensor) -> Tensor:
+    """Return theta = softplus(f)."""
     return softplus(f, threshold=_THRESHOLD)
+
+
+def dirichlet_log_prob(log_y: Tensor, f: Tensor) -> Tensor:
+    """Return log Dir(y | theta(f)) (..., N) for log y and f (..., D, N)."""
+    theta = concentration(f)
+    constant = log_gamma(theta.sum(-2)) - log_y.sum(-2)
+    return constant + (theta * log_y + _log_softplus(f) - log_gamma(theta + 1)).sum(-2)
+
+
+def dirichlet_curvature(log_y: Tensor, f: Tensor) -> Curvature:
+    """Return log Dir(y | theta(f)) to second order at f (..., D, N), for log y alike."""
+    theta, J = concentration(f), f.sigmoid()
+    total = theta.sum(-2)
+    r = (logsigmoid(f) - _log_softplus(f)).exp()
+    gradient = J * (log_y - polygamma(0, theta + 1) + polygamma(0, total).unsqueeze(-2)) + r
+    expected = r.square() + polygamma(1, theta + 1) * J.square()
+    precision = expected - gradient * (-f).sigmoid()
+    coupling = -polygamma(1, total)
+    return Curvature(dirichlet_log_prob(log_y, f), gradient, precision, coupling, J, expected)
 
 
 def _log_softplus(f: Tensor) -> Tensor:

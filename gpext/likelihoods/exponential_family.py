@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.likelihoods.checks import floating_like
-from gpext.likelihoods.curvature import BlockCurvature
+from gpext.likelihoods.curvature import BlockCurvature, Curvature
 from gpext.likelihoods.joint import JointLikelihood
 
 
@@ -26,7 +26,8 @@ class ExponentialFamilyLikelihood(JointLikelihood):
     """A likelihood of D latent functions from T, b, h, a and theta; `Laplace` and `Taylor` serve it.
 
     Every function works datum by datum on whole tensors, in which the data are the last dimension and what belongs to
-    one datum the second from behind. Blocks without known structure cost O((N D)^3): see `DenseBlocksWarning`.
+    one datum the second from behind. Blocks without known structure cost O((N D)^3): see `DenseBlocksWarning`. A family
+    of one latent, D = 1, has a prior of batch shape (1,) and latent values (..., 1, N).
 
     Args:
         num_latents: D.
@@ -111,7 +112,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         value = ((T * theta).sum(-2) - self.log_partition(theta)) / a
         return value if self.log_base is None else value + self.log_base(targets, a)
 
-    def curvature(self, targets: Tensor, f: Tensor) -> BlockCurvature:
+    def curvature(self, targets: Tensor, f: Tensor) -> Curvature | BlockCurvature:
         """Return log p(y | f) to second order at f (..., D, N), by automatic differentiation.
 
         Raises:
@@ -126,7 +127,11 @@ class ExponentialFamilyLikelihood(JointLikelihood):
             blocks = -_rows(gradient, f)
             expected = blocks if self.link is None else self._fisher_information(f)
             found = (value, gradient, 0.5 * (blocks + blocks.transpose(-3, -2)), expected)
-        return BlockCurvature(*(found if wanted else (t.detach() for t in found)))
+        value, gradient, blocks, expected = found if wanted else (t.detach() for t in found)
+        if self.num_latents > 1:
+            return BlockCurvature(value, gradient, blocks, expected)
+        none = torch.zeros_like(gradient)
+        return Curvature(value, gradient, blocks.squeeze(-3), none.squeeze(-2), none, expected.squeeze(-3))
 
     def _fisher_information(self, f: Tensor) -> Tensor:
         """Return J' hess b J / a (..., D, D, N), outside the graph."""

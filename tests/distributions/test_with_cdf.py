@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
-from gpext.distributions import Bernoulli, Matern32, NegativeBinomial, Poisson, StudentT, with_cdf
+from gpext.distributions import Bernoulli, Beta, Matern32, NegativeBinomial, Poisson, StudentT, with_cdf
 
 F64 = torch.float64
 
@@ -25,6 +25,14 @@ def test_student_t_agrees_with_scipy(deg_free):
     q = tensor(1e-6, 0.3, 0.5, 0.999)
     assert mine.icdf(q).tolist() == pytest.approx(reference.ppf(q.numpy()).tolist(), rel=1e-11)
     assert mine.cdf(mine.icdf(q)).tolist() == pytest.approx(q.tolist(), rel=1e-10)
+
+
+def test_beta_agrees_with_scipy():
+    y, q = tensor(1e-8, 0.2, 0.7, 1 - 1e-8), tensor(1e-6, 0.3, 0.999)
+    mine, reference = Beta(tensor(0.4), tensor(7.0)), scipy.stats.beta(0.4, 7.0)
+    assert mine.cdf(y).tolist() == pytest.approx(reference.cdf(y.numpy()).tolist(), rel=1e-12)
+    assert mine.icdf(q).tolist() == pytest.approx(reference.ppf(q.numpy()).tolist(), rel=1e-10)
+    assert isinstance(with_cdf(torch.distributions.Beta(tensor(0.4), tensor(7.0))), Beta)
 
 
 @pytest.mark.parametrize("count", [0.3, 5.0, 200.0])

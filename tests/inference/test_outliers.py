@@ -105,9 +105,20 @@ def test_of_two_classes_the_rare_one_has_twice_its_probability():
     torch.testing.assert_close(result.loo_tail, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["ordinal_logit", "stock_beta"])
-def test_without_a_distribution_function_there_is_no_tail(name):
-    likelihood, prior, y = CASES[name].problem(6)
+def test_gpytorchs_beta_has_tails():
+    likelihood, prior, y = CASES["stock_beta"].problem(10)
+    result = EP().infer(prior(), likelihood, y)
+    mean, variance = result.conditioned.leave_one_out
+    nodes, weights = scipy.special.roots_hermitenorm(120)
+    given = likelihood.forward(mean + torch.from_numpy(nodes).unsqueeze(-1) * variance.sqrt())
+    a, b = given.concentration1.detach().numpy(), given.concentration0.detach().numpy()
+    below = weights @ scipy.stats.beta(a, b).cdf(y.numpy()) / weights.sum()
+    expected = 2 * torch.minimum(torch.from_numpy(below), torch.from_numpy(1 - below))
+    torch.testing.assert_close(result.loo_tail, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_without_a_distribution_function_there_is_no_tail():
+    likelihood, prior, y = CASES["ordinal_logit"].problem(6)
     report = outlier_report(KL().infer(prior(), likelihood, y))
     assert bool(report.tail_probability.isnan().all())
     assert bool(report.log_loo.isfinite().all())

@@ -1,0 +1,42 @@
+"""What all figures share: colours, axes, and arguments as arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Vector = Tensor | np.ndarray
+
+# Okabe & Ito's palette: told apart with any colour vision, and in grey.
+BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
+COLORS = (BLUE, ORANGE, GREEN, RED, "#CC79A7", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def axes_or_new(ax: Axes | None) -> Axes:
+    """Return the axes, or those of a new figure."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(layout="constrained")[1]
+
+
+def to_array(values: Vector) -> np.ndarray:
+    """Return a tensor or array as an array on the CPU."""
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def to_vectors(**named: Vector) -> list[np.ndarray]:
+    """Return the arguments as one-dimensional float arrays of one length."""
+    arrays = {name: to_array(values).astype(float) for name, values in named.items()}
+    if any(a.ndim != 1 for a in arrays.values()) or len({len(a) for a in arrays.values()}) != 1:
+        shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items())
+        raise ValueError(f"expected vectors of one length; got {shapes}.")
+    return list(arrays.values())
