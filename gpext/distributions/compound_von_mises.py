@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.angle_mixture import mixture_density
 from gpext.distributions.angle_table import AngleTable
 from gpext.distributions.bessel import log_i0_derivative, resultant_slope
 from gpext.distributions.circular import CircularDistribution
 from gpext.distributions.von_mises import VonMises
-from gpext.distributions.von_mises_mixture import compound_resultant
+from gpext.distributions.von_mises_mixture import compound_resultant, log_compound_density
 
 _NEWTON_STEPS = 6
 
@@ -25,7 +24,7 @@ class CompoundVonMises(CircularDistribution):
     """Angles y in radians given a Gaussian eta = kappa (cos, sin); batch shape (..., N).
 
     A mixture of von Mises distributions, and not one itself: it may be skewed, have longer tails, or two modes. `cdf`,
-    `icdf` and `credible_arc` are the mixture's, to 1e-9; to 1e-4 where standard deviations of the latents are above 27.
+    `icdf` and `credible_arc` are the mixture's, to 1e-9.
 
     Args:
         latent_mean: m (..., 2, N).
@@ -91,7 +90,10 @@ class CompoundVonMises(CircularDistribution):
         return self._log_density(value, *in_every(value.shape, self.latent_mean, self.latent_covariance))
 
     def _make_table(self) -> AngleTable:
-        density = partial(mixture_density, self.latent_mean.double(), self.latent_covariance.double())
+        def density(angle: Tensor) -> Tensor:  # (M, ..., N)
+            latents = in_every(angle.shape, self.latent_mean.double(), self.latent_covariance.double())
+            return log_compound_density(angle, *latents).exp()
+
         with torch.no_grad():
             east, north = self.resultant.unbind(-2)
         return AngleTable.of(density, torch.atan2(north, east), concentration_of(torch.hypot(east, north)))
