@@ -10,6 +10,7 @@ Given w, exp(eta' T - |eta|^2 w) is a Gaussian site. With eta ~ N(m, V), R = (I 
 
     E[VM(y | eta)] = int p(w) |R|^1/2 exp(T'VR T / 2 + T'R m - w m'R m) dw / (2 pi)
     E[c1(|eta|) eta] = int g(w) |R|^1/2 R m exp(-w m'R m) dw
+    E[log I0(|eta|)] = int g(w) (1 - |R|^1/2 exp(-w m'R m)) dw / (2 w),    as d log I0(sqrt s) / ds = c1 / 2
 
 With p's leading term exp(-1 / (4 w)) / (2 w^2), w times the first integrand has one maximum, q = 1 / (2 w) its place,
 
@@ -35,6 +36,7 @@ _SMALL = 0.015  # w below it: asymptotic series in w, whose errors are of order 
 _TERMS = 22  # of them
 _NODES = 121
 _REACH = 60.0  # in log w, to either side; what falls like sqrt(w) has lost 13 digits there
+_LOG_STEP, _LAST = 0.25, 3.5  # in log w, where there are two scales, and where g is below e^-190
 _LEAST = 3.0  # q of the centre of the rule: where the maximum is below, the leading term does not say where
 _BISECTIONS = 40
 _PART = 2048  # data at a time
@@ -124,12 +126,35 @@ def compound_resultant(mean: Tensor, covariance: Tensor) -> Tensor:
 
 
 def _resultant(m: Tensor, V: Tensor) -> Tensor:
-    with torch.no_grad():
-        size = 1 + m.square().sum(-2) + 2 * (V[..., 0, 0, :] + V[..., 1, 1, :])
-        w, log_weight = _rule(-size.log(), torch.ones_like(size))
+    log_size = _log_size(m, V)
+    w, log_weight = _rule(-log_size, torch.ones_like(log_size))
     log_det, Rm = _resolved(w, m, V)
     weight = torch.exp(log_ratio_density(w) + log_weight - 0.5 * log_det - w * (m * Rm).sum(-2))
     return (weight.unsqueeze(-2) * Rm).sum(0)
+
+
+def expected_log_i0(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return E[log I0(|eta|)] (..., N); arguments and errors as :func:`log_compound_density`."""
+    _check(covariance)
+    parts = zip(*(t.double().split(_PART, -1) for t in (mean, covariance)), strict=True)
+    return torch.cat([_expected_log_i0(*part) for part in parts], -1).to(mean.dtype)
+
+
+def _expected_log_i0(m: Tensor, V: Tensor) -> Tensor:
+    first = -float(_log_size(m, V).max()) - _REACH  # below, the integrand falls like sqrt(w)
+    count = math.ceil((_LAST - first) / _LOG_STEP)
+    w = torch.exp(_LAST - _LOG_STEP * torch.arange(count, dtype=m.dtype, device=m.device)).view(
+        -1, *(1,) * (m.dim() - 1)
+    )
+    log_det, Rm = _resolved(w, m, V)
+    lost = -torch.expm1(-0.5 * log_det - w * (m * Rm).sum(-2))
+    return 0.5 * _LOG_STEP * (log_ratio_density(w).exp() * lost).sum(0)
+
+
+def _log_size(m: Tensor, V: Tensor) -> Tensor:
+    """Return how large |eta|^2 may be, as a logarithm (..., N), without gradients."""
+    with torch.no_grad():
+        return torch.log(1 + m.square().sum(-2) + 2 * (V[..., 0, 0, :] + V[..., 1, 1, :]))
 
 
 def _check(V: Tensor) -> None:
@@ -177,10 +202,10 @@ def _rule(log_centre: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 def _resolved(w: Tensor, vector: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
     """Return log |R^-1| (Q, ..., N) and R vector (Q, ..., 2, N)."""
     a, b, c = V[..., 0, 0, :], V[..., 0, 1, :], V[..., 1, 1, :]
-    det = 1 + 2 * w * (a + c) + (2 * w).square() * (a * c - b.square()).clamp_min(0)
+    excess = 2 * w * (a + c) + (2 * w).square() * (a * c - b.square()).clamp_min(0)  # of the determinant over one
     adjugate = torch.stack([torch.stack([c, -b], -2), torch.stack([-b, a], -2)], -3)
-    w, scale = w.unsqueeze(-2), det.unsqueeze(-2)
-    return det.log(), vector / scale + 2 * w / scale * _times(adjugate, vector)
+    w, scale = w.unsqueeze(-2), 1 + excess.unsqueeze(-2)
+    return excess.log1p(), vector / scale + 2 * w / scale * _times(adjugate, vector)
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

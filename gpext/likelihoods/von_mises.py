@@ -21,9 +21,9 @@ from torch.distributions import Distribution
 
 from gpext.distributions import CompoundVonMises, VonMises
 from gpext.distributions.bessel import log_i0, log_i0_derivative, log_i0e, resultant_slope
-from gpext.distributions.von_mises_mixture import log_compound_density
+from gpext.distributions.von_mises_mixture import expected_log_i0, log_compound_density
 from gpext.likelihoods.checks import floating_like
-from gpext.likelihoods.curvature import Curvature
+from gpext.likelihoods.curvature import Curvature, diagonal_blocks
 from gpext.likelihoods.joint import JointLikelihood
 
 
@@ -104,6 +104,24 @@ class VonMisesLikelihood(JointLikelihood):
         """
         self.check(targets)
         return log_compound_density(targets, mean, covariance)
+
+    def joint_expected_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] under N(mean, covariance), (..., N), in one dimension; as :meth:`joint_log_density`.
+
+        Raises:
+            TypeError, ValueError: as :meth:`joint_log_density`.
+        """
+        self.check(targets)
+        aligned = (mean * self.expansion_point(floating_like(targets, mean))).sum(-2)
+        return aligned - expected_log_i0(mean, covariance) - math.log(2 * math.pi)
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] under N(mean, variance), (..., N), for independent latents (..., 2, N).
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        return self.joint_expected_log_density(targets, mean, diagonal_blocks(variance))
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., 2, N), a :class:`gpext.distributions.VonMises` with batch shape (..., N)."""

@@ -10,6 +10,7 @@ from scipy import special
 
 from gpext.distributions.von_mises_mixture import (
     compound_resultant,
+    expected_log_i0,
     log_compound_density,
     log_mixing_density,
     log_ratio_density,
@@ -35,7 +36,9 @@ def by_polar_grid(y, mean, covariance):
     aligned = r[:, None] * (np.cos(angle - y) - 1)
     density = (mass * np.exp(aligned) / (2 * math.pi * special.i0e(r)[:, None])).sum()
     length = (special.i1e(r) / special.i0e(r))[:, None]
-    return math.log(density), [(mass * length * np.cos(angle)).sum(), (mass * length * np.sin(angle)).sum()]
+    log_i0 = (np.log(special.i0e(r)) + r)[:, None]
+    resultant = [(mass * length * np.cos(angle)).sum(), (mass * length * np.sin(angle)).sum()]
+    return math.log(density), resultant, (mass * log_i0).sum()
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 2.0, 9.0, 40.0, 300.0])
@@ -74,9 +77,10 @@ def test_integrals_against_a_polar_grid(mean, covariance):
     m, V = torch.tensor(mean, dtype=F64), torch.tensor(covariance, dtype=F64)
     found = log_compound_density(ANGLES, m.unsqueeze(-1).expand(2, 4), V.unsqueeze(-1).expand(2, 2, 4))
     for y, value in zip(ANGLES.tolist(), found.tolist(), strict=True):
-        expected, resultant = by_polar_grid(y, m, V)
+        expected, resultant, log_i0 = by_polar_grid(y, m, V)
         assert value == pytest.approx(expected, abs=1e-9)
     assert compound_resultant(m.unsqueeze(-1), V.unsqueeze(-1))[:, 0].numpy() == pytest.approx(resultant, abs=1e-9)
+    assert expected_log_i0(m.unsqueeze(-1), V.unsqueeze(-1)).item() == pytest.approx(log_i0, abs=1e-9)
 
 
 @pytest.mark.parametrize("variance", [1e-8, 1e-2, 1.0, 1e2, 1e4, 1e8])
@@ -136,3 +140,10 @@ def test_covariances_are_checked(covariance):
     for integral in (lambda m: log_compound_density(ANGLES[:1], m, V), lambda m: compound_resultant(m, V)):
         with pytest.raises(ValueError, match="not positive semidefinite, first at index"):
             integral(torch.zeros(2, 1, dtype=F64))
+
+
+@pytest.mark.parametrize("kappa", [0.0, 1e-3, 1.0, 30.0, 1e3, 1e6])
+def test_the_expectation_of_log_i0_at_a_point(kappa):
+    m = torch.tensor([[kappa], [0.0]], dtype=F64)
+    expected = float(mpmath.log(mpmath.besseli(0, mpmath.mpf(kappa))))
+    assert expected_log_i0(m, torch.zeros(2, 2, 1, dtype=F64)).item() == pytest.approx(expected, rel=1e-9, abs=1e-18)
