@@ -28,7 +28,7 @@ class CompoundBeta(Distribution):
     Args:
         latent_mean: m (..., 2, N).
         latent_covariance: V (..., 2, 2, N), positive semidefinite.
-        concentration: theta, maps f (..., 2, N) to the parameters (..., 2, N) of the Beta distribution.
+        log_concentration: log theta, maps f (..., 2, N) to the logarithms (..., 2, N) of the parameters.
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         validate_args: as in torch.distributions.
     """
@@ -40,13 +40,13 @@ class CompoundBeta(Distribution):
         self,
         latent_mean: Tensor,
         latent_covariance: Tensor,
-        concentration: Callable[[Tensor], Tensor],
+        log_concentration: Callable[[Tensor], Tensor],
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
         self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
-        self._concentration, self._log_density = concentration, log_density
-        self._shares = CompoundDirichlet(latent_mean, latent_covariance, concentration, log_density)
+        self._log_concentration, self._log_density = log_concentration, log_density
+        self._shares = CompoundDirichlet(latent_mean, latent_covariance, log_concentration, log_density)
         super().__init__(self._shares.batch_shape, validate_args=validate_args)
 
     @property
@@ -68,7 +68,7 @@ class CompoundBeta(Distribution):
         value, mean, covariance = self._aligned(value)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
-            return joint_expectation(lambda f: Beta(*self._concentration(f).unbind(-2)).cdf(y), m, V)
+            return joint_expectation(lambda f: Beta(*self._log_concentration(f).exp().unbind(-2)).cdf(y), m, V)
 
         with torch.no_grad():
             return in_parts(integral, mean, covariance, value)
@@ -85,7 +85,7 @@ class CompoundBeta(Distribution):
             exact = CompoundBeta(
                 self.latent_mean.double(),
                 self.latent_covariance.double(),
-                self._concentration,
+                self._log_concentration,
                 self._log_density,
                 False,
             )

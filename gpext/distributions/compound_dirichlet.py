@@ -28,7 +28,7 @@ class CompoundDirichlet(Distribution):
     Args:
         latent_mean: m (..., D, N).
         latent_covariance: V (..., D, D, N), positive semidefinite.
-        concentration: theta, maps f (..., D, N) to the parameters (..., D, N) of the Dirichlet distribution.
+        log_concentration: log theta, maps f (..., D, N) to the logarithms (..., D, N) of the parameters.
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         validate_args: as in torch.distributions.
     """
@@ -40,12 +40,12 @@ class CompoundDirichlet(Distribution):
         self,
         latent_mean: Tensor,
         latent_covariance: Tensor,
-        concentration: Callable[[Tensor], Tensor],
+        log_concentration: Callable[[Tensor], Tensor],
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
         self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
-        self._concentration, self._log_density = concentration, log_density
+        self._log_concentration, self._log_density = log_concentration, log_density
         shape = latent_mean.mT.shape
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
@@ -63,9 +63,9 @@ class CompoundDirichlet(Distribution):
         """Return the expectation (..., N, D) of a function of theta / S (..., D, N) and S (..., 1, N)."""
 
         def of_latents(f: Tensor) -> Tensor:
-            theta = self._concentration(f)
-            total = theta.sum(-2, keepdim=True)
-            return function(theta / total, total)
+            log_theta = self._log_concentration(f)
+            log_total = log_theta.logsumexp(-2, keepdim=True)
+            return function((log_theta - log_total).exp(), log_total.exp())
 
         return in_parts(partial(joint_expectation, of_latents), self.latent_mean, self.latent_covariance).mT
 
@@ -80,8 +80,7 @@ class CompoundDirichlet(Distribution):
     ) -> Tensor:
         """Draws of shape sample_shape + batch_shape + (D,)."""
         with torch.no_grad():
-            gammas = torch._standard_gamma(self._draw_concentration(torch.Size(sample_shape), generator), generator)
-            return gammas / gammas.sum(-1, keepdim=True)
+            return draw_log_shares(self._draw_concentration(torch.Size(sample_shape), generator), generator).exp()
 
     def credible_region(
         self, probability: float, *, num_draws: int = 4096, generator: torch.Generator | None = None
@@ -111,4 +110,5 @@ class CompoundDirichlet(Distribution):
 
     def _draw_concentration(self, sample_shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         """Return theta of draws of the latents, sample_shape + batch_shape + (D,)."""
-        return self._concentration(draw_latents(self.latent_mean, self.latent_covariance, sample_shape, generator)).mT
+        latents = draw_latents(self.latent_mean, self.latent_covariance, sample_shape, generator)
+        return self._log_concentration(latents).exp().mT

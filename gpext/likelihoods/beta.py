@@ -15,7 +15,12 @@ from torch.distributions import Distribution
 from gpext.distributions import Beta, CompoundBeta
 from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import Curvature
-from gpext.likelihoods.dirichlet import concentration, dirichlet_curvature, dirichlet_log_prob
+from gpext.likelihoods.dirichlet import (
+    concentration,
+    dirichlet_curvature,
+    dirichlet_log_prob,
+    log_concentration,
+)
 from gpext.likelihoods.joint import JointLikelihood
 
 
@@ -72,7 +77,7 @@ class BetaLikelihood(JointLikelihood):
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y), a :class:`gpext.distributions.CompoundBeta`: mean, variance, log_prob, cdf, quantile, draws."""
-        return CompoundBeta(*self._blocks(function_dist), concentration, self.joint_log_density)
+        return CompoundBeta(*self._blocks(function_dist), log_concentration, self.joint_log_density)
 
 
 def _log_shares(targets: Tensor) -> Tensor:

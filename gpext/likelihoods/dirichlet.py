@@ -91,7 +91,7 @@ class DirichletLikelihood(JointLikelihood):
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y), a :class:`gpext.distributions.CompoundDirichlet`: mean, variance, log_prob, regions, draws."""
-        return CompoundDirichlet(*self._blocks(function_dist), concentration, self.joint_log_density)
+        return CompoundDirichlet(*self._blocks(function_dist), log_concentration, self.joint_log_density)
 
 
 def concentration(f: Tensor) -> Tensor:
@@ -103,14 +103,14 @@ def dirichlet_log_prob(log_y: Tensor, f: Tensor) -> Tensor:
     """Return log Dir(y | theta(f)) (..., N) for log y and f (..., D, N)."""
     theta = concentration(f)
     constant = log_gamma(theta.sum(-2)) - log_y.sum(-2)
-    return constant + (theta * log_y + _log_softplus(f) - log_gamma(theta + 1)).sum(-2)
+    return constant + (theta * log_y + log_concentration(f) - log_gamma(theta + 1)).sum(-2)
 
 
 def dirichlet_curvature(log_y: Tensor, f: Tensor) -> Curvature:
     """Return log Dir(y | theta(f)) to second order at f (..., D, N), for log y alike."""
     theta, J = concentration(f), f.sigmoid()
     total = theta.sum(-2)
-    r = (logsigmoid(f) - _log_softplus(f)).exp()
+    r = (logsigmoid(f) - log_concentration(f)).exp()
     gradient = J * (log_y - polygamma(0, theta + 1) + polygamma(0, total).unsqueeze(-2)) + r
     expected = r.square() + polygamma(1, theta + 1) * J.square()
     precision = expected - gradient * (-f).sigmoid()
@@ -118,7 +118,7 @@ def dirichlet_curvature(log_y: Tensor, f: Tensor) -> Curvature:
     return Curvature(dirichlet_log_prob(log_y, f), gradient, precision, coupling, J, expected)
 
 
-def _log_softplus(f: Tensor) -> Tensor:
-    """Return log softplus(f), which is f where that is very negative."""
+def log_concentration(f: Tensor) -> Tensor:
+    """Return log theta = log softplus(f), which is f where that is very negative."""
     small = f < _SMALL
     return torch.where(small, f, softplus(torch.where(small, 0.0, f), threshold=_THRESHOLD).log())

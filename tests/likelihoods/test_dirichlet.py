@@ -120,3 +120,10 @@ def test_wrong_proportions_are_refused():
 def test_copies(clone):
     likelihood, (y, f) = DirichletLikelihood(3), problem(3)
     assert torch.equal(clone(likelihood).log_prob(y, f), likelihood.log_prob(y, f))
+
+
+def test_shares_of_parameters_that_underflow_are_those_of_their_logarithms():
+    f = torch.tensor([[-1000.0], [-1001.0], [-1002.0]], dtype=torch.float64)
+    nearly_a_point = to_linear_operator(1e-9 * torch.ones(3, 1, 1, dtype=torch.float64))
+    predictive = DirichletLikelihood(3)(MultivariateNormal(f, nearly_a_point))
+    torch.testing.assert_close(predictive.mean, f.softmax(0).mT, rtol=1e-6, atol=1e-9)
