@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import SigmoidTransform, TransformedDistribution, constraints
 
 from gpext.distributions.compound_dirichlet import CompoundDirichlet
-from gpext.distributions.compound_von_mises import in_every
+from gpext.distributions.correlated_latents import in_every
 from gpext.distributions.inversion import check_probability, quantile_between
 from gpext.distributions.with_cdf import Beta
 from gpext.quadrature import in_parts, joint_expectation

@@ -14,7 +14,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.compound_von_mises import draw_latents, in_every
+from gpext.distributions.correlated_latents import draw_latents, in_every
 from gpext.distributions.inversion import check_probability
 from gpext.distributions.simplex_region import SimplexRegion, draw_log_shares, log_average
 from gpext.quadrature import in_parts, joint_expectation

@@ -14,6 +14,7 @@ from torch.distributions import constraints
 from gpext.distributions.angle_table import AngleTable
 from gpext.distributions.bessel import log_i0_derivative, resultant_slope
 from gpext.distributions.circular import CircularDistribution
+from gpext.distributions.correlated_latents import draw_latents, in_every
 from gpext.distributions.von_mises import VonMises
 from gpext.distributions.von_mises_mixture import compound_resultant, log_compound_density
 
@@ -106,24 +107,6 @@ class CompoundVonMises(CircularDistribution):
             f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
             first, second = f.unbind(-2)
             return VonMises(torch.atan2(second, first), torch.hypot(first, second)).sample(generator=generator)
-
-
-def draw_latents(
-    mean: Tensor, covariance: Tensor, sample_shape: torch.Size, generator: torch.Generator | None
-) -> Tensor:
-    """Return draws (*sample_shape, ..., D, N) of the latents of each datum, given (..., D, N) and (..., D, D, N)."""
-    value, vectors = torch.linalg.eigh(covariance.movedim(-1, -3))
-    shape = sample_shape + mean.mT.shape
-    noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-    noise = value.clamp_min(0).sqrt() * noise  # rounding may have made a zero negative
-    return (mean.mT + (vectors @ noise.unsqueeze(-1)).squeeze(-1)).mT
-
-
-def in_every(shape: torch.Size, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean (..., D, N) and covariance (..., D, D, N), repeated for values of a shape (..., N)."""
-    latents = mean.size(-2)
-    *batch, size = torch.broadcast_shapes(shape, mean.select(-2, 0).shape)
-    return mean.expand(*batch, latents, size), covariance.expand(*batch, latents, latents, size)
 
 
 def concentration_of(length: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Problem:
         latents = num_latents(likelihood)
         if latents is not None and mean.shape[-2:-1] != (latents,):
             raise ValueError(
-                f"{type(likelihood).__qualname__} has {latents} latent functions: expected a prior of batch shape "
+                f"{type(likelihood).__qualname__} has num_latents = {latents}: expected a prior of batch shape "
                 f"(..., {latents}), got {tuple(prior.batch_shape)}."
             )
         num_data = mean.size(-1)

@@ -185,7 +185,7 @@ class LatentLikelihood(Likelihood, ABC):
             mean, variance = mean.mT, variance.mT
         if mean.dim() < 2 or mean.size(-2) != self.num_latents:
             raise ValueError(
-                f"{type(self).__name__} needs {self.num_latents} latent functions: a MultivariateNormal with batch "
+                f"{type(self).__name__} has num_latents = {self.num_latents}: expected a MultivariateNormal with batch "
                 f"shape (..., {self.num_latents}) or a MultitaskMultivariateNormal with {self.num_latents} tasks; got "
                 f"a {type(function_dist).__name__} with mean of shape {tuple(function_dist.mean.shape)}."
             )

@@ -98,7 +98,7 @@ def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match=r"\{0, 1\}"):
         KL().infer(p, likelihood, y + 1)
     several, latents, classes = CASES["multinomial"].problem(10)
-    with pytest.raises(ValueError, match="3 latent functions"):
+    with pytest.raises(ValueError, match="num_latents = 3"):
         KL().infer(p, several, classes)
     sticks, two, labels = CASES["stick_breaking"].problem(10)
     for rule in (Laplace(), Taylor()):

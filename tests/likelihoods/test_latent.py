@@ -359,7 +359,7 @@ def test_targets_and_latents_that_do_not_fit_are_refused(latent):
             getattr(latent.make(), method)(latent.targets(3), q)
     if latent.num_latents is not None:
         q = gaussian(torch.zeros(2, 4), torch.ones(2, 4))
-        with pytest.raises(ValueError, match=r"needs 3 latent functions: .* mean of shape \(2, 4\)"):
+        with pytest.raises(ValueError, match=r"has num_latents = 3: .* mean of shape \(2, 4\)"):
             latent.make().log_marginal(latent.targets(4), q)
 
 
