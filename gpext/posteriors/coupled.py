@@ -61,8 +61,7 @@ class CoupledPosterior(JointPosterior):
     @cached_property
     def blocks(self) -> Tensor:
         """The posterior covariance of the latents of each datum (..., D, D, N)."""
-        through = self._through @ self.second.response.unsqueeze(-3)  # Z_d R2
-        coupled = torch.einsum("...dij,...eij->...dei", through, self._through)
+        coupled = torch.einsum("...dij,...eij->...dei", self._through_response, self._through)
         return diagonal_blocks(self.first.variance) - coupled
 
     @property
@@ -79,12 +78,13 @@ class CoupledPosterior(JointPosterior):
     def gradient(self) -> tuple[Tensor, Tensor]:
         """Derivatives of `log_normalizer` at fixed sites in the prior means (..., D, N) and covariances (..., D, N, N).
 
-        a, and (a a' - R_dd) / 2 with R_dd = R0_d + S_d diag(w_d) R2 diag(w_d) S_d', S_d = I - R0_d K_d.
+        a, and (a a' - R_dd) / 2 with R_dd = R0_d + T_d R2 T_d',
+        T_d = (I - R0_d K_d) diag(w_d) = diag(w_d) - Gamma_d Z_d.
         """
-        weights, response = self.weights, self.first.response
-        unit = torch.eye(weights.size(-1), dtype=weights.dtype, device=weights.device)
-        reduced = (unit - response @ self.first.prior_covariance) * self.sites.direction.unsqueeze(-2)
-        response = response + reduced @ self.second.response.unsqueeze(-3) @ reduced.mT
+        weights, gamma, w = self.weights, self.sites.precision.unsqueeze(-1), self.sites.direction
+        reduced = torch.diag_embed(w) - gamma * self._through
+        weighted = w.unsqueeze(-1) * self.second.response.unsqueeze(-3) - gamma * self._through_response  # T_d R2
+        response = self.first.response + weighted @ reduced.mT
         return weights, 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - response)
 
     def covariance_times(self, vector: Tensor) -> Tensor:
@@ -128,6 +128,11 @@ class CoupledPosterior(JointPosterior):
     def _through(self) -> Tensor:
         """Z_d = V0_d diag(w_d), the covariance of f_d and g after the first step (..., D, N, N)."""
         return self.first.covariance * self.sites.direction.unsqueeze(-2)
+
+    @cached_property
+    def _through_response(self) -> Tensor:
+        """Z_d R2 (..., D, N, N)."""
+        return self._through @ self.second.response.unsqueeze(-3)
 
     def _spread(self, value: Tensor) -> Tensor:
         """Return W value (..., D, N), for a number a datum (..., N)."""
