@@ -71,6 +71,7 @@ class SiteLearner(ScaledKernelParameters):
                 self.num_data,
                 rate=default_rate(len(y) / self.num_data),
                 learning_rate=0.05,
+                bound="augmented",
                 gradient=self.gradient,
                 interval=hyperparameter_interval(len(y), self.num_data),
             )

@@ -244,7 +244,8 @@ def _largest_r_hat(chunks: Chunks) -> float:
         mean = torch.stack(sums).sum(0) / half  # (2, C, columns), from the origin
         within = (torch.stack(squares).sum(0) - half * mean.square()) / (half - 1)
         found.append(_r_hat(mean + origin.squeeze(1), within, half))
-    return max(found)
+    moved = [r_hat for r_hat in found if r_hat is not None]
+    return max(moved, default=1.0)
 
 
 def split_r_hat(draws: Tensor) -> float:
@@ -253,15 +254,16 @@ def split_r_hat(draws: Tensor) -> float:
     if draws.size(1) < _FEWEST_DRAWS:
         return float("nan")
     parts = torch.stack([draws[:, :half], draws[:, -half:]])  # (2, C, S / 2, P)
-    return _r_hat(parts.mean(2), parts.var(2), half)
+    r_hat = _r_hat(parts.mean(2), parts.var(2), half)
+    return 1.0 if r_hat is None else r_hat
 
 
-def _r_hat(mean: Tensor, within: Tensor, half: int) -> float:
-    """Return the largest R-hat of means and variances (2, C, columns) of halves of chains; 1 if nothing moved."""
+def _r_hat(mean: Tensor, within: Tensor, half: int) -> float | None:
+    """Return the largest R-hat of means and variances (2, C, columns) of halves of chains; None if nothing moved."""
     mean, within = mean.flatten(0, 1), within.flatten(0, 1).mean(0)
     moved = within > 0
     if not bool(moved.any()):
-        return 1.0
+        return None
     return float((1 - 1 / half + mean[:, moved].var(0) / within[moved]).sqrt().max())
 
 

@@ -3,6 +3,7 @@ import io
 import pickle
 
 import gpytorch
+import linear_operator
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -80,7 +81,18 @@ def test_trains_in_an_adam_loop():
     assert values[-1] == pytest.approx(-mll(reference.train()(x), y).item(), abs=2e-3)
 
 
-def test_trains_with_botorch():
+@pytest.fixture
+def settings_restored():
+    """botorch changes the defaults of linear_operator for the whole process when it is imported."""
+    kinds = [kind for kind in vars(linear_operator.settings).values() if isinstance(kind, type)]
+    before = [(kind, name, value) for kind in kinds for name, value in vars(kind).items() if not callable(value)]
+    yield
+    for kind, name, value in before:
+        if not name.startswith("__") and not isinstance(value, (classmethod, property)):
+            setattr(kind, name, value)
+
+
+def test_trains_with_botorch(settings_restored):
     fit = pytest.importorskip("botorch.fit")
     model, mll, x, y = made()
     fit.fit_gpytorch_mll(mll)

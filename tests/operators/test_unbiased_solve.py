@@ -112,3 +112,11 @@ def test_what_is_not_unbiased_is_said():
         UnbiasedMarginalLogLikelihood(likelihood, model, num_probes=0)
     with pytest.raises(ValueError, match="one operator"):
         UnbiasedSolveOperator(to_linear_operator(torch.eye(3).expand(2, 3, 3)))
+
+
+def test_it_stays_matrix_free_where_fast_computations_are_off():
+    """As they are once botorch has been imported."""
+    model, likelihood, x, y = problem()
+    mll = UnbiasedMarginalLogLikelihood(likelihood, model, solver=UnbiasedSolver(rank=0, max_steps=2))
+    with gpytorch.settings.fast_computations(False, False, False), pytest.warns(UnbiasedSolveWarning):
+        mll(model(x), y)
