@@ -34,8 +34,8 @@ _SMALL = -40.0  # below, softplus(eta) = e^eta to rounding
 class DirichletLikelihood(JointLikelihood):
     """Proportions y > 0 that sum to one, (..., N, D), from latent functions (..., D, N).
 
-    Where many targets are equal the evidence, a density, can grow without bound with the scale of the kernels. A prior on
-    the scale ends that, as `register_prior("scale_prior", GammaPrior(2.0, 0.02), "outputscale")` of a ScaleKernel does.
+    Where many targets are equal the evidence, a density, can grow without bound with the scale of the kernels. A prior
+    on the scale ends that: `register_prior("scale_prior", GammaPrior(2.0, 0.02), "outputscale")` of a ScaleKernel.
 
     Args:
         num_classes: D, at least 2.
