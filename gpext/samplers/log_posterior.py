@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 from gpytorch import settings
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpext.mlls import UnbiasedMarginalLogLikelihood
@@ -21,7 +23,7 @@ class LogPosterior:
 
     gpytorch's objective is divided by the number of data and leaves the Jacobian of the constraints out; both are
     undone. Beyond 800 data it is itself an estimate, of stopped conjugate gradients and Lanczos; here a matrix is
-    factorised whatever its size. What cannot be factorised, or overflows, has probability zero.
+    factorised whatever its size. What cannot be factorised as it is, or overflows, has probability zero.
 
     Args:
         mll: an ExactMarginalLogLikelihood or a subclass, such as :class:`gpext.mlls.UnbiasedMarginalLogLikelihood`.
@@ -84,9 +86,10 @@ class LogPosterior:
     def _log_density(self, raw: Tensor) -> Tensor:
         self.moved.write(raw)
         try:
-            with self.factorised():
+            with self.factorised(), warnings.catch_warnings():
+                warnings.simplefilter("error", NumericalWarning)  # jitter would make it another model
                 value = self.mll(self.model(*self._x), self._y).double() * self.num_data
-        except (NotPSDError, NanError, torch.linalg.LinAlgError):
+        except (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError):
             return raw.new_tensor(-torch.inf)
         value = value + self.moved.log_jacobian()
         return torch.where(value.isnan(), -torch.inf, value)
