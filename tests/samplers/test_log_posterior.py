@@ -22,8 +22,9 @@ def test_the_value_is_the_density_in_raw_space():
     mll = problem()
     target = LogPosterior(mll)
     assert [slot.name for slot in target.moved.slots] == ["likelihood.noise_covar.noise", "covar_module.lengthscale"]
-    ours = np.array([target.value(raw) for raw in POINTS])
-    np.testing.assert_allclose(ours, [by_hand(mll, raw) for raw in POINTS], rtol=1e-10)
+    ours, hand = (np.array([value(raw) for raw in POINTS]) for value in (target.value, lambda raw: by_hand(mll, raw)))
+    np.testing.assert_allclose(ours - ours[0], hand - hand[0], rtol=1e-10)
+    assert ours[0] == pytest.approx(hand[0], abs=3e-9)  # gpytorch normalises its LogNormalPrior in single precision
 
 
 def test_the_quick_density_of_other_tests_is_the_same_up_to_a_constant():
@@ -74,7 +75,7 @@ def test_beyond_gpytorchs_limit_for_factorisations_the_value_is_still_exact():
     mll = problem(size=40)
     with gpytorch.settings.max_cholesky_size(10), gpytorch.settings.cg_tolerance(1.0):
         value = LogPosterior(mll).value(POINTS[0])
-    assert value == pytest.approx(by_hand(mll, POINTS[0]), rel=1e-10)
+    assert value == pytest.approx(by_hand(mll, POINTS[0]), abs=3e-9)
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
@@ -109,7 +110,7 @@ def test_bad_input():
     mll = problem()
     with pytest.raises(TypeError, match="GibbsSampler"):
         LogPosterior(gpytorch.mlls.VariationalELBO(mll.likelihood, mll.model, 12))
-    with pytest.raises(ValueError, match="covar_module.lengthscale"):
+    with pytest.raises(ValueError, match=r"covar_module\.lengthscale"):
         LogPosterior(mll, ["lengthscale"])
     mll.requires_grad_(False)
     with pytest.raises(ValueError, match="none requires gradients"):
