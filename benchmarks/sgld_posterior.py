@@ -35,6 +35,7 @@ from gpext.samplers import HyperPosterior, MetropolisHastings, SamplingStatus, S
 
 METHODS = ("Metropolis-Hastings", "SGLD, exact gradients", "SGLD, unbiased gradients")
 PROBES = 4  # as the paper
+TIMED_STEPS = 200
 SLICES = (0.1, 0.2, 0.5, 1.0)  # of the draws, at which the PSRF is given
 
 
@@ -126,15 +127,14 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def seconds_a_step(sampler: MetropolisHastings | SGLDSampler) -> float:
-    """Return the time of one step, timed by itself at the mode: a run may have been interrupted."""
-    steps = 200
+    """Return the time of one step, timed by itself: a run may have been interrupted."""
     sampler.run(1, 1, 0, progress=False)  # what comes once
     begun = time.perf_counter()
     sampler.run(1, 1, 0, progress=False)
     once = time.perf_counter() - begun
     begun = time.perf_counter()
-    sampler.run(1 + steps, 1, 0, progress=False)
-    return (time.perf_counter() - begun - once) / steps
+    sampler.run(1 + TIMED_STEPS, 1, 0, progress=False)
+    return (time.perf_counter() - begun - once) / TIMED_STEPS
 
 
 def report(ledger: Ledger) -> str:
