@@ -79,9 +79,10 @@ class HyperPosterior:
             for row in raw[chosen]:
                 self.target.moved.write(row)
                 model.train()  # forget what belonged to the last draw
-                predicted = model.likelihood(model.eval()(x))
-                means.append(predicted.mean)
-                variances.append(predicted.variance)
+                with self.target.factorised():
+                    predicted = model.likelihood(model.eval()(x))
+                    means.append(predicted.mean)
+                    variances.append(predicted.variance)
         finally:
             model.train()
         return BatchMixture(Normal(torch.stack(means), torch.stack(variances).sqrt()))

@@ -80,8 +80,10 @@ class LogPosterior:
         return torch.cat([slope.double().flatten() for slope in slopes])
 
     def factorised(self) -> settings.max_cholesky_size:
-        """Return the context in which gpytorch factorises the covariance of the data; an unbiased solver never does."""
-        return settings.max_cholesky_size(self.num_data)
+        """Return the context in which gpytorch factorises the covariance of the data, unless solves are unbiased."""
+        limit = settings.max_cholesky_size.value()
+        is_unbiased = isinstance(self.mll, UnbiasedMarginalLogLikelihood)
+        return settings.max_cholesky_size(limit if is_unbiased else max(limit, self.num_data))
 
     def _log_density(self, raw: Tensor) -> Tensor:
         self.moved.write(raw)

@@ -36,10 +36,11 @@ def z_scores(found):
 
 
 def test_metropolis_hastings_draws_the_posterior_and_mixes():
-    found = run(quick(MetropolisHastings), 1000, 4, 400)
+    found = run(quick(MetropolisHastings), 2500, 4, 400)
     scores, sizes = z_scores(found)
     assert np.abs(scores).max() < 4.5
-    assert sizes.min() > 200  # of 4000 draws
+    assert sizes.min() > 600  # of 10000 draws
+    assert found.status is SamplingStatus.MIXED
     assert 0.2 < float(found.acceptance.min()) < float(found.acceptance.max()) < 0.45
 
 
@@ -221,7 +222,8 @@ def test_predictions_are_the_average_of_gaussians():
         means.append(cross @ np.linalg.solve(matrix, y))
         variances.append(1 + noise - (cross * np.linalg.solve(matrix, cross.T).T).sum(-1))
     means, variances = np.array(means), np.array(variances)
-    predicted = found.predict(new)
+    with gpytorch.settings.max_cholesky_size(5), gpytorch.settings.eval_cg_tolerance(1.0):
+        predicted = found.predict(new)  # exact beyond gpytorch's limit, too
     np.testing.assert_allclose(predicted.mean, means.mean(0), rtol=1e-6)
     np.testing.assert_allclose(predicted.variance, variances.mean(0) + means.var(0), rtol=1e-6)
     at = torch.tensor([0.1, -0.4, 0.7], dtype=F64)
