@@ -61,7 +61,7 @@ class LogPosterior:
             return float(self._log_density(raw))
 
     def gradient(self, raw: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return its gradient (P,) at raw values, or an unbiased estimate, as the objective has it.
+        """Return its gradient (P,), on the CPU, at raw values, or an unbiased estimate, as the objective has it.
 
         Args:
             raw: (P,).
@@ -77,7 +77,7 @@ class LogPosterior:
             if not bool(value.isfinite()):
                 raise FloatingPointError("the log posterior is not finite at these hyperparameters.")
             slopes = torch.autograd.grad(value, [slot.parameter for slot in self.moved.slots])
-        return torch.cat([slope.double().flatten() for slope in slopes])
+        return torch.cat([slope.double().cpu().flatten() for slope in slopes])
 
     def factorised(self) -> settings.max_cholesky_size:
         """Return the context in which gpytorch factorises the covariance of the data, unless solves are unbiased."""
@@ -93,5 +93,5 @@ class LogPosterior:
                 value = self.mll(self.model(*self._x), self._y).double() * self.num_data
         except (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError):
             return raw.new_tensor(-torch.inf)
-        value = value + self.moved.log_jacobian()
+        value = value.cpu() + self.moved.log_jacobian()
         return torch.where(value.isnan(), -torch.inf, value)

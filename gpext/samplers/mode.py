@@ -27,7 +27,7 @@ def mode_and_scale(target: LogPosterior, generator: torch.Generator) -> tuple[Te
         ValueError: the log posterior is not finite where the search begins.
     """
     subset = _of_subset(target, generator)
-    theta = subset.moved.read().requires_grad_()
+    theta = subset.moved.read().cpu().requires_grad_()
     if subset.value(theta.detach()) == -torch.inf:
         raise ValueError(
             "the log posterior is not finite at the model's own hyperparameters. Set others, or look for NaN in inputs "

@@ -2,13 +2,13 @@ r"""Langevin draws of hyperparameters from gradients that are right on average [
 
     theta <- theta + eps / 2 M g + N(0, eps M),   eps_t = a (b + t)^-gamma until it is frozen     (gpext.optim.SGLD)
 
-M is about the covariance of the posterior (:mod:`gpext.samplers.mode`). In its units a step of size eps widens the draws
-by about eps / 8 of a standard deviation, and gradients with noise of covariance V by another
+M is about the covariance of the posterior (:mod:`gpext.samplers.mode`). In its units a step of size eps widens the
+draws by about eps / 8 of a standard deviation, and gradients with noise of covariance V by another
 
     eps / 8 lambda(M^1/2 V M^1/2),
 
-half of what the freeze rule looks at: raise the number of probes or lower the steps where it counts. A chain forgets in
-some 4 / eps steps; longer where a marginal has a heavy tail in unconstrained space, as a softplus gives to large scales.
+half of what the freeze rule looks at: raise the number of probes or lower the steps where it counts. A chain forgets
+in some 4 / eps steps; later where a marginal has a heavy tail in unconstrained space, as softplus gives large scales.
 """
 
 from __future__ import annotations

@@ -252,6 +252,18 @@ def test_a_single_precision_model():
     assert found.predict(torch.zeros(1, 1)).mean.dtype == torch.float32
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@BOTH
+def test_on_a_gpu(kind):
+    mll = problem()
+    mll.model.cuda()
+    mll.model.set_train_data(mll.model.train_inputs[0].cuda(), mll.model.train_targets.cuda(), strict=False)
+    found, same = run(kind(mll), 5, 2, 2), run(kind(problem()), 5, 2, 2)
+    torch.testing.assert_close(found.raw, same.raw, rtol=1e-4, atol=1e-4)
+    new = torch.tensor([[0.3], [2.2]], dtype=F64)
+    torch.testing.assert_close(found.predict(new.cuda()).mean.cpu(), same.predict(new).mean, rtol=1e-4, atol=1e-4)
+
+
 def test_bad_input():
     mll = problem()
     with pytest.raises(TypeError, match="SGLDSampler"):
