@@ -1,15 +1,16 @@
-"""Where the chains of a Gibbs sampler are: all that it takes to go on, exactly."""
+"""Where chains are: all that it takes to go on, exactly."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class ChainState:
-    """C chains between two sweeps."""
+    """C chains of a Gibbs sampler between two sweeps."""
 
     latent: Tensor  # f (C, ..., N), float64
     raw: Tensor  # hyperparameters in unconstrained space (C, P), float64
@@ -17,4 +18,14 @@ class ChainState:
     generator_state: Tensor
     warmup_left: int  # sweeps
     since_draw: int  # sweeps since the last draw that was kept
+    num_draws: int  # kept so far
+
+
+@dataclass(frozen=True)
+class WalkState:
+    """C chains over hyperparameters alone, between two steps; plain enough for torch.load(weights_only=True)."""
+
+    walkers: tuple[dict[str, Any], ...]  # what each goes on from, its generator included
+    warmup_left: int  # steps
+    since_draw: int  # steps since the last draw that was kept
     num_draws: int  # kept so far

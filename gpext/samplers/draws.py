@@ -44,6 +44,10 @@ class SamplingStatus(Enum):
     NOT_WRITTEN = (
         "the directory could not be written to; the last draws are in memory, go on with run(..., resume=draws)"
     )
+    DIVERGED = (
+        "a chain has left the hyperparameters at which the model can be evaluated; start again with a smaller step "
+        "size, the draws before it are kept"
+    )
     BREAKDOWN = "a covariance was not positive definite, pass a `jitter`; the draws before it are kept"
 
 

@@ -38,7 +38,7 @@ class Slot:
 
     def constrained(self, raw: Tensor) -> Tensor:
         """Return theta (..., *shape) of raw values (..., size)."""
-        raw = raw.view(*raw.shape[:-1], *self.parameter.shape).to(self.parameter.dtype)
+        raw = raw.view(*raw.shape[:-1], *self.parameter.shape).to(self.parameter)
         return raw if self.constraint is None else self.constraint.transform(raw)
 
 

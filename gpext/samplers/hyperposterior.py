@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpext.distributions import BatchMixture
+from gpext.samplers.chain_state import WalkState
 from gpext.samplers.draws import SamplingStatus
 from gpext.samplers.log_posterior import LogPosterior
 
@@ -23,15 +24,17 @@ class HyperPosterior:
 
     Attributes:
         raw: in unconstrained space (C, S, P).
+        state: what the chains go on from, see `run(..., resume=)`.
         status: how it ended.
         message: one sentence on how it went.
-        seconds: time spent.
+        seconds: time spent on the last run.
         r_hat: the largest split R-hat.
         acceptance: of proposals, a chain (C,); nan where nothing is rejected.
     """
 
     target: LogPosterior = field(repr=False)
     raw: Tensor = field(repr=False)
+    state: WalkState = field(repr=False)
     status: SamplingStatus
     message: str
     seconds: float
@@ -76,9 +79,10 @@ class HyperPosterior:
             for row in raw[chosen]:
                 self.target.moved.write(row)
                 model.train()  # forget what belonged to the last draw
-                predicted = model.likelihood(model.eval()(x))
-                means.append(predicted.mean)
-                variances.append(predicted.variance)
+                with self.target.factorised():
+                    predicted = model.likelihood(model.eval()(x))
+                    means.append(predicted.mean)
+                    variances.append(predicted.variance)
         finally:
             model.train()
         return BatchMixture(Normal(torch.stack(means), torch.stack(variances).sqrt()))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from gpytorch import settings
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers.hyperparameters import Hyperparameters
 
 
@@ -17,7 +22,8 @@ class LogPosterior:
     """log p(theta | y) up to a constant, of a copy of the model: its parameters stay as they are.
 
     gpytorch's objective is divided by the number of data and leaves the Jacobian of the constraints out; both are
-    undone. What cannot be factorised, or overflows, has probability zero.
+    undone. Beyond 800 data it is itself an estimate, of stopped conjugate gradients and Lanczos; here a matrix is
+    factorised whatever its size. What cannot be factorised as it is, or overflows, has probability zero.
 
     Args:
         mll: an ExactMarginalLogLikelihood or a subclass, such as :class:`gpext.mlls.UnbiasedMarginalLogLikelihood`.
@@ -54,24 +60,38 @@ class LogPosterior:
         with torch.no_grad():
             return float(self._log_density(raw))
 
-    def gradient(self, raw: Tensor) -> Tensor:
-        """Return its gradient (P,) at raw values, or an unbiased estimate, as the objective has it.
+    def gradient(self, raw: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return its gradient (P,), on the CPU, at raw values, or an unbiased estimate, as the objective has it.
+
+        Args:
+            raw: (P,).
+            generator: for an estimate, in place of the solver's own.
 
         Raises:
             FloatingPointError: there is no such model.
         """
+        if generator is not None and isinstance(self.mll, UnbiasedMarginalLogLikelihood):
+            self.mll.solver = replace(self.mll.solver, generator=generator)
         with torch.enable_grad():
             value = self._log_density(raw)
             if not bool(value.isfinite()):
                 raise FloatingPointError("the log posterior is not finite at these hyperparameters.")
             slopes = torch.autograd.grad(value, [slot.parameter for slot in self.moved.slots])
-        return torch.cat([slope.double().flatten() for slope in slopes])
+        return torch.cat([slope.double().cpu().flatten() for slope in slopes])
+
+    def factorised(self) -> settings.max_cholesky_size:
+        """Return the context in which gpytorch factorises the covariance of the data, unless solves are unbiased."""
+        limit = settings.max_cholesky_size.value()
+        is_unbiased = isinstance(self.mll, UnbiasedMarginalLogLikelihood)
+        return settings.max_cholesky_size(limit if is_unbiased else max(limit, self.num_data))
 
     def _log_density(self, raw: Tensor) -> Tensor:
         self.moved.write(raw)
         try:
-            value = self.mll(self.model(*self._x), self._y).double() * self.num_data
-        except (NotPSDError, NanError, torch.linalg.LinAlgError):
+            with self.factorised(), warnings.catch_warnings():
+                warnings.simplefilter("error", NumericalWarning)  # jitter would make it another model
+                value = self.mll(self.model(*self._x), self._y).double() * self.num_data
+        except (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError):
             return raw.new_tensor(-torch.inf)
-        value = value + self.moved.log_jacobian()
+        value = value.cpu() + self.moved.log_jacobian()
         return torch.where(value.isnan(), -torch.inf, value)

@@ -1,30 +1,33 @@
 r"""Metropolis-Hastings over hyperparameters with exact marginal likelihoods: the reference for up to some 2000 data.
 
-A Gaussian random walk in unconstrained space. While warming up its covariance follows that of the chain and its size
-the acceptance [Haario et al. 2001, Andrieu & Thoms 2008]; then both stay as they are.
+A Gaussian random walk in unconstrained space. While warming up its covariance follows that of the chain, beginning with
+the curvature at the mode, and its size the acceptance [Haario et al. 2001, Andrieu & Thoms 2008]; then both stay as
+they are.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
-from tqdm import tqdm
 
-from gpext.samplers.draws import WELL_MIXED, SamplingStatus, split_r_hat
+from gpext.mlls import UnbiasedMarginalLogLikelihood
+from gpext.samplers.chains import ChainSampler, check_counts, offspring
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
+from gpext.samplers.mode import mode_and_scale, scattered
 
 _ACCEPTANCE = 0.3  # aimed at
-_CAUTION = 30  # steps for which what was there before counts
-_SPREAD = 0.5  # of the starts, in unconstrained space
+_CAUTION = 100  # steps for which what was there before counts
+_FORGETTING = 2.0  # the covariance is of the last 3/4 of the steps or so: the early ones are not of the posterior yet
 
 
-class MetropolisHastings:
+class MetropolisHastings(ChainSampler):
     """Draws of the hyperparameters of an ExactGP.
 
     Args:
@@ -32,11 +35,18 @@ class MetropolisHastings:
         hyperparameters: which parameters to draw; by default all that require gradients. The others stay.
 
     Raises:
-        TypeError, ValueError: as :class:`gpext.samplers.LogPosterior`.
+        TypeError, ValueError: as :class:`gpext.samplers.LogPosterior`; or the objective has no value, only a gradient.
     """
 
+    name = "Metropolis-Hastings"
+
     def __init__(self, mll: ExactMarginalLogLikelihood, hyperparameters: Sequence[str] | None = None) -> None:
-        self.target = LogPosterior(mll, hyperparameters)
+        if isinstance(mll, UnbiasedMarginalLogLikelihood):
+            raise TypeError(
+                "an UnbiasedMarginalLogLikelihood has unbiased gradients but not the value that a rejection needs; "
+                "pass gpytorch.mlls.ExactMarginalLogLikelihood, or use gpext.samplers.SGLDSampler."
+            )
+        super().__init__(mll, hyperparameters)
 
     def run(
         self,
@@ -46,98 +56,104 @@ class MetropolisHastings:
         *,
         thinning: int = 1,
         generator: torch.Generator | None = None,
+        resume: HyperPosterior | None = None,
+        checkpoint: str | Path | None = None,
         progress: bool = True,
     ) -> HyperPosterior:
-        """Return draws; Ctrl-C ends it early and keeps those of the finished part of every chain.
+        """Return draws; Ctrl-C ends it early and keeps the finished ones of all chains.
 
         Args:
-            num_samples: draws kept of each chain.
-            num_chains: independent chains, from starts around the model's own values.
+            num_samples: draws kept of each chain, beside those of `resume`.
+            num_chains: independent chains, from starts about the mode of a subset of the data.
             warmup: steps before, in which the walk adapts.
             thinning: keep every so many-th.
             generator: for all random numbers, on the CPU; seeded with 0 by default.
+            resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
+                had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
+            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`.
             progress: show a progress bar on a terminal.
 
         Raises:
-            ValueError: a number that is not positive.
+            ValueError: a number that is not positive; the directory holds draws of another run; the log posterior is
+                not finite at the model's own hyperparameters.
         """
-        if min(num_samples, num_chains, thinning) < 1 or warmup < 0:
-            raise ValueError(
-                "expected num_samples, num_chains, thinning >= 1 and warmup >= 0; got "
-                f"{num_samples}, {num_chains}, {thinning}, {warmup}."
-            )
-        generator = torch.Generator().manual_seed(0) if generator is None else generator
-        began, status = time.perf_counter(), None
-        chains: list[list[Tensor]] = []
-        walks: list[_Walk] = []
-        steps = warmup + num_samples * thinning
-        bar = tqdm(total=num_chains * steps, disable=None if progress else True, desc="Metropolis-Hastings")
-        try:
-            for _ in range(num_chains):
-                walk = _Walk(self.target, generator)
-                walks.append(walk)
-                chains.append([])
-                for step in range(steps):
-                    walk.step(adapt=step < warmup)
-                    bar.update()
-                    if step >= warmup and (step - warmup + 1) % thinning == 0:
-                        chains[-1].append(walk.place.clone())
-        except KeyboardInterrupt:
-            status = SamplingStatus.INTERRUPTED
-        bar.close()
-        size = self.target.moved.size
-        finished = [torch.stack(kept) if kept else torch.zeros(0, size, dtype=torch.float64) for kept in chains]
-        if status is SamplingStatus.INTERRUPTED:  # the last chain is incomplete; alone, it is all there is
-            finished = [draws for draws in finished if len(draws) == num_samples] or finished[-1:]
-        raw = torch.stack(finished)
-        r_hat = split_r_hat(raw)
-        if status is None:
-            status = SamplingStatus.MIXED if r_hat < WELL_MIXED else SamplingStatus.NOT_MIXED
-        seconds = time.perf_counter() - began
-        acceptance = torch.tensor([walk.acceptance for walk in walks[: len(raw)]], dtype=torch.float64)
-        message = (
-            f"Metropolis-Hastings, {raw.size(0)} chains of {raw.size(1)} draws in {seconds:.1f} s, acceptance "
-            f"{acceptance.mean().item():.2f}, largest split R-hat {r_hat:.4f}: {status.value}."
+        check_counts(num_samples, num_chains, thinning, warmup)
+
+        def begin() -> list[dict[str, Any]]:
+            parent, states = offspring(num_chains, generator)
+            mode, M = mode_and_scale(self.target, parent)
+            starts = scattered(mode, M, num_chains, parent)
+            return [_first(self.target, *each, M) for each in zip(starts, states, strict=True)]
+
+        return self._run(
+            begin,
+            num_samples=num_samples,
+            warmup=warmup,
+            thinning=thinning,
+            resume=resume,
+            checkpoint=checkpoint,
+            progress=progress,
         )
-        return HyperPosterior(self.target, raw, status, message, seconds, r_hat, acceptance)
+
+    def _walker(self, state: dict[str, Any]) -> _Walk:
+        return _Walk(self.target, state)
+
+
+def _first(target: LogPosterior, start: Tensor, generator_state: Tensor, M: Tensor) -> dict[str, Any]:
+    """Return the state of a chain at its start."""
+    return {
+        "place": start,
+        "value": target.value(start),  # -inf is left at once
+        "mean": start,
+        "covariance": M,
+        "log_size": math.log(2.38 / math.sqrt(len(start))),
+        "adapted": 0,
+        "tried": 0,
+        "accepted": 0,
+        "generator": generator_state,
+    }
 
 
 class _Walk:
-    """One chain."""
+    """One chain; see :class:`gpext.samplers.chains.Walker`."""
 
-    def __init__(self, target: LogPosterior, generator: torch.Generator) -> None:
-        self._target, self._generator = target, generator
-        centre = target.moved.read()
-        start = centre + _SPREAD * self._normal(len(centre))
-        value = target.value(start)
-        self.place, self._value = (start, value) if math.isfinite(value) else (centre, target.value(centre))
-        self._mean, self._covariance = self.place.clone(), 0.1 * torch.eye(len(centre), dtype=torch.float64)
-        self._log_size, self._adapted = math.log(2.38 / math.sqrt(len(centre))), 0
-        self._tried = self._accepted = 0
+    def __init__(self, target: LogPosterior, state: dict[str, Any]) -> None:
+        self._target, self._at = target, state
+        self._generator = torch.Generator()
+        self._generator.set_state(state["generator"])
+
+    @property
+    def place(self) -> Tensor:
+        return self._at["place"]
 
     @property
     def acceptance(self) -> float:
-        """The share of proposals accepted after the warm-up."""
-        return self._accepted / self._tried if self._tried else math.nan
+        return self._at["accepted"] / self._at["tried"] if self._at["tried"] else math.nan
+
+    def state(self) -> dict[str, Any]:
+        return self._at
 
     def step(self, *, adapt: bool) -> None:
-        root = torch.linalg.cholesky(self._covariance)
-        proposal = self.place + math.exp(self._log_size) * (root @ self._normal(len(root)))
+        at = self._at
+        noise = torch.randn(len(at["place"]), dtype=torch.float64, generator=self._generator)
+        proposal = at["place"] + math.exp(at["log_size"]) * (torch.linalg.cholesky(at["covariance"]) @ noise)
         value = self._target.value(proposal)
-        probability = math.exp(min(value - self._value, 0.0)) if math.isfinite(value) else 0.0
+        probability = math.exp(min(value - at["value"], 0.0)) if math.isfinite(value) else 0.0
         accepted = float(torch.rand((), dtype=torch.float64, generator=self._generator)) < probability
-        if accepted:
-            self.place, self._value = proposal, value
-        if adapt:
-            self._adapted += 1
-            rate = (self._adapted + _CAUTION) ** -0.6
-            self._log_size += rate * (probability - _ACCEPTANCE)
-            gap = self.place - self._mean
-            self._mean = self._mean + rate * gap
-            self._covariance = self._covariance + rate * (gap.unsqueeze(-1) * gap - self._covariance)
-            self._covariance = self._covariance + 1e-8 * torch.eye(len(gap), dtype=torch.float64)
-        else:
-            self._tried, self._accepted = self._tried + 1, self._accepted + accepted
+        moved = {"place": proposal, "value": value} if accepted else {}
+        counts = {"tried": at["tried"] + 1, "accepted": at["accepted"] + accepted}
+        after = {**at, **moved, "generator": self._generator.get_state()}
+        self._at = {**after, **(_adapted(after, probability) if adapt else counts)}
 
-    def _normal(self, size: int) -> Tensor:
-        return torch.randn(size, dtype=torch.float64, generator=self._generator)
+
+def _adapted(at: dict[str, Any], probability: float) -> dict[str, Any]:
+    """Return the walk's law after a step that was accepted with this probability."""
+    steps = at["adapted"] + _CAUTION
+    rate = _FORGETTING / steps
+    gap = at["place"] - at["mean"]
+    return {
+        "log_size": at["log_size"] + steps**-0.6 * (probability - _ACCEPTANCE),
+        "mean": at["mean"] + rate * gap,
+        "covariance": at["covariance"] + rate * ((1 - rate) * gap.unsqueeze(-1) * gap - at["covariance"]),
+        "adapted": at["adapted"] + 1,
+    }

@@ -2,34 +2,32 @@ r"""Langevin draws of hyperparameters from gradients that are right on average [
 
     theta <- theta + eps / 2 M g + N(0, eps M),   eps_t = a (b + t)^-gamma until it is frozen     (gpext.optim.SGLD)
 
-M is the inverse of the negative Hessian of the log posterior at its mode, both for a subset of the data and exact; the
-Hessian is scaled up to all data. In units of M the posterior is about a unit ball, so step sizes need no tuning: a step
-of size eps widens the draws by about eps / 8 of a standard deviation.
+M is about the covariance of the posterior (:mod:`gpext.samplers.mode`). In its units a step of size eps widens the
+draws by about eps / 8 of a standard deviation, and gradients with noise of covariance V by another
+
+    eps / 8 lambda(M^1/2 V M^1/2),
+
+half of what the freeze rule looks at: raise the number of probes or lower the steps where it counts. A chain forgets
+in some 4 / eps steps; later where a marginal has a heavy tail in unconstrained space, as softplus gives large scales.
 """
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Sequence
+import math
+from pathlib import Path
+from typing import Any
 
 import torch
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
-from tqdm import tqdm
 
-from gpext.optim import SGLD, PolynomialDecay, minimize_lbfgs
-from gpext.samplers.draws import WELL_MIXED, SamplingStatus, split_r_hat
+from gpext.optim import SGLD, PolynomialDecay
+from gpext.samplers.chains import ChainSampler, check_counts, offspring
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
-
-_SUBSET = 500
-_STEP = 1e-4  # of the finite differences, in unconstrained space
-_FLATTEST = 0.1  # curvature in unconstrained space, below which a direction counts as this curved
-_SPREAD = 1.0  # of the starts, in units of M
+from gpext.samplers.mode import mode_and_scale, scattered
 
 
-class SGLDSampler:
+class SGLDSampler(ChainSampler):
     """Draws of the hyperparameters of an ExactGP, each at the cost of a gradient.
 
     Args:
@@ -40,8 +38,7 @@ class SGLDSampler:
         TypeError, ValueError: as :class:`gpext.samplers.LogPosterior`.
     """
 
-    def __init__(self, mll: ExactMarginalLogLikelihood, hyperparameters: Sequence[str] | None = None) -> None:
-        self.target = LogPosterior(mll, hyperparameters)
+    name = "SGLD"
 
     def run(
         self,
@@ -54,110 +51,90 @@ class SGLDSampler:
         thinning: int = 1,
         preconditioner: Tensor | None = None,
         generator: torch.Generator | None = None,
+        resume: HyperPosterior | None = None,
+        checkpoint: str | Path | None = None,
         progress: bool = True,
     ) -> HyperPosterior:
-        """Return draws; Ctrl-C, or a model that cannot be evaluated, ends it early and keeps the finished chains.
+        """Return draws; Ctrl-C, or a chain that diverges, ends it early and keeps the finished ones of all chains.
 
         Args:
-            num_samples: draws kept of each chain.
-            num_chains: independent chains, from starts about the mode of the subset.
+            num_samples: draws kept of each chain, beside those of `resume`.
+            num_chains: independent chains, from starts about the mode of a subset of the data.
             warmup: steps before.
             step_size: a, b and gamma of :class:`gpext.optim.PolynomialDecay`.
             freeze_below: see there.
             thinning: keep every so many-th.
             preconditioner: M (P, P) in unconstrained space; by default as above.
-            generator: for the subset, the starts and the noise, on the CPU; seeded with 0 by default.
+            generator: for the subset, the starts, the noise and estimates of gradients, on the CPU; seeded with 0 by
+                default.
+            resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
+                had been drawn at once. `num_chains`, `warmup`, `step_size`, `freeze_below`, `preconditioner` and
+                `generator` do not apply.
+            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`.
             progress: show a progress bar on a terminal.
 
         Raises:
-            ValueError: a number that is not positive, or a preconditioner that does not fit.
+            ValueError: a number that is not positive; a preconditioner that does not fit; the directory holds draws of
+                another run; the log posterior is not finite at the model's own hyperparameters.
         """
-        if min(num_samples, num_chains, thinning) < 1 or warmup < 0:
-            raise ValueError(
-                "expected num_samples, num_chains, thinning >= 1 and warmup >= 0; got "
-                f"{num_samples}, {num_chains}, {thinning}, {warmup}."
-            )
-        generator = torch.Generator().manual_seed(0) if generator is None else generator
-        began, status, chains = time.perf_counter(), None, []
-        steps = warmup + num_samples * thinning
-        bar = tqdm(total=num_chains * steps, disable=None if progress else True, desc="SGLD")
-        note = ""
-        try:
-            mode, M = mode_and_scale(self.target, generator)
-            M = M if preconditioner is None else preconditioner
-            root = torch.linalg.cholesky(M)
-            for _ in range(num_chains):
-                start = mode + _SPREAD * (root @ torch.randn(len(mode), dtype=torch.float64, generator=generator))
-                theta = start.clone().requires_grad_()
-                optimizer = SGLD([theta], lr=step_size[0], preconditioner=M, generator=generator)
-                schedule = PolynomialDecay(optimizer, *step_size, freeze_below=freeze_below)
-                kept = []
-                for step in range(steps):
-                    theta.grad = -self.target.gradient(theta.detach())
-                    optimizer.step()
-                    schedule.step()
-                    bar.update()
-                    if step >= warmup and (step - warmup + 1) % thinning == 0:
-                        kept.append(theta.detach().clone())
-                chains.append(torch.stack(kept))
-        except KeyboardInterrupt:
-            status = SamplingStatus.INTERRUPTED
-        except FloatingPointError as error:
-            status, note = SamplingStatus.BREAKDOWN, f" ({error} Lower the step size.)"
-        bar.close()
+        check_counts(num_samples, num_chains, thinning, warmup)
         size = self.target.moved.size
-        raw = torch.stack(chains) if chains else torch.zeros(0, 0, size, dtype=torch.float64)
-        r_hat = split_r_hat(raw) if chains else float("nan")
-        if status is None:
-            status = SamplingStatus.MIXED if r_hat < WELL_MIXED else SamplingStatus.NOT_MIXED
-        seconds = time.perf_counter() - began
-        message = (
-            f"SGLD, {len(chains)} chains of {num_samples} draws in {seconds:.1f} s, largest split R-hat {r_hat:.4f}: "
-            f"{status.value}{note}."
+        if preconditioner is not None and preconditioner.shape != (size, size):
+            raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(preconditioner.shape)}.")
+
+        def begin() -> list[dict[str, Any]]:
+            parent, states = offspring(num_chains, generator)
+            mode, scale = mode_and_scale(self.target, parent)
+            M = scale if preconditioner is None else preconditioner.detach().double().cpu()
+            common = {"M": M, "step_size": step_size, "freeze_below": freeze_below, "optimizer": None, "schedule": None}
+            starts = scattered(mode, M, num_chains, parent)
+            return [{"place": p, "generator": g, **common} for p, g in zip(starts, states, strict=True)]
+
+        return self._run(
+            begin,
+            num_samples=num_samples,
+            warmup=warmup,
+            thinning=thinning,
+            resume=resume,
+            checkpoint=checkpoint,
+            progress=progress,
         )
-        return HyperPosterior(
-            self.target,
-            raw,
-            status,
-            message,
-            seconds,
-            r_hat,
-            torch.full((len(chains),), torch.nan, dtype=torch.float64),
-        )
+
+    def _walker(self, state: dict[str, Any]) -> _Langevin:
+        return _Langevin(self.target, state)
 
 
-def mode_and_scale(target: LogPosterior, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the mode of the log posterior of a subset of the data (P,) and M (P, P), all in unconstrained space."""
-    subset = _of_subset(target, generator)
-    size = subset.moved.size
-    theta = subset.moved.read().requires_grad_()
+class _Langevin:
+    """One chain; see :class:`gpext.samplers.chains.Walker`."""
 
-    def loss() -> Tensor:
-        value = subset.value(theta.detach())
-        if value == -torch.inf:
-            raise torch.linalg.LinAlgError("no such model")
-        theta.grad = -subset.gradient(theta.detach())
-        return torch.tensor(-value, dtype=torch.float64)
+    acceptance = math.nan
 
-    minimize_lbfgs(loss, [theta], max_steps=200, tolerance=1e-6)
-    mode = theta.detach()
-    columns = []
-    for j in range(size):
-        step = torch.zeros(size, dtype=torch.float64).index_fill_(0, torch.tensor(j), _STEP)
-        columns.append((subset.gradient(mode - step) - subset.gradient(mode + step)) / (2 * _STEP))
-    hessian = torch.stack(columns)
-    values, axes = torch.linalg.eigh(0.5 * (hessian + hessian.mT) * (target.num_data / subset.num_data))
-    values = values.clamp_min(_FLATTEST)
-    return mode, (axes / values) @ axes.mT
+    def __init__(self, target: LogPosterior, state: dict[str, Any]) -> None:
+        self._target, self._start = target, state
+        self._theta = state["place"].clone().requires_grad_()
+        self._generator = torch.Generator()
+        self._generator.set_state(state["generator"])
+        a, b, gamma = state["step_size"]
+        self._optimizer = SGLD([self._theta], lr=a, preconditioner=state["M"], generator=self._generator)
+        self._schedule = PolynomialDecay(self._optimizer, a, b, gamma, freeze_below=state["freeze_below"])
+        if state["optimizer"] is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._schedule.load_state_dict(state["schedule"])
 
+    @property
+    def place(self) -> Tensor:
+        return self._theta.detach().clone()
 
-def _of_subset(target: LogPosterior, generator: torch.Generator) -> LogPosterior:
-    """Return the exact log posterior of some of the data."""
-    model = copy.deepcopy(target.model)
-    number = target.num_data
-    if number > _SUBSET:
-        index = torch.randperm(number, generator=generator)[:_SUBSET]
-        inputs = tuple(x[index.to(x.device)] for x in model.train_inputs)
-        model.set_train_data(inputs, model.train_targets[index.to(model.train_targets.device)], strict=False)
-    exact = ExactMarginalLogLikelihood(model.likelihood, model)
-    return LogPosterior(exact, [slot.name for slot in target.moved.slots])
+    def state(self) -> dict[str, Any]:
+        return {
+            **self._start,
+            "place": self.place,
+            "generator": self._generator.get_state(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+
+    def step(self, *, adapt: bool) -> None:
+        self._theta.grad = -self._target.gradient(self._theta.detach(), generator=self._generator)
+        self._optimizer.step()
+        self._schedule.step()

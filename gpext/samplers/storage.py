@@ -52,7 +52,7 @@ class Chunks:
             raise FileNotFoundError(f"expected draws written by a sampler in {directory}; found none.")
         chunks = cls()
         for path in paths:
-            content = _load(path)
+            content = load(path)
             chunks = chunks.extended(path, content["raw"].size(1))
         return chunks, ChainState(**content["state"])
 
@@ -65,7 +65,7 @@ class Chunks:
             if isinstance(part, Chunk):
                 yield part
             else:
-                content = _load(part)
+                content = load(part)
                 yield Chunk(content["latent"], content["raw"])
 
 
@@ -126,7 +126,7 @@ class Store:
     def _write(self, directory: Path, chunk: Chunk) -> Path:
         path = directory / f"draws-{self.chunks.num_draws:09d}.pt"
         state = {field.name: getattr(self.state, field.name) for field in dataclasses.fields(self.state)}
-        _save({"latent": chunk.latent, "raw": chunk.raw, "state": state}, path)
+        save({"latent": chunk.latent, "raw": chunk.raw, "state": state}, path)
         return path
 
 
@@ -135,11 +135,12 @@ def files_in(directory: Path) -> list[Path]:
     return sorted(directory.glob("draws-*.pt"))
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """Return what :func:`save` has written."""
     return torch.load(path, mmap=True, weights_only=True)
 
 
-def _save(content: dict[str, Any], path: Path) -> None:
+def save(content: dict[str, Any], path: Path) -> None:
     """Write a file completely or not at all.
 
     Raises:

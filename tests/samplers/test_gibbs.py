@@ -152,7 +152,7 @@ class Interrupt:
     def __call__(self, frame, event, arg):
         if "gpext/samplers" not in frame.f_code.co_filename:
             return None
-        if event == "line" and frame.f_code.co_name in ("take", "_next", "_sweep", "flush", "_write", "_save", "run"):
+        if event == "line" and frame.f_code.co_name in ("take", "_next", "_sweep", "flush", "_write", "save", "run"):
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)

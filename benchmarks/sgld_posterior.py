@@ -1,0 +1,209 @@
+r"""Are Langevin draws from stochastic gradients those of Metropolis-Hastings, and what does a draw cost [FE15 Fig. 5]?
+
+Rows of Concrete, zero mean, k = s exp(-|x - x'|^2 / (2 l^2)) + noise. The reference is a random walk with exact
+marginal likelihoods. Compared are log s, log l and log noise. The paper does not state its priors: here they are
+LogNormal(0, 1.5^2) for s and l and LogNormal(-2, 1.5^2) for the noise, independent.
+
+    python -m benchmarks.sgld_posterior --rows 300 --output results/sgld_posterior.jsonl
+
+Interrupted or killed, it goes on where it was: rows that are there are not run again, and chains go on from their
+checkpoint beside the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import arviz
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior
+from torch import Tensor
+
+from benchmarks.datasets import load
+from benchmarks.ledger import Ledger, Row
+from gpext.kernels import keops
+from gpext.mlls import UnbiasedMarginalLogLikelihood
+from gpext.samplers import HyperPosterior, MetropolisHastings, SamplingStatus, SGLDSampler
+
+METHODS = ("Metropolis-Hastings", "SGLD, exact gradients", "SGLD, unbiased gradients")
+PROBES = 4  # as the paper
+TIMED_STEPS = 200
+SLICES = (0.1, 0.2, 0.5, 1.0)  # of the draws, at which the PSRF is given
+
+
+class Model(gpytorch.models.ExactGP):
+    """The model of the paper [FE15 Eq. 1]."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(keops.RBFKernel())
+        self.covar_module.register_prior("outputscale_prior", LogNormalPrior(0.0, 1.5), "outputscale")
+        self.covar_module.base_kernel.register_prior("lengthscale_prior", LogNormalPrior(0.0, 1.5), "lengthscale")
+        likelihood.register_prior("noise_prior", LogNormalPrior(-2.0, 1.5), "noise")
+        self.to(x)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior at x."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def sampler_of(method: str, model: Model) -> MetropolisHastings | SGLDSampler:
+    """Return the sampler of this name."""
+    if method == METHODS[0]:
+        return MetropolisHastings(ExactMarginalLogLikelihood(model.likelihood, model))
+    if method == METHODS[1]:
+        return SGLDSampler(ExactMarginalLogLikelihood(model.likelihood, model))
+    return SGLDSampler(UnbiasedMarginalLogLikelihood(model.likelihood, model, PROBES))
+
+
+def sample(
+    sampler: MetropolisHastings | SGLDSampler, checkpoint: Path | None, *, draws: int, chains: int, warmup: int
+) -> HyperPosterior:
+    """Return draws, going on from a checkpoint if there is one."""
+    found = sampler.load(checkpoint) if checkpoint is not None and list(checkpoint.glob("*.pt")) else None
+    done = 0 if found is None else found.raw.size(1)
+    if found is None or done < draws:
+        found = sampler.run(draws - done, chains, warmup, resume=found, checkpoint=checkpoint)
+    if found.status is SamplingStatus.INTERRUPTED:
+        raise KeyboardInterrupt
+    return found
+
+
+def describe(found: HyperPosterior, seconds_a_step: float, warmup: int) -> Row:
+    """Return what the table says of draws: moments of the logarithms, their errors, ESS, PSRF."""
+    logs = {name: draws.flatten(1).log().numpy() for name, draws in found.draws.items()}  # one number each
+    data = arviz.convert_to_dataset(logs)
+    chains, draws = found.raw.shape[:2]
+    ess = arviz.ess(data)
+    psrf = {}
+    for part in SLICES:
+        head = arviz.convert_to_dataset({name: each[:, : max(int(part * draws), 4)] for name, each in logs.items()})
+        psrf[f"{part:g}"] = max(float(v) for v in arviz.rhat(head, method="identity").data_vars.values())
+    minutes = seconds_a_step * chains * (draws + warmup) / 60
+    return {
+        "status": found.status.name,
+        "chains": chains,
+        "draws": draws,
+        "warmup": warmup,
+        "ms": 1e3 * seconds_a_step,
+        "names": list(logs),
+        "mean": [float(each.mean()) for each in logs.values()],
+        "sd": [float(each.std()) for each in logs.values()],
+        "mcse": [float(v) for v in arviz.mcse(data).data_vars.values()],
+        "mcse_sd": [float(v) for v in arviz.mcse(data, method="sd").data_vars.values()],
+        "ess": [float(v) for v in ess.data_vars.values()],
+        "ess_a_minute": min(float(v) for v in ess.data_vars.values()) / minutes,
+        "rhat": max(float(v) for v in arviz.rhat(data).data_vars.values()),
+        "psrf": psrf,
+    }
+
+
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Sample by every method."""
+    data = load("concrete", max_train=options.rows, test_fraction=0.0)
+    for method in options.methods:
+        is_reference = method == METHODS[0]
+        draws = options.reference_draws if is_reference else options.draws
+        chains = options.reference_chains if is_reference else options.chains
+        key = f"{method}/{options.rows}/{chains}x{draws}+{options.warmup}"
+
+        def make(method: str = method, draws: int = draws, chains: int = chains, key: str = key) -> Row:
+            sampler = sampler_of(method, Model(data.train_x, data.train_y))
+            folder = None if options.output is None else options.output.with_suffix("") / key.replace("/", "-")
+            found = sample(sampler, folder, draws=draws, chains=chains, warmup=options.warmup)
+            return {"method": method, "rows": options.rows, **describe(found, seconds_a_step(sampler), options.warmup)}
+
+        ledger.get(key, make)
+
+
+def seconds_a_step(sampler: MetropolisHastings | SGLDSampler) -> float:
+    """Return the time of one step, timed by itself: a run may have been interrupted."""
+    sampler.run(1, 1, 0, progress=False)  # what comes once
+    begun = time.perf_counter()
+    sampler.run(1, 1, 0, progress=False)
+    once = time.perf_counter() - begun
+    begun = time.perf_counter()
+    sampler.run(1 + TIMED_STEPS, 1, 0, progress=False)
+    return (time.perf_counter() - begun - once) / TIMED_STEPS
+
+
+def report(ledger: Ledger) -> str:
+    """Return both tables: against the reference, and what a draw costs."""
+    rows = list(ledger.rows.values())
+    lines = [
+        "| rows | method | parameter | mean | sd | error of the mean / sd | ratio of sds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        reference = next((r for r in rows if r["method"] == METHODS[0] and r["rows"] == row["rows"]), None)
+        for j, name in enumerate(row["names"]):
+            cells = ["", ""]
+            if reference is not None and row is not reference:
+                sd = reference["sd"][j]
+                error = np.hypot(row["mcse"][j], reference["mcse"][j]) / sd
+                spread = row["sd"][j] / sd * np.hypot(row["mcse_sd"][j] / row["sd"][j], reference["mcse_sd"][j] / sd)
+                shift = (row["mean"][j] - reference["mean"][j]) / sd
+                cells = [f"{shift:+.3f} +- {error:.3f}", f"{row['sd'][j] / sd:.3f} +- {spread:.3f}"]
+            lines.append(
+                f"| {row['rows']} | {row['method']} | log {name.rsplit('.', 1)[-1]} | {row['mean'][j]:.4f} | "
+                f"{row['sd'][j]:.4f} | {cells[0]} | {cells[1]} |"
+            )
+    parts = ", ".join(f"{100 * part:g} %" for part in SLICES)
+    lines += [
+        "",
+        f"| rows | method | chains x draws | ms a step | least ESS | ESS a minute | rank R-hat | PSRF after {parts} |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        psrf = ", ".join(f"{value:.3f}" for value in row["psrf"].values())
+        lines.append(
+            f"| {row['rows']} | {row['method']} | {row['chains']} x {row['draws']} | {row['ms']:.2f} | "
+            f"{min(row['ess']):.0f} | {row['ess_a_minute']:.1f} | {row['rhat']:.4f} | {psrf} |"
+        )
+    return "\n".join(lines)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="20 rows and few draws, some seconds")
+    parser.add_argument("--rows", type=int, default=1030, help="of the data")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--chains", type=int, default=10, help="of SGLD")
+    parser.add_argument("--draws", type=int, default=4000, help="of each chain of SGLD")
+    parser.add_argument("--reference-chains", type=int, default=4)
+    parser.add_argument("--reference-draws", type=int, default=10_000)
+    parser.add_argument("--warmup", type=int, default=500)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rows, options.chains, options.draws, options.warmup = 20, 2, 20, 5
+        options.reference_chains, options.reference_draws = 2, 20
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, and print the tables."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    ledger = Ledger(options.output)
+    if not options.report_only:
+        run(ledger, options)
+    print(report(ledger))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

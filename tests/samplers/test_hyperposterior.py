@@ -1,0 +1,280 @@
+"""Chains over hyperparameters against a grid, and what becomes of their draws."""
+
+import copy
+import pickle
+import sys
+
+import arviz
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from gpext.inference import InferenceWarning
+from gpext.mlls import UnbiasedMarginalLogLikelihood
+from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, chains
+from gpext.samplers.mode import mode_and_scale
+from tests.samplers.hyper_cases import F64, constrained, covariance, grid_moments, problem, quick
+
+BOTH = pytest.mark.parametrize("kind", [MetropolisHastings, SGLDSampler])
+
+
+def run(sampler, *args, **options):
+    return sampler.run(*args, progress=False, **options)
+
+
+def z_scores(found):
+    """Of means and standard deviations of raw values, against the grid; ArviZ estimates the errors."""
+    x, y = found.target.model.train_inputs[0].numpy(), found.target.model.train_targets.numpy()
+    data = arviz.convert_to_dataset({"raw": found.raw.numpy()})
+    mean, sd = grid_moments(x, y)
+    raw = found.raw.flatten(0, 1).numpy()
+    z_mean = (raw.mean(0) - mean) / arviz.mcse(data)["raw"].values
+    z_sd = (raw.std(0) - sd) / arviz.mcse(data, method="sd")["raw"].values
+    return np.concatenate([z_mean, z_sd]), arviz.ess(data)["raw"].values
+
+
+def test_metropolis_hastings_draws_the_posterior_and_mixes():
+    found = run(quick(MetropolisHastings), 2500, 4, 400)
+    scores, sizes = z_scores(found)
+    assert np.abs(scores).max() < 4.5
+    assert sizes.min() > 600  # of 10000 draws
+    assert found.status is SamplingStatus.MIXED
+    assert 0.2 < float(found.acceptance.min()) < float(found.acceptance.max()) < 0.45
+
+
+def test_langevin_draws_are_of_the_posterior():
+    found = run(quick(SGLDSampler), 1000, 4, 50, step_size=(0.2, 1.0, 1e-9))
+    scores, sizes = z_scores(found)
+    assert np.abs(scores).max() < 4.5
+    assert sizes.min() > 60
+    assert bool(found.acceptance.isnan().all())
+
+
+def test_mode_and_scale_are_those_of_the_density():
+    target = quick(SGLDSampler).target
+    mode, M = mode_and_scale(target, torch.Generator().manual_seed(0))
+    assert float(target.gradient(mode).abs().max()) < 0.02
+    step = 0.3 * torch.linalg.cholesky(M)
+    for column in step.mT:  # a parabola of curvature one, in units of M
+        drop = target.value(mode) - 0.5 * (target.value(mode + column) + target.value(mode - column))
+        assert drop == pytest.approx(0.5 * 0.09, rel=0.1)
+
+
+def test_the_step_freezes_by_its_noise_with_unbiased_gradients():
+    exact = problem()
+    sampler = SGLDSampler(UnbiasedMarginalLogLikelihood(exact.likelihood, exact.model, 4))
+    found = run(sampler, 130, 1, 0, freeze_below=0.5)
+    schedule = found.state.walkers[0]["schedule"]
+    assert 100 <= schedule["frozen_at"] < 130
+    rates = found.state.walkers[0]["optimizer"]["param_groups"][0]["lr"]
+    assert rates == pytest.approx(0.9 * (9 + schedule["frozen_at"] - 1) ** -0.3)
+
+
+@BOTH
+def test_in_parts_it_draws_what_it_draws_at_once(kind, tmp_path):
+    whole = run(quick(kind), 14, 2, 5, thinning=2)
+    first = run(quick(kind), 6, 2, 5, thinning=2, checkpoint=tmp_path)
+    assert torch.equal(run(quick(kind), 8, thinning=2, resume=first).raw, whole.raw)
+    loaded = quick(kind).load(tmp_path)
+    again = run(quick(kind), 8, thinning=2, resume=loaded, checkpoint=tmp_path)
+    assert torch.equal(again.raw, whole.raw)
+    assert torch.equal(again.acceptance, whole.acceptance) or bool(whole.acceptance.isnan().all())
+    assert torch.equal(quick(kind).load(tmp_path).raw, whole.raw)
+
+
+def test_estimates_of_gradients_are_gone_on_with_too():
+    def sampler():
+        exact = problem()
+        return SGLDSampler(UnbiasedMarginalLogLikelihood(exact.likelihood, exact.model, 2))
+
+    whole = run(sampler(), 8, 2, 2)
+    assert torch.equal(run(sampler(), 5, resume=run(sampler(), 3, 2, 2)).raw, whole.raw)
+
+
+class Interrupt:
+    """Raise KeyboardInterrupt at the n-th line that runs in the samplers' own files, once draws are under way."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def __call__(self, frame, event, arg):
+        name = frame.f_code.co_filename
+        if "gpext/samplers" not in name and "gpext/optim" not in name:
+            return None
+        if event == "line" and frame.f_code.co_name in ("step", "_run", "state", "_after", "place", "gradient"):
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@BOTH
+def test_interrupted_anywhere_it_keeps_what_is_finished(kind):
+    whole, interrupted = run(quick(kind), 5, 2, 1), 0
+    for at in range(60, 700, 61):
+        sampler = quick(kind)
+        try:
+            sys.settrace(Interrupt(at))
+            with pytest.warns(InferenceWarning, match="interrupted"):
+                found = run(sampler, 5, 2, 1)
+        except (KeyboardInterrupt, pytest.fail.Exception):  # outside the loop, or it has come to the end
+            continue
+        finally:
+            sys.settrace(None)
+        assert found.status is SamplingStatus.INTERRUPTED
+        assert torch.equal(found.raw, whole.raw[:, : found.raw.size(1)])
+        resumed = run(quick(kind), 5 - found.raw.size(1), resume=found)
+        assert torch.equal(resumed.raw, whole.raw)
+        interrupted += 1
+    assert interrupted > 1
+
+
+class Killed(BaseException):
+    """Ends a run as a signal would: nothing is caught, nothing is written."""
+
+
+@BOTH
+def test_killed_it_goes_on_from_the_checkpoint(kind, tmp_path, monkeypatch):
+    whole = run(quick(kind), 12, 2, 3)
+    monkeypatch.setattr(chains, "_SECONDS", 0.0)
+    sampler, steps = quick(kind), 0
+    walker_of = sampler._walker
+
+    def short_lived(state):
+        walker = walker_of(state)
+        step = walker.step
+
+        def counted(*, adapt):
+            nonlocal steps
+            steps += 1
+            if steps > 19:
+                raise Killed
+            step(adapt=adapt)
+
+        walker.step = counted
+        return walker
+
+    monkeypatch.setattr(sampler, "_walker", short_lived)
+    with pytest.raises(Killed):
+        run(sampler, 12, 2, 3, checkpoint=tmp_path)
+    (tmp_path / "chains.part").write_bytes(b"half a file")
+    found = quick(kind).load(tmp_path)
+    assert found.raw.shape == (2, 6, 2)
+    assert torch.equal(run(quick(kind), 6, resume=found, checkpoint=tmp_path).raw, whole.raw)
+    assert not (tmp_path / "chains.part").exists()
+
+
+@BOTH
+def test_a_checkpoint_of_another_run_is_not_overwritten(kind, tmp_path):
+    run(quick(kind), 3, 2, 0, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="another run"):
+        run(quick(kind), 3, 2, 0, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="this sampler draws"):
+        kind(problem(), ["covar_module.lengthscale"]).load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="found none"):
+        quick(kind).load(tmp_path / "elsewhere")
+
+
+def test_draws_survive_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(chains, "save", full)
+    with pytest.warns(InferenceWarning, match="no space left"):
+        found = run(quick(SGLDSampler), 4, 2, 0, checkpoint=tmp_path)
+    assert found.status is SamplingStatus.NOT_WRITTEN
+    assert found.raw.shape == (2, 4, 2)
+
+
+def test_a_chain_that_diverges_says_so_and_its_draws_survive():
+    with pytest.warns(InferenceWarning, match="smaller step"):
+        found = run(quick(SGLDSampler), 4000, 3, 0, step_size=(3000.0, 1.0, 1e-9))
+    assert found.status is SamplingStatus.DIVERGED
+    assert found.raw.size(0) == 3
+    assert bool(found.raw.isfinite().all())
+
+
+def test_draws_by_name_in_constrained_space_and_for_arviz():
+    found = run(quick(MetropolisHastings), 10, 3, 0)
+    noise, lengthscale = constrained(found.raw.numpy())
+    assert found.draws["covar_module.lengthscale"].shape == (3, 10, 1, 1)
+    np.testing.assert_allclose(found.draws["covar_module.lengthscale"].flatten(1), lengthscale)
+    np.testing.assert_allclose(found.draws["likelihood.noise_covar.noise"].flatten(1), noise)
+    exported = found.to_arviz().posterior
+    assert exported.sizes["chain"] == 3
+    assert exported.sizes["draw"] == 10
+    np.testing.assert_array_equal(exported["covar_module.lengthscale"], found.draws["covar_module.lengthscale"])
+
+
+def test_predictions_are_the_average_of_gaussians():
+    found = run(MetropolisHastings(problem()), 5, 2, 3)
+    model = found.target.model
+    x, y = model.train_inputs[0].numpy(), model.train_targets.numpy()
+    new = torch.tensor([[0.3], [2.2], [9.0]], dtype=F64)
+    means, variances = [], []
+    for raw in found.raw.flatten(0, 1).numpy():
+        noise, lengthscale = constrained(raw)
+        matrix = covariance(x, x, lengthscale) + noise * np.eye(len(y))
+        cross = covariance(new.numpy(), x, lengthscale)
+        means.append(cross @ np.linalg.solve(matrix, y))
+        variances.append(1 + noise - (cross * np.linalg.solve(matrix, cross.T).T).sum(-1))
+    means, variances = np.array(means), np.array(variances)
+    with gpytorch.settings.max_cholesky_size(5), gpytorch.settings.eval_cg_tolerance(1.0):
+        predicted = found.predict(new)  # exact beyond gpytorch's limit, too
+    np.testing.assert_allclose(predicted.mean, means.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(predicted.variance, variances.mean(0) + means.var(0), rtol=1e-6)
+    at = torch.tensor([0.1, -0.4, 0.7], dtype=F64)
+    density = np.exp(-0.5 * (at.numpy() - means) ** 2 / variances) / np.sqrt(2 * np.pi * variances)
+    np.testing.assert_allclose(predicted.log_prob(at).exp(), density.mean(0), rtol=1e-6)
+    assert found.predict(new, num_draws=2).mean.shape == (3,)
+    with pytest.raises(ValueError, match="at least one draw"):
+        found.predict(new, num_draws=0)
+
+
+def test_copies_and_pickles():
+    found = run(MetropolisHastings(problem()), 4, 2, 0)
+    new = torch.tensor([[0.3]], dtype=F64)
+    assert torch.equal(copy.deepcopy(found).predict(new).mean, found.predict(new).mean)
+    mll = problem()  # gpytorch's own way to register a prior by name makes a module that cannot be pickled
+    for module in mll.model.modules():
+        if isinstance(module, gpytorch.Module):
+            module._priors.clear()
+    plain = run(SGLDSampler(mll), 2, 2, 0)
+    assert torch.equal(pickle.loads(pickle.dumps(plain)).predict(new).mean, plain.predict(new).mean)
+
+
+def test_a_single_precision_model():
+    found = run(SGLDSampler(problem(torch.float32)), 3, 2, 0)
+    assert found.draws["covar_module.lengthscale"].dtype == torch.float32
+    assert found.predict(torch.zeros(1, 1)).mean.dtype == torch.float32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@BOTH
+def test_on_a_gpu(kind):
+    mll = problem()
+    mll.model.cuda()
+    mll.model.set_train_data(mll.model.train_inputs[0].cuda(), mll.model.train_targets.cuda(), strict=False)
+    found, same = run(kind(mll), 5, 2, 2), run(kind(problem()), 5, 2, 2)
+    torch.testing.assert_close(found.raw, same.raw, rtol=1e-4, atol=1e-4)
+    new = torch.tensor([[0.3], [2.2]], dtype=F64)
+    torch.testing.assert_close(found.predict(new.cuda()).mean.cpu(), same.predict(new).mean, rtol=1e-4, atol=1e-4)
+
+
+def test_bad_input():
+    mll = problem()
+    with pytest.raises(TypeError, match="SGLDSampler"):
+        MetropolisHastings(UnbiasedMarginalLogLikelihood(mll.likelihood, mll.model))
+    for kind in (MetropolisHastings, SGLDSampler):
+        with pytest.raises(ValueError, match="num_samples"):
+            kind(mll).run(0)
+        with pytest.raises(ValueError, match="warmup"):
+            kind(mll).run(2, warmup=-1)
+    with pytest.raises(ValueError, match=r"expected a preconditioner \(2, 2\)"):
+        SGLDSampler(mll).run(2, preconditioner=torch.ones(3))
+    mll.model.set_train_data(targets=torch.full_like(mll.model.train_targets, torch.nan), strict=False)
+    with pytest.raises(ValueError, match="NaN in inputs"):
+        run(MetropolisHastings(ExactMarginalLogLikelihood(mll.likelihood, mll.model)), 2)
