@@ -17,7 +17,8 @@ from gpext.operators import UnbiasedSolveOperator, UnbiasedSolver
 class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
     """gpytorch's ExactMarginalLogLikelihood with derivatives that are right on average, without a factorisation.
 
-    The value is for monitoring: of its log determinant it has the preconditioner's part alone.
+    The value is for monitoring: of its log determinant it has the preconditioner's part alone, or with
+    `UnbiasedSolver(log_det="lanczos")` an estimate that costs more products than the derivatives.
 
     Args:
         likelihood: a Gaussian one.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, get_args
 
 import torch
 from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpext.operators import keops_products, tiles
 from gpext.operators.profiles import FACTORS, smooth_value
-from gpext.operators.tiles import Factor, derivatives, product
+from gpext.operators.tiles import Factor
+
+Backend = Literal["auto", "tiles", "keops", "dense"]
 
 
 class KernelOperator(LinearOperator):
@@ -23,19 +27,33 @@ class KernelOperator(LinearOperator):
             y (..., m, d); then, for rq, alpha (..., 1, 1).
         profiles: of each factor, a key of `gpext.operators.profiles.FACTORS`.
         square: whether the columns stand for the same inputs as the rows.
+        backend: how products are made. "tiles": by torch, a tile at a time; "keops": by KeOps, which compiles for some
+            seconds on first use, or by tiles where it cannot, with a warning; "dense": by the stored matrix, made anew
+            for each; "auto": by KeOps on CUDA, tiles elsewhere.
 
     Raises:
-        ValueError: the number or the shapes of the tensors do not belong together.
+        ValueError: the number or the shapes of the tensors do not belong together, or an unknown backend.
     """
 
-    def __init__(self, outputscale: Tensor, *tensors: Tensor, profiles: tuple[str, ...], square: bool) -> None:
+    def __init__(
+        self,
+        outputscale: Tensor,
+        *tensors: Tensor,
+        profiles: tuple[str, ...],
+        square: bool,
+        backend: Backend = "auto",
+    ) -> None:
         batch = torch.broadcast_shapes(*(t.shape[:-2] for t in (outputscale, *tensors)))
         outputscale, *rest = (t.expand(*batch, *t.shape[-2:]) for t in (outputscale, *tensors))
-        super().__init__(outputscale, *rest, profiles=profiles, square=square)
-        self.outputscale, self.profiles, self.square = outputscale, profiles, square
+        super().__init__(outputscale, *rest, profiles=profiles, square=square, backend=backend)
+        self.outputscale, self.profiles, self.square, self.backend = outputscale, profiles, square, backend
         self.factors = _split(rest, profiles, square)
 
-    def _check_args(self, outputscale: Tensor, *tensors: Tensor, profiles: tuple[str, ...], square: bool) -> str | None:
+    def _check_args(
+        self, outputscale: Tensor, *tensors: Tensor, profiles: tuple[str, ...], square: bool, backend: Backend = "auto"
+    ) -> str | None:
+        if backend not in get_args(Backend):
+            return f"expected a backend among {get_args(Backend)}; got {backend!r}."
         unknown = [profile for profile in profiles if profile not in FACTORS]
         expected = sum((1 if square else 2) + (profile == "rq") for profile in profiles)
         if unknown or not profiles or len(tensors) != expected:
@@ -52,16 +70,20 @@ class KernelOperator(LinearOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
+        if self.backend == "dense":
+            return self.to_dense() @ rhs
         if torch.is_grad_enabled() and (rhs.requires_grad or self.requires_grad):
             return Matmul.apply(self.representation_tree(), rhs, *self.representation())  # comes back without gradients
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
         with torch.no_grad():
-            v = rhs.expand(*batch, *rhs.shape[-2:]).reshape(-1, *rhs.shape[-2:])
-            each = [product(factors, part) for factors, part in zip(self._flat(batch), v, strict=True)]
+            v = rhs.expand(*batch, *rhs.shape[-2:]).reshape(math.prod(batch), *rhs.shape[-2:])
+            each = [self._route.product(factors, part) for factors, part in zip(self._flat(batch), v, strict=True)]
             out = torch.stack(each).view(*batch, self.size(-2), rhs.size(-1))
             return out * self.outputscale
 
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
+        if self.backend == "dense":
+            return super()._bilinear_derivative(left_vecs, right_vecs)
         if left_vecs.dim() == 1:
             left_vecs, right_vecs = left_vecs.unsqueeze(-1), right_vecs.unsqueeze(-1)
         batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
@@ -70,7 +92,7 @@ class KernelOperator(LinearOperator):
         with torch.no_grad():
             each: list[list[Tensor]] = []
             for s, factors, u, v in zip(scale, self._flat(batch), left, right, strict=True):
-                found = derivatives(factors, u, v)
+                found = self._route.derivatives(factors, u, v)
                 gradients = [found.value.view(1, 1)]
                 for x, y, alpha in zip(found.x, found.y, found.alpha, strict=True):
                     gradients += [s * t for t in (x, y) if t is not None]
@@ -78,6 +100,12 @@ class KernelOperator(LinearOperator):
                 each.append(gradients)
             stacked = (torch.stack(column).view(*batch, *column[0].shape) for column in zip(*each, strict=True))
             return tuple(t.sum_to_size(a.shape) for t, a in zip(stacked, self._args, strict=True))
+
+    @property
+    def _route(self) -> ModuleType:
+        """The module whose `product` and `derivatives` serve."""
+        by_keops = self.backend == "keops" or (self.backend == "auto" and self.device.type == "cuda")
+        return keops_products if by_keops and keops_products.is_available() else tiles
 
     def _flat(self, batch: torch.Size) -> list[list[Factor]]:
         """Return the factors of every matrix of a batch."""
@@ -104,7 +132,7 @@ class KernelOperator(LinearOperator):
         if self.square:
             return self
         swapped = [t for f in self.factors for t in (f.columns, f.x, f.alpha) if t is not None]
-        return KernelOperator(self.outputscale, *swapped, profiles=self.profiles, square=False)
+        return self._of(self.outputscale, *swapped, square=False)
 
     def _diagonal(self) -> Tensor:
         if self.square:
@@ -129,30 +157,43 @@ class KernelOperator(LinearOperator):
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         tensors = [t[batch_indices] for t in self._args] if batch_indices else list(self._args)
         if row_index == slice(None) and col_index == slice(None):
-            return KernelOperator(*tensors, profiles=self.profiles, square=self.square)
+            return self._of(*tensors)
         outputscale, *rest = tensors
         chosen = []
         for f in _split(rest, self.profiles, self.square):
             chosen += [f.x[..., row_index, :], f.columns[..., col_index, :]]
             chosen += [] if f.alpha is None else [f.alpha]
-        return KernelOperator(outputscale, *chosen, profiles=self.profiles, square=False)
+        return self._of(outputscale, *chosen, square=False)
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
-        tensors = (t.expand(*batch_shape, *t.shape[-2:]) for t in self._args)
-        return KernelOperator(*tensors, profiles=self.profiles, square=self.square)
+        return self._of(*(t.expand(*batch_shape, *t.shape[-2:]) for t in self._args))
 
     def _mul_constant(self, other: float | Tensor) -> LinearOperator:
         other = torch.as_tensor(other, dtype=self.dtype, device=self.device)
         _, *rest = self._args
         scale = self.outputscale * other.unsqueeze(-1).unsqueeze(-1)
-        return KernelOperator(scale, *rest, profiles=self.profiles, square=self.square)
+        return self._of(scale, *rest)
 
     def _mul_matrix(self, other: Tensor | LinearOperator) -> LinearOperator:
         if not isinstance(other, KernelOperator) or other.square != self.square:
             return super()._mul_matrix(other)
         (scale, *tensors), (other_scale, *others) = self._args, other._args
-        profiles = self.profiles + other.profiles
-        return KernelOperator(scale * other_scale, *tensors, *others, profiles=profiles, square=self.square)
+        backends = {self.backend, other.backend} - {"auto"}
+        if len(backends) > 1:
+            raise ValueError(f"expected one backend for the factors of a product of kernels; got {sorted(backends)}.")
+        return KernelOperator(
+            scale * other_scale,
+            *tensors,
+            *others,
+            profiles=self.profiles + other.profiles,
+            square=self.square,
+            backend=backends.pop() if backends else "auto",
+        )
+
+    def _of(self, *tensors: Tensor, square: bool | None = None) -> KernelOperator:
+        """Return the operator of other tensors with all else as here."""
+        own = self.square if square is None else square
+        return KernelOperator(*tensors, profiles=self.profiles, square=own, backend=self.backend)
 
     def to_dense(self) -> Tensor:
         """Return the matrix (..., n, m), differentiable through torch."""

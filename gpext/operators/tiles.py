@@ -8,7 +8,7 @@ A = u v' and B = A * dK/dt,
 
     d/dx_i = 2 c sum_j B_ij (x_i - y_j),   d/dy_j = -2 c sum_i B_ij (x_i - y_j)
 
-which are products of B with [y, 1] and of B' with [x, 1]. Tiles are shared out to threads, each with a result of its
+which are products of [y, 1]' with B' and of [x, 1]' with B. Tiles are shared out to threads, each with a result of its
 own; threads inside an operation only get in each other's way.
 """
 
@@ -85,20 +85,21 @@ def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
+    w = v.mT.contiguous()  # products of matrices with few rows are quicker than those with few columns
 
     def rows_of(starts: Sequence[int]) -> Tensor:
-        out, scratch = v.new_zeros(n, v.size(-1)), v.new_empty(3, _ROWS * _COLUMNS)
+        out, scratch = v.new_zeros(v.size(-1), n), v.new_empty(3, _ROWS * _COLUMNS)
         for start in starts:
             rows = slice(start, min(start + _ROWS, n))
             for columns in _columns(rows, m, square):
                 K = _tile(ready, rows, columns, scratch)
-                out[rows].addmm_(K, v[columns])
+                out[:, rows].addmm_(w[:, columns], K.mT)
                 if square and columns.start != rows.start:
-                    out[columns].addmm_(K.mT, v[rows])
+                    out[:, columns].addmm_(w[:, rows], K)
         return out
 
     parts = _shared_out(rows_of, range(0, n, _ROWS), n * m, v.device)
-    return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+    return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).mT
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,16 @@ class Derivatives:
     alpha: list[Tensor | None]  # ()
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """What a share of the tiles adds up to, in rows as products of matrices are quickest."""
+
+    value: Tensor  # ()
+    x: list[Tensor]  # by factor sum_j B_ij [y_j, 1] (d + 1, n)
+    y: list[Tensor]  # sum_i B_ij [x_i, 1] (d + 1, m); for a square the same tensors as x
+    alpha: list[Tensor]  # (), zero but of rq
+
+
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
     """Return u' K v and its derivatives in everything K is made of, for u (n, R) and v (m, R)."""
     ready = [_Ready.of(factor) for factor in factors]
@@ -119,50 +130,58 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
     # of a square, tile (i, j) also stands for (j, i)
     outer_left = torch.cat([u, v], -1) if square else u
     outer_right = torch.cat([v, u], -1) if square else v
-    with_one = [_with_one(f.x) for f in factors], [_with_one(f.columns) for f in factors]
+    centres = [f.x.mean(0) for f in factors]
+    x_one = [_with_one(f.x - c) for f, c in zip(factors, centres, strict=True)]
+    y_one = x_one if square else [_with_one(f.columns - c) for f, c in zip(factors, centres, strict=True)]
 
-    def rows_of(starts: Sequence[int]) -> Derivatives:
-        by_x = [torch.zeros_like(f.x) for f in factors]
-        by_y = by_x if square else [torch.zeros_like(f.columns) for f in factors]
-        by_alpha = [None if f.alpha is None else torch.zeros_like(f.alpha) for f in factors]
-        total, scratch = u.new_zeros(()), u.new_empty(len(factors), _ROWS * _COLUMNS)
+    def rows_of(starts: Sequence[int]) -> _Sums:
+        by_x = [torch.zeros_like(t) for t in x_one]
+        by_y = by_x if square else [torch.zeros_like(t) for t in y_one]
+        by_alpha = [u.new_zeros(()) for _ in factors]
+        total, scratch = u.new_zeros(()), u.new_empty(1 + len(factors), _ROWS * _COLUMNS)
         for start in starts:
             rows = slice(start, min(start + _ROWS, n))
             for columns in _columns(rows, m, square):
-                diagonal = square and columns.start == rows.start
-                A = outer_left[rows] @ outer_right[columns].mT
-                if diagonal:  # both (i, j) and (j, i) are inside
+                shape = rows.stop - rows.start, columns.stop - columns.start
+                A, *buffers = scratch[:, : shape[0] * shape[1]].view(-1, *shape)
+                torch.mm(outer_left[rows], outer_right[columns].mT, out=A)
+                if square and columns.start == rows.start:  # both (i, j) and (j, i) are inside
                     A.mul_(0.5)
-                buffers = scratch[:, : A.numel()].view(-1, *A.shape)
                 arguments = [r.argument(rows, columns, out) for r, out in zip(ready, buffers, strict=True)]
                 values, slopes, by_own = zip(
                     *(value_and_slopes(f.profile, t, f.alpha) for f, t in zip(factors, arguments, strict=True)),
                     strict=True,
                 )
-                total += (A * _product(values)).sum()
-                for f, factor in enumerate(factors):
+                total += _inner(A, _product(values))
+                for f in range(len(factors)):
                     others = A if len(factors) == 1 else A * _product([p for g, p in enumerate(values) if g != f])
-                    B = others * slopes[f]
-                    c = 2 * FACTORS[factor.profile]
-                    _add_differences(by_x[f][rows], B, factor.x[rows], with_one[1][f][columns], c)
-                    _add_differences(by_y[f][columns], B.mT, factor.columns[columns], with_one[0][f][rows], c)
                     if by_own[f] is not None:
-                        by_alpha[f] += (others * by_own[f]).sum()
-        return Derivatives(total, by_x, [None] * len(factors) if square else list(by_y), by_alpha)
+                        by_alpha[f] += _inner(others, by_own[f])
+                    B = others.mul_(slopes[f])
+                    by_x[f][:, rows].addmm_(y_one[f][:, columns], B.mT)
+                    by_y[f][:, columns].addmm_(x_one[f][:, rows], B)
+        return _Sums(total, by_x, by_y, by_alpha)
 
     parts = _shared_out(rows_of, range(0, n, _ROWS), n * m, u.device)
+    by_x, by_y, by_alpha = (
+        [torch.stack(each).sum(0) for each in zip(*shares, strict=True)]
+        for shares in ([p.x for p in parts], [p.y for p in parts], [p.alpha for p in parts])
+    )
     return Derivatives(
         torch.stack([p.value for p in parts]).sum(),
-        [torch.stack(each).sum(0) for each in zip(*(p.x for p in parts), strict=True)],
-        [_sum(each) for each in zip(*(p.y for p in parts), strict=True)],
-        [_sum(each) for each in zip(*(p.alpha for p in parts), strict=True)],
+        [_differences(*own) for own in zip(factors, x_one, by_x, strict=True)],
+        [None if square else _differences(*own) for own in zip(factors, y_one, by_y, strict=True)],
+        [None if f.alpha is None else own for f, own in zip(factors, by_alpha, strict=True)],
     )
 
 
-def _add_differences(out: Tensor, B: Tensor, x: Tensor, y_and_one: Tensor, factor: float) -> None:
-    """Add factor sum_j B_ij (x_i - y_j) to each row of out (rows, d)."""
-    sums = B @ y_and_one
-    out.add_(x * sums[:, -1:] - sums[:, :-1], alpha=factor)
+def _differences(factor: Factor, x_one: Tensor, sums: Tensor) -> Tensor:
+    """Return 2 c sum_j B_ij (x_i - y_j) (n, d), for [x, 1]' and sum_j B_ij [y_j, 1]', both (d + 1, n)."""
+    return 2 * FACTORS[factor.profile] * (x_one[:-1] * sums[-1:] - sums[:-1]).mT
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
 def _tile(ready: Sequence[_Ready], rows: slice, columns: slice, scratch: Tensor) -> Tensor:
@@ -203,9 +222,4 @@ def _product(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _with_one(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.ones_like(x[:, :1])], -1)
-
-
-def _sum(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    present = [t for t in tensors if t is not None]
-    return torch.stack(present).sum(0) if present else None
+    return torch.cat([x.mT, torch.ones_like(x[:, 0]).unsqueeze(0)])

@@ -11,13 +11,22 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from gpext.solvers import LowRankPreconditioner, SolveStatus, Survival, partial_cholesky, unbiased_cg
+from gpext.solvers import (
+    LowRankPreconditioner,
+    SolveStatus,
+    Survival,
+    lanczos_log_det,
+    partial_cholesky,
+    trace_probes,
+    unbiased_cg,
+)
 
 
 class UnbiasedSolveWarning(UserWarning):
@@ -29,11 +38,14 @@ class UnbiasedSolver:
     """How to solve.
 
     Args:
-        num_probes: vectors of random signs for log|A|.
+        num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact but for the solves.
         tolerance: relative size of the residual from which on the end is random.
         survival: its law; by default geometric, as fast as the residual falls (see :mod:`gpext.solvers.survival`).
         rank: of the preconditioner of K + D, chosen by what it saves if None; 0 for none.
         max_steps: most products with A in one solve; 10 n by default.
+        log_det: the value of log|A|. "rough": that of the preconditioner, below log|A|, or the sum of the logarithms of
+            the diagonal, above; "lanczos": an estimate by stochastic Lanczos quadrature, at its own cost.
+        lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.
         generator: for probes and truncations, on the CPU.
     """
 
@@ -42,11 +54,21 @@ class UnbiasedSolver:
     survival: Survival | None = None
     rank: int | None = None
     max_steps: int | None = None
+    log_det: Literal["rough", "lanczos"] = "rough"
+    lanczos_probes: int = 16
+    lanczos_steps: int = 50
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if self.num_probes < 1:
-            raise ValueError(f"num_probes must be at least 1; got {self.num_probes}.")
+        for name, number in (
+            ("num_probes", self.num_probes),
+            ("lanczos_probes", self.lanczos_probes),
+            ("lanczos_steps", self.lanczos_steps),
+        ):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1; got {number}.")
+        if self.log_det not in ("rough", "lanczos"):
+            raise ValueError(f"log_det must be 'rough' or 'lanczos'; got {self.log_det!r}.")
 
 
 class UnbiasedSolveOperator(LinearOperator):
@@ -55,20 +77,15 @@ class UnbiasedSolveOperator(LinearOperator):
     Wrap outermost: sums and multiples of this one are linear_operator's own again.
 
     Args:
-        base: A (n, n); where it is K + D, as a likelihood's `marginal` makes it, it is preconditioned.
+        base: A (..., n, n); where it is one K + D, as a likelihood's `marginal` makes it, it is preconditioned; a batch
+            is not.
         solver: how.
-
-    Raises:
-        ValueError: a batch of operators.
     """
 
     def __init__(self, base: LinearOperator, *, solver: UnbiasedSolver | None = None) -> None:
         solver = UnbiasedSolver() if solver is None else solver
         super().__init__(base, solver=solver)
         self.base, self.solver = base, solver
-
-    def _check_args(self, base: LinearOperator, *, solver: UnbiasedSolver) -> str | None:
-        return None if not base.batch_shape else f"expected one operator; got a batch {tuple(base.batch_shape)}."
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         return self.base._matmul(rhs)
@@ -77,7 +94,7 @@ class UnbiasedSolveOperator(LinearOperator):
         return self.base.size()
 
     def _transpose_nonbatch(self) -> LinearOperator:
-        return self
+        return UnbiasedSolveOperator(self.base.mT, solver=self.solver)
 
     def _diagonal(self) -> Tensor:
         return self.base._diagonal()
@@ -92,26 +109,22 @@ class UnbiasedSolveOperator(LinearOperator):
         return self.base._bilinear_derivative(left_vecs, right_vecs)
 
     def to_dense(self) -> Tensor:
-        """Return the matrix (n, n)."""
+        """Return the matrix (..., n, n)."""
         return self.base.to_dense()
 
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LinearOperator:
+        return UnbiasedSolveOperator(self.base.expand(*batch_shape, *self.matrix_shape), solver=self.solver)
+
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """Return an unbiased estimate of A^-1 right (n, R), or left A^-1 right, with unbiased derivatives.
+        """Return an unbiased estimate of A^-1 right (..., n, R), or left A^-1 right, with unbiased derivatives.
 
         Args:
-            right_tensor: (n,) or (n, R).
-            left_tensor: (O, n).
+            right_tensor: (n,) or (..., n, R).
+            left_tensor: (..., O, n).
         """
         columns = right_tensor.unsqueeze(-1) if right_tensor.dim() == 1 else right_tensor
-        left = torch.eye(self.size(-1), dtype=columns.dtype, device=columns.device)
-        left = left if left_tensor is None else left_tensor
-        (right_solve,) = self._estimates(columns, 1)
-        value = left @ right_solve
-        if value.requires_grad or columns.requires_grad or left.requires_grad or self.base.requires_grad:
-            (left_solve,) = self._estimates(left.mT, 1)
-            by_operator = -left_solve.mT @ self.base.matmul(right_solve)
-            moved = by_operator + left_solve.mT @ columns + left @ right_solve
-            value = value + moved - moved.detach()
+        value = _Solve.apply(self, columns, *self.representation())
+        value = value if left_tensor is None else left_tensor @ value
         return value.squeeze(-1) if right_tensor.dim() == 1 else value
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
@@ -123,39 +136,54 @@ class UnbiasedSolveOperator(LinearOperator):
     ) -> tuple[Tensor, Tensor]:
         """Return estimates of b' A^-1 b and of log|A| with unbiased derivatives.
 
-        The value of the first is unbiased, too. That of the second is no estimate: log|P| of the preconditioner, below
-        log|A|; without one the logarithms of the diagonal, whose sum is above.
+        The value of the first is unbiased, too. That of the second is what the solver's `log_det` says.
 
         Args:
-            inv_quad_rhs: b (n,) or (n, R), or None.
+            inv_quad_rhs: b (n,) or (..., n, R), or None.
             logdet: whether the second is asked for; else it is zero.
             reduce_inv_quad: whether to sum over columns.
         """
-        b = torch.zeros(self.size(-1), 0, dtype=self.dtype, device=self.device)
+        b = torch.zeros(*self.shape[:-1], 0, dtype=self.dtype, device=self.device)
         if inv_quad_rhs is not None:
             b = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-        probes = self._probes() if logdet else b[:, :0]
+        probes = self._probes().expand(*b.shape[:-1], -1) if logdet else b[..., :0].detach()
         first, second = self._estimates(torch.cat([b.detach(), probes], -1), 2)
         size = b.size(-1)
-        s1, s2, u = first[:, :size], second[:, :size], first[:, size:]
+        s1, s2, u = first[..., :size], second[..., :size], first[..., size:]
         surrogate = (torch.cat([-s1, u], -1) * self.base.matmul(torch.cat([s2, probes], -1))).sum(-2)
-        quadratic = surrogate[:size] + (2 * s1 * b).sum(-2)
+        quadratic = surrogate[..., :size] + (2 * s1 * b).sum(-2)
         quadratic = (s1 * b).sum(-2).detach() + quadratic - quadratic.detach()
-        log_det = self._rough_log_det() if logdet else b.new_zeros(())
+        log_det = self._log_det() if logdet else b.new_zeros(self.batch_shape)
         if logdet:
-            trace = surrogate[size:].mean()
+            trace = surrogate[..., size:].mean(-1)
             log_det = log_det + trace - trace.detach()
         return quadratic.sum(-1) if reduce_inv_quad or inv_quad_rhs is None else quadratic, log_det
 
     @torch.no_grad()
+    def lanczos_log_det(self) -> tuple[Tensor, Tensor]:
+        """Return an estimate of log|A| (...) by stochastic Lanczos quadrature, and its standard error over probes."""
+        P, solver = self._low_rank, self.solver
+        estimate, error = lanczos_log_det(
+            self.base._matmul if P is None else P.whitened(self.base._matmul),
+            self.size(-1),
+            num_probes=solver.lanczos_probes,
+            num_steps=solver.lanczos_steps,
+            like=self._like,
+            batch_shape=self.batch_shape,
+            generator=solver.generator,
+        )
+        return (estimate if P is None else estimate + P.log_det), error
+
+    @torch.no_grad()
     def _estimates(self, b: Tensor, number: int) -> Tensor:
-        """Return independent estimates of A^-1 b (E, n, R)."""
+        """Return independent estimates of A^-1 b (E, ..., n, R)."""
         solver = self.solver
+        b = b.expand(*torch.broadcast_shapes(self.batch_shape, b.shape[:-2]), *b.shape[-2:])
         found = unbiased_cg(
             self.base._matmul,
             b,
             num_estimates=number,
-            precondition=self._preconditioner,
+            precondition=self._low_rank,
             tolerance=solver.tolerance,
             survival=solver.survival,
             max_steps=solver.max_steps,
@@ -163,22 +191,26 @@ class UnbiasedSolveOperator(LinearOperator):
         )
         if found.status is not SolveStatus.CONVERGED:
             warnings.warn(
-                f"a solve of size {len(b)} ended after {found.num_steps} steps: {found.status.value}. Its estimate is "
-                "not unbiased: raise max_steps or the noise, or lower the condition number.",
+                f"a solve of size {b.size(-2)} ended after {found.num_steps} steps: {found.status.value}. Its estimate "
+                "is not unbiased: raise max_steps or the noise, or lower the condition number.",
                 UnbiasedSolveWarning,
                 stacklevel=4,
             )
         return found.estimates
 
     def _probes(self) -> Tensor:
-        signs = torch.randint(2, (self.size(-1), self.solver.num_probes), generator=self.solver.generator)
-        return (2 * signs - 1).to(self.dtype).to(self.device)
+        solver = self.solver
+        return trace_probes(self.size(-1), solver.num_probes, like=self._like, generator=solver.generator)
+
+    @property
+    def _like(self) -> Tensor:
+        return torch.empty(0, dtype=self.dtype, device=self.device)
 
     @cached_property
     @torch.no_grad()
-    def _preconditioner(self) -> LowRankPreconditioner | None:
-        """P near A = K + D, if A says that it is such a sum."""
-        if not isinstance(self.base, AddedDiagLinearOperator) or self.solver.rank == 0:
+    def _low_rank(self) -> LowRankPreconditioner | None:
+        """P near A = K + D, if A says that it is such a sum, and is no batch of them."""
+        if not isinstance(self.base, AddedDiagLinearOperator) or self.batch_shape or self.solver.rank == 0:
             return None
         K, noise = self.base._linear_op.evaluate_kernel(), self.base._diag_tensor._diagonal()
         root = partial_cholesky(
@@ -191,7 +223,33 @@ class UnbiasedSolveOperator(LinearOperator):
         return LowRankPreconditioner.of(root, noise)
 
     @torch.no_grad()
-    def _rough_log_det(self) -> Tensor:
-        if self._preconditioner is not None:
-            return self._preconditioner.log_det
-        return self.diagonal().log().sum()
+    def _log_det(self) -> Tensor:
+        if self.solver.log_det == "lanczos":
+            return self.lanczos_log_det()[0]
+        if self._low_rank is not None:
+            return self._low_rank.log_det
+        return self._diagonal().log().sum(-1)
+
+
+class _Solve(torch.autograd.Function):
+    """An estimate of A^-1 b whose derivatives are unbiased: dA enters between two independent estimates."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: UnbiasedSolveOperator, b: Tensor, *tensors: Tensor) -> Tensor:
+        """Return it (..., n, R); the tensors are those A is made of."""
+        (solution,) = operator._estimates(b, 1)
+        ctx.operator, ctx.shape = operator, b.shape
+        ctx.save_for_backward(solution)
+        return solution
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Return nothing for the operator, A^-1 g for b, and -(A^-1 g)' dA (A^-1 b), dA symmetric, for each tensor."""
+        (solution,) = ctx.saved_tensors
+        (left,) = ctx.operator._estimates(cotangent, 1)
+        by_b = left.sum_to_size(ctx.shape)
+        if not any(ctx.needs_input_grad[2:]):
+            return None, by_b, *(None for _ in ctx.needs_input_grad[2:])
+        both = torch.cat([left, solution], -1), torch.cat([solution, left], -1)
+        return None, by_b, *ctx.operator._bilinear_derivative(-0.5 * both[0], both[1])

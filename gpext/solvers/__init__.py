@@ -1,6 +1,7 @@
 """Iterative solves of positive definite systems known by their products, exact or unbiased."""
 
 from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients
+from gpext.solvers.lanczos import lanczos_log_det, trace_probes
 from gpext.solvers.preconditioners import LowRankPreconditioner, nystrom, partial_cholesky
 from gpext.solvers.steps import SolveStatus
 from gpext.solvers.survival import Geometric, NoSurvival, Survival, Ulisse
@@ -16,7 +17,9 @@ __all__ = [
     "Ulisse",
     "UnbiasedSolve",
     "conjugate_gradients",
+    "lanczos_log_det",
     "nystrom",
     "partial_cholesky",
+    "trace_probes",
     "unbiased_cg",
 ]

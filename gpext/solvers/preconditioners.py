@@ -51,6 +51,25 @@ class LowRankPreconditioner:
         inner = torch.cholesky_solve(self.root.mT @ scaled, self.chol)
         return scaled - (self.root @ inner) / self.noise.unsqueeze(-1)
 
+    def whitened(self, matvec: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return v -> R A R' v, where R P R' = I: a matrix near I, with log|R A R'| = log|A| - log|P|.
+
+        R = (I + B B')^{-1/2} D^{-1/2} with B = D^{-1/2} L, by the eigenvectors of B'B.
+
+        Args:
+            matvec: v -> A v for (n, R).
+        """
+        scale = self.noise.rsqrt().unsqueeze(-1)
+        B = scale * self.root
+        squares, axes = torch.linalg.eigh(B.mT @ B)
+        size = (1 + squares.clamp_min(0)).sqrt()  # below zero by rounding alone
+        B = B @ (axes * (size * (1 + size)).rsqrt())
+
+        def root(v: Tensor) -> Tensor:
+            return v - B @ (B.mT @ v)
+
+        return lambda v: root(scale * matvec(scale * root(v)))
+
     @property
     def rank(self) -> int:
         """The number of columns of L, k."""

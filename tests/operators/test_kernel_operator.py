@@ -8,7 +8,7 @@ import torch
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
 
 from gpext.kernels import keops
-from gpext.operators import KernelOperator, tiles
+from gpext.operators import KernelOperator, profiles, tiles
 from gpext.operators.profiles import FACTORS
 
 F64 = torch.float64
@@ -86,6 +86,14 @@ def test_inputs_far_apart_keep_their_digits(profile, dtype):
     found = (op @ torch.eye(4, dtype=dtype)).double()
     expected = KernelOperator(torch.ones(1, 1, dtype=F64), x.double(), profiles=(profile,), square=True).to_dense()
     torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("quicker", [True, False])
+@pytest.mark.parametrize("name", FACTORS)
+def test_either_exponential_serves(name, quicker, monkeypatch):
+    monkeypatch.setattr(profiles, "_is_exp2_quicker", lambda dtype: quicker)
+    test_products_and_derivatives_are_those_of_the_stored_matrix((name,), True)
+    test_float32((name,))
 
 
 def test_duplicate_inputs_have_correlation_one():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import Any
+from typing import Any, get_args
 
 import gpytorch
 import torch
@@ -14,10 +14,26 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.operators import KernelOperator
+from gpext.operators.kernel_operator import Backend
 
 
 class LazyKernel(gpytorch.kernels.Kernel):
-    """The base of kernels that are radial in features of their inputs: a subclass says which."""
+    """The base of kernels that are radial in features of their inputs: a subclass says which.
+
+    Args:
+        backend: "auto", "tiles" or "keops", see :class:`gpext.operators.KernelOperator`; "dense" for gpytorch's own
+            matrices whatever their size.
+        *args, **kwargs: gpytorch's.
+
+    Raises:
+        ValueError: an unknown backend.
+    """
+
+    def __init__(self, *args: Any, backend: Backend = "auto", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if backend not in get_args(Backend):
+            raise ValueError(f"expected a backend among {get_args(Backend)}; got {backend!r}.")
+        self.backend = backend
 
     def _features(self, x: Tensor) -> Tensor:
         """Return what is compared, in units of the length scales (..., n, d)."""
@@ -30,12 +46,13 @@ class LazyKernel(gpytorch.kernels.Kernel):
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
         """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless it is small or a diagonal."""
         small = max(x1.size(-2), x2.size(-2)) <= gpytorch.settings.max_cholesky_size.value()
-        if diag or small or params.get("last_dim_is_batch", False):
+        if diag or small or self.backend == "dense" or params.get("last_dim_is_batch", False):
             return super().forward(x1, x2, diag=diag, **params)
         profile, own = self._profile()
         square = _is_same(x1, x2)
         inputs = [self._features(x) for x in ((x1,) if square else (x1, x2))]
-        return KernelOperator(x1.new_ones(1, 1), *inputs, *own, profiles=(profile,), square=square)
+        one = x1.new_ones(1, 1)
+        return KernelOperator(one, *inputs, *own, profiles=(profile,), square=square, backend=self.backend)
 
     def __mul__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
         return _product(self, other)

@@ -1,0 +1,185 @@
+"""Products with kernel matrices that are not stored: gpext's tiles, gpytorch's KeOps kernels, and a stored matrix.
+
+Of each size, profile and type: the seconds of K @ V, and of K @ V with the derivatives of sum(U * (K @ V)) in all
+length scales. Contestants take turns (A B C A B C ...), the first turn, in which KeOps compiles, not counted; so the
+ratios hold even when the machine's speed drifts. A stored K is made once, beforehand, and not counted either. Rows are
+kept as they are finished, and an interrupted run goes on after the last of them. KeOps reads its compiler's flags from
+the environment; they are part of a row's key:
+
+    OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output benchmarks/results/kernel_matvec.jsonl
+    CXXFLAGS="-march=native -ffast-math" OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output (the same)
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gpytorch
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.ledger import Ledger, Row
+from gpext.kernels import keops
+
+MOST_STORED = 2**31  # bytes
+PROFILES: dict[str, Callable[[ModuleType, int], gpytorch.kernels.Kernel]] = {
+    "rbf": lambda module, d: module.RBFKernel(ard_num_dims=d),
+    "matern32": lambda module, d: module.MaternKernel(nu=1.5, ard_num_dims=d),
+    "matern52": lambda module, d: module.MaternKernel(nu=2.5, ard_num_dims=d),
+}
+CONTESTANTS = ("tiles", "keops", "stored")
+
+
+def product(kernel: gpytorch.kernels.Kernel, x: Tensor, v: Tensor) -> Tensor:
+    """K @ V without derivatives, never by a stored K."""
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(1):
+        return kernel(x).evaluate_kernel() @ v
+
+
+def product_and_derivatives(kernel: gpytorch.kernels.Kernel, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """K @ V, and the derivatives of sum(U * (K @ V)) in the raw length scales."""
+    with gpytorch.settings.max_cholesky_size(1):
+        found = kernel(x).evaluate_kernel() @ v
+        (derivatives,) = torch.autograd.grad((u * found).sum(), [kernel.raw_lengthscale])
+    return found.detach(), derivatives
+
+
+def measure(
+    profile: str, dtype: torch.dtype, *, n: int, dimension: int, columns: int, contestants: Sequence[str], rounds: int
+) -> Row:
+    """Median seconds by task and contestant, and the largest relative difference between contestants by task."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, dimension, generator=generator, dtype=torch.float64).to(dtype)
+    u, v = torch.randn(2, n, columns, generator=generator, dtype=torch.float64).to(dtype)
+    kernels = {
+        name: PROFILES[profile](module, dimension).to(dtype)
+        for name, module in (("tiles", keops), ("keops", gpytorch.kernels.keops))
+        if name in contestants
+    }
+    for kernel in kernels.values():
+        kernel.lengthscale = math.sqrt(dimension)
+    tasks: dict[str, dict[str, Callable[[], Tensor]]] = {
+        "product": {name: lambda k=kernel: product(k, x, v) for name, kernel in kernels.items()},
+        "derivatives": {
+            name: lambda k=kernel: product_and_derivatives(k, x, u, v)[1] for name, kernel in kernels.items()
+        },
+    }
+    if "stored" in contestants and n * n * x.element_size() <= MOST_STORED:
+        with torch.no_grad():
+            plain = PROFILES[profile](gpytorch.kernels, dimension).to(dtype)
+            plain.lengthscale = math.sqrt(dimension)
+            K = plain(x).to_dense()
+        tasks["product"]["stored"] = lambda: K @ v
+    seconds, differences = {}, {}
+    for task, calls in tasks.items():
+        seconds[task], found = in_turns(calls, rounds)
+        first, *others = found.values()
+        differences[task] = max((float((t - first).norm() / first.norm()) for t in others), default=0.0)
+    return {
+        "profile": profile,
+        "dtype": str(dtype).removeprefix("torch."),
+        "n": n,
+        "dimension": dimension,
+        "columns": columns,
+        "threads": torch.get_num_threads(),
+        "flags": os.environ.get("CXXFLAGS", ""),
+        "seconds": seconds,
+        "differences": differences,
+    }
+
+
+def in_turns(calls: Mapping[str, Callable[[], Tensor]], rounds: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Median seconds of each call, and what it returned."""
+    found = {name: call() for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}, found
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A markdown table: milliseconds of the tiles, and the others' times over theirs."""
+    lines = [
+        "| kernel | type | d | n | columns | flags | K V, ms | Gel/s | KeOps | stored | and gradient, ms | KeOps |",
+        "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        product, derivatives = row["seconds"]["product"], row["seconds"]["derivatives"]
+
+        def ratio(times: Mapping[str, float], name: str) -> str:
+            return f"{times[name] / times['tiles']:.2f}" if name in times else ""
+
+        cells = [
+            *(str(row[name]) for name in ("profile", "dtype", "dimension", "n", "columns")),
+            row["flags"] or "default",
+            f"{1e3 * product['tiles']:.1f}",
+            f"{1e-9 * row['n'] ** 2 / product['tiles']:.2f}",
+            ratio(product, "keops"),
+            ratio(product, "stored"),
+            f"{1e3 * derivatives['tiles']:.1f}",
+            ratio(derivatives, "keops"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is not in the file yet, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a tiny size, a few seconds but for KeOps' compilations")
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS[1:], default=list(CONTESTANTS[1:]))
+    parser.add_argument("--profiles", nargs="+", choices=list(PROFILES), default=["rbf", "matern32"])
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], default=["float64", "float32"])
+    parser.add_argument("--num-data", nargs="+", type=int, default=[5000, 10_000, 20_000, 50_000, 100_000])
+    parser.add_argument("--dimension", nargs="+", type=int, default=[2, 8, 32])
+    parser.add_argument("--columns", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=None)
+    args = parser.parse_args(arguments)
+    if args.quick:
+        args.num_data, args.dimension, args.columns, args.rounds = [700], [2], [1], 3
+    torch.set_num_threads(args.threads)
+    ledger = Ledger(args.output)
+    contestants = ["tiles", *args.contestants]
+    flags = os.environ.get("CXXFLAGS", "")
+    cells = list(itertools.product(args.num_data, args.dimension, args.profiles, args.dtypes, args.columns))
+    rows = []
+    for n, dimension, profile, dtype, columns in tqdm(cells, disable=None):
+        rows.append(
+            ledger.get(
+                f"{profile} {dtype} d={dimension} n={n} columns={columns} threads={args.threads} "
+                f"{'+'.join(contestants)} {flags}",
+                lambda p=profile, t=dtype, n=n, d=dimension, c=columns: measure(
+                    p,
+                    getattr(torch, t),
+                    n=n,
+                    dimension=d,
+                    columns=c,
+                    contestants=contestants,
+                    rounds=args.rounds,
+                ),
+            )
+        )
+    print(f"{args.threads} threads; ratios are times over those of the tiles.\n\n{report(rows)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+r"""The products and derivatives of `tiles` by KeOps: the route of CUDA devices.
+
+    (K v)_i = sum_j prod_f p_f(c_f |x_fi - y_fj|^2) v_j
+
+KeOps compiles a formula for each number of columns of v. So v is split and padded to a few fixed widths, and another
+number of right-hand sides compiles nothing new. Its derivatives are those of KeOps in the inputs of the rows; those of
+the columns are the same formula with rows and columns exchanged, and a square has both at once from [u, v] and [v, u].
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gpext.operators.tiles import Derivatives, Factor
+
+WIDTHS = (1, 4, 16)  # of blocks of right-hand sides
+
+_DISTANCE = {"matern12": 1, "matern32": 3, "matern52": 5}  # c in r = sqrt(c q)
+_OF_DISTANCE = {
+    "matern12": "Exp(-{r})",
+    "matern32": "((IntCst(1)+{r})*Exp(-{r}))",
+    "matern52": "((IntCst(1)+{r}+Square({r})/IntCst(3))*Exp(-{r}))",
+}
+
+
+class KeOpsUnavailableWarning(UserWarning):
+    """KeOps was asked for and cannot be used; torch's tiles serve instead."""
+
+
+@cache
+def is_available() -> bool:
+    """Return whether KeOps can be imported and has a compiler; where not, say so once."""
+    usual = ["clang++", "g++"] if sys.platform == "darwin" else ["g++"]
+    compilers = [os.environ["CXX"]] if "CXX" in os.environ else usual
+    if not any(shutil.which(name) for name in compilers):
+        return _missing(f"found no C++ compiler ({' or '.join(compilers)}); install one or set CXX")
+    try:
+        import pykeops.torch  # noqa: F401
+    except ImportError as error:
+        return _missing(f"{error}; pip install pykeops")
+    return True
+
+
+def _missing(reason: str) -> bool:
+    warnings.warn(
+        f"KeOps cannot be used, products go by torch's tiles: {reason}.", KeOpsUnavailableWarning, stacklevel=3
+    )
+    return False
+
+
+def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
+    """Return K v (n, R), s left out, for v (m, R)."""
+    widths = _widths(v.size(-1))
+    tensors = [t for f in factors for t in (f.x, f.columns, None if f.alpha is None else f.alpha.view(1))]
+    tensors = [t.contiguous() for t in tensors if t is not None]
+    padded = torch.nn.functional.pad(v, (0, sum(widths) - v.size(-1)))
+    backend = "GPU" if v.is_cuda else "CPU"
+    shape = tuple((f.profile, f.x.size(-1)) for f in factors)
+    parts = [
+        _compiled(shape, part.size(-1))(*tensors, part.contiguous(), backend=backend)
+        for part in padded.split(widths, -1)
+        if widths
+    ]
+    return torch.cat([v.new_zeros(len(factors[0].x), 0), *parts], -1)[:, : v.size(-1)]
+
+
+def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
+    """Return u' K v and its derivatives in everything K is made of, for u (n, R) and v (m, R)."""
+    if factors[0].y is None:  # the pairs (i, j) and (j, i)
+        value, by_x, by_alpha = _in_rows(factors, torch.cat([u, v], -1), torch.cat([v, u], -1))
+        halves = [None if a is None else 0.5 * a for a in by_alpha]
+        return Derivatives(0.5 * value, by_x, [None] * len(factors), halves)
+    value, by_x, by_alpha = _in_rows(factors, u, v)
+    exchanged = [Factor(f.profile, f.columns, f.x, f.alpha) for f in factors]
+    _, by_y, _ = _in_rows(exchanged, v, u, with_alpha=False)
+    return Derivatives(value, by_x, list(by_y), by_alpha)
+
+
+def _in_rows(
+    factors: Sequence[Factor], u: Tensor, v: Tensor, *, with_alpha: bool = True
+) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+    """Return u' K v (), its derivatives in the rows' inputs (n, d), those in the columns' left out, and in alpha ()."""
+    with torch.enable_grad():
+        rows = [f.x.detach().requires_grad_() for f in factors]
+        alpha = [None if f.alpha is None else f.alpha.detach().requires_grad_(with_alpha) for f in factors]
+        free = [Factor(f.profile, x, f.columns.detach(), a) for f, x, a in zip(factors, rows, alpha, strict=True)]
+        value = (u * product(free, v)).sum()
+    wanted = [a for a in alpha if a is not None and with_alpha]
+    found = torch.autograd.grad(value, [*rows, *wanted])
+    of_alpha = iter(found[len(rows) :])
+    by_alpha = [None if a is None or not with_alpha else next(of_alpha) for a in alpha]
+    return value.detach(), list(found[: len(rows)]), by_alpha
+
+
+def _widths(columns: int) -> list[int]:
+    """Return widths of blocks for so many columns, the last of them wide enough for what is left."""
+    whole, left = divmod(columns, WIDTHS[-1])
+    return [WIDTHS[-1]] * whole + [width for width in WIDTHS if width >= left][: int(left > 0)]
+
+
+@cache
+def _compiled(factors: tuple[tuple[str, int], ...], width: int) -> Callable[..., Tensor]:
+    """Return KeOps' product for these profiles and dimensions: (x, y, alpha of rq) of each factor, then v."""
+    from pykeops.torch import Genred
+
+    variables, formula = [], []
+    for f, (profile, dimension) in enumerate(factors):
+        variables += [f"x{f} = Vi({dimension})", f"y{f} = Vj({dimension})"]
+        variables += [f"a{f} = Pm(1)"] if profile == "rq" else []
+        formula.append(_radial(profile, f"SqDist(x{f},y{f})", f"a{f}"))
+    return Genred("*".join([*formula, "v"]), [*variables, f"v = Vj({width})"], reduction_op="Sum", axis=1)
+
+
+def _radial(profile: str, q: str, alpha: str) -> str:
+    """Return p in KeOps' words, of a squared distance q."""
+    if profile == "rbf":
+        return f"Exp(-{q}/IntCst(2))"
+    if profile == "rq":
+        return f"Exp(-{alpha}*Log(IntCst(1)+{q}/(IntCst(2)*{alpha})))"
+    return _OF_DISTANCE[profile].format(r=f"Sqrt(IntCst({_DISTANCE[profile]})*{q})")
