@@ -96,10 +96,10 @@ class JointLikelihood(LatentLikelihood):
         learns = any(parameter.requires_grad for parameter in self.parameters())
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
-            v = V.diagonal(dim1=-3, dim2=-2).mT
-            if torch.is_grad_enabled() and (learns or bool((v < _SMALL_VARIANCE).any())):
-                return joint_expectation(lambda f: self._log_prob(y, f), m, V)
-            return independent_expectation(lambda f: self._log_prob(y, f), m, v)
+            is_small = bool((V.diagonal(dim1=-3, dim2=-2) < _SMALL_VARIANCE).any())
+            by_graph = torch.is_grad_enabled() and (learns or is_small)
+            expectation = joint_expectation if by_graph else independent_expectation
+            return expectation(lambda f: self._log_prob(y, f), m, V)
 
         return self._in_parts(integral, targets, mean, diagonal_blocks(variance))
 
@@ -138,8 +138,7 @@ class JointLikelihood(LatentLikelihood):
         return mean, diagonal_blocks(variance) if covariance is None else covariance
 
     def _in_parts(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-        extra = targets.dim() - len(self.datum_shape(targets))  # dimensions of what belongs to one datum
-        return in_parts(integral, mean, covariance, targets, -1 - extra)
+        return in_parts(integral, mean, covariance, targets, -1 - self._target_dims(targets))
 
     def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:
         found = self.curvature(targets, f)

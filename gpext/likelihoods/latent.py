@@ -56,8 +56,11 @@ class LatentLikelihood(Likelihood, ABC):
 
     def take(self, targets: Tensor, index: Tensor | slice) -> Tensor:
         """Return the targets of the data at `index`."""
-        extra = targets.dim() - len(self.datum_shape(targets))  # dimensions of what belongs to one datum
-        return targets[(..., index, *(slice(None),) * extra)]
+        return targets[(..., index, *(slice(None),) * self._target_dims(targets))]
+
+    def _target_dims(self, targets: Tensor) -> int:
+        """Return how many dimensions the target of one datum has."""
+        return targets.dim() - len(self.datum_shape(targets))
 
     def _check_support(self, targets: Tensor) -> None:
         """Raise ValueError if a target, known to be finite, is outside the support."""

@@ -47,7 +47,7 @@ class JointPosterior(ABC):
     @property
     @abstractmethod
     def log_normalizer(self) -> Tensor:
-        r"""The evidence of the sites (...), :math:`A = \\log\\int N(f|\\mu,K) \\prod_i t_i(f_i) df`."""
+        r"""The evidence of the sites (...), :math:`A = \log\int N(f|\mu,K) \prod_i t_i(f_i) df`."""
 
     @abstractmethod
     def covariance_times(self, vector: Tensor) -> Tensor:

@@ -99,8 +99,8 @@ def joint_expectation(function: Function, mean: Tensor, covariance: Tensor) -> T
     return _integral(total, mean, 1.0, logarithm=False)
 
 
-def independent_expectation(function: Function, mean: Tensor, variance: Tensor) -> Tensor:
-    """Return int g(f) N(f | mean, diag(variance)) df (..., N), differentiable once in mean and variance alone.
+def independent_expectation(function: Function, mean: Tensor, covariance: Tensor) -> Tensor:
+    """Return int g(f) N(f | mean, covariance) df (..., N) for uncorrelated latents, differentiable once in these alone.
 
     The derivatives cost no more than the value, as they need none of g's [Stein 1981]: with z = (f - m) / sigma,
 
@@ -111,8 +111,9 @@ def independent_expectation(function: Function, mean: Tensor, variance: Tensor) 
     Args:
         function: g, maps f (Q, ..., D, N) to (Q, ..., N); smooth.
         mean: (..., D, N).
-        variance: (..., D, N), positive.
+        covariance: (..., D, D, N), diagonal and positive.
     """
+    variance = covariance.diagonal(dim1=-3, dim2=-2).mT  # (..., D, N)
     m, v = mean.detach().double(), variance.detach().double()
     sigma = v.sqrt()
     with torch.no_grad():
@@ -123,9 +124,8 @@ def independent_expectation(function: Function, mean: Tensor, variance: Tensor) 
             z = (f - m) / sigma
             return torch.cat([gap, gap * z, 0.5 * gap * (z.square() - 1)], -2)
 
-        rise, by_mean, by_variance = joint_expectation(values, m, torch.diag_embed(v.mT).movedim(-3, -1)).split(
-            [1, m.size(-2), m.size(-2)], -2
-        )
+        integrals = joint_expectation(values, m, covariance.detach().double())
+        rise, by_mean, by_variance = integrals.split([1, m.size(-2), m.size(-2)], -2)
     moved = by_mean / sigma * (mean - mean.detach()) + by_variance / v * (variance - variance.detach())
     return (at_mean + rise.squeeze(-2) + moved.sum(-2)).to(mean.dtype)
 

@@ -2,33 +2,14 @@
 
 import math
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 from gpext import plots
 
 
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
-
-
-@pytest.fixture
-def ax():
-    return plt.subplots()[1]
-
-
-def labels(ax):
-    return ax.get_legend_handles_labels()[1]
-
-
-def test_a_band_goes_on_at_the_bottom_where_it_leaves_at_the_top(ax):
+def test_a_band_goes_on_at_the_bottom_where_it_leaves_at_the_top(ax, labels):
     x = torch.linspace(0, 4, 9)
     wrapped = torch.remainder(x + math.pi, 2 * math.pi) - math.pi
     assert plots.angle_band(x.flip(0), wrapped.flip(0), torch.full((9,), 0.5), ax=ax) is ax
@@ -46,7 +27,7 @@ def test_a_band_that_stays_is_drawn_once(ax):
     assert len(ax.lines) == len(ax.collections) == 1
 
 
-def test_a_compass_has_an_arrow_an_arc_and_a_dot_a_prediction(ax):
+def test_a_compass_has_an_arrow_an_arc_and_a_dot_a_prediction(ax, labels):
     plots.compass(torch.tensor([0.0, 2.0]), [0.5, 1.0], [1.0, 0.5], observed=[0.2, 2.0], colors=["r", "b"], ax=ax)
     _, arc, dot, wider, _ = ax.lines
     x, y = arc.get_data()
@@ -60,7 +41,7 @@ def test_a_compass_has_an_arrow_an_arc_and_a_dot_a_prediction(ax):
     assert labels(ax) == ["95 % of new angles", "observed"]
 
 
-def test_headings_are_arrows_through_their_places(ax):
+def test_headings_are_arrows_through_their_places(ax, labels):
     position = np.array([[0.0, 0.0], [4.0, 2.0], [1.0, 1.0], [2.0, 0.0]])
     angle = torch.tensor([0.0, math.pi / 2, math.pi, 1.0])
     plots.headings(position, angle, torch.tensor([1.0, 0.5, 1.0, 0.0]), ax=ax, label="here")

@@ -1,20 +1,10 @@
 """Figures of the simplex: what is drawn is what was given."""
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 from gpext import plots
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def test_corners_and_centre_are_where_they_belong():

@@ -3,31 +3,12 @@
 import subprocess
 import sys
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 from gpext import plots
 from gpext.plots.calibration import _wilson
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
-
-
-@pytest.fixture
-def ax():
-    return plt.subplots()[1]
-
-
-def labels(ax):
-    return ax.get_legend_handles_labels()[1]
 
 
 def test_importing_gpext_does_not_import_matplotlib():
@@ -58,7 +39,7 @@ def test_band_is_drawn_in_the_order_of_x(ax):
     assert vertices[:, 1].max() == 22
 
 
-def test_outliers_are_apart_and_counted(ax):
+def test_outliers_are_apart_and_counted(ax, labels):
     x = torch.arange(5.0)
     plots.observations(x, x**2, outliers=x > 2.5, ax=ax)
     ordinary, flagged = ax.lines
@@ -67,12 +48,12 @@ def test_outliers_are_apart_and_counted(ax):
     assert labels(ax) == ["observations", "flagged as outlier (2)"]
 
 
-def test_without_outliers_there_is_no_legend_entry(ax):
+def test_without_outliers_there_is_no_legend_entry(ax, labels):
     plots.observations(np.arange(3), np.arange(3), outliers=np.zeros(3, bool), ax=ax)
     assert labels(ax) == ["observations"]
 
 
-def test_data_that_widen_the_posterior_are_crosses_and_the_worst_are_named(ax):
+def test_data_that_widen_the_posterior_are_crosses_and_the_worst_are_named(ax, labels):
     log_loo = torch.tensor([-1.0, -7.0, torch.nan, -3.0, 0.5])
     plots.outliers(log_loo, torch.tensor([1.0, -0.1, -0.2, 0.02, 2.0]), x=torch.arange(5.0) / 10, num_named=2, ax=ax)
     narrowing, widening = ax.collections
@@ -93,7 +74,7 @@ def test_outliers_are_drawn_over_their_index_by_default(ax):
     np.testing.assert_array_equal(drawn.get_offsets(), [[0, -1], [1, -2]])
 
 
-def test_trace_leaves_out_time_zero_and_shades_the_best(ax):
+def test_trace_leaves_out_time_zero_and_shades_the_best(ax, labels):
     plots.log_density_trace({"a": ([0.0, 1.0, 2.0], [-3.0, -2.0, -1.0]), "b": ([1.0], [-1.5])}, tolerance=0.25, ax=ax)
     assert ax.get_xscale() == "log"
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), [1, 2])
@@ -127,7 +108,7 @@ def test_a_calibrated_forecaster_stays_inside_the_bars(ax):
     assert 0.75 < inside < 0.99  # 90 % bars
 
 
-def test_pit_histogram_has_unit_area_and_one_stripe(ax):
+def test_pit_histogram_has_unit_area_and_one_stripe(ax, labels):
     pit = torch.linspace(0, 1, 101) ** 2
     plots.pit_histogram(pit, ax=ax, label="first")
     plots.pit_histogram(pit, ax=ax, label="second")
@@ -143,7 +124,7 @@ def test_coverage_of_known_values(ax):
     np.testing.assert_allclose(shares, [0, 1 / 3, 2 / 3, 1, 1])
 
 
-def test_the_diagonal_is_drawn_once(ax):
+def test_the_diagonal_is_drawn_once(ax, labels):
     for _ in range(2):
         plots.coverage(np.array([0.2, 0.7]), ax=ax)
     assert labels(ax) == ["calibrated"]
