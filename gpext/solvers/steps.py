@@ -33,6 +33,7 @@ class Step:
 
     increment: Tensor  # of the solution (..., n, R)
     residual: Tensor  # by recursion (..., n, R)
+    rz: Tensor  # r'P^-1 r of that residual (..., R)
     is_broken: Tensor  # whether p'A p or r'P^-1 r is not positive (..., R)
 
 
@@ -59,8 +60,8 @@ def cg_steps(matvec: Product, residual: Tensor, precondition: Product | None) ->
         is_broken = is_broken | (live & ~(curvature > 0))
         a = torch.where(live & ~is_broken, rz / curvature, 0.0).unsqueeze(-2)
         r = r - a * q
-        yield Step(a * p, r, is_broken)
         z = preconditioned(r)
         before, rz = rz, (r * z).sum(-2)
+        yield Step(a * p, r, rz, is_broken)
         is_broken = is_broken | (rz < 0)
         p = z + torch.where(before > 0, rz / before, 0.0).unsqueeze(-2) * p
