@@ -54,10 +54,7 @@ class EstimatorDiagnostics:
     def message(self) -> str:
         """What N draws can show, and what to do if that is not the mean."""
         if self.status is not SolveStatus.CONVERGED:
-            return (
-                f"the run to the end has not reached it: {self.status.value}. Raise max_steps or the noise, or lower "
-                "the condition number."
-            )
+            return f"the run to the end has not reached it: {self.status.value}."
         if bool(self.shows_mean.all()):
             return f"{self.num_draws} draws show the mean in {self.expected_steps:.1f} products each."
         column = torch.where(self.shows_mean, 0.0, self.unseen).flatten().argmax()
@@ -117,14 +114,17 @@ def estimator_diagnostics(
         matter: relative size of what is left from which on increments matter.
 
     Raises:
+        TypeError: as there.
         ValueError: as there, or N is less than 1.
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1; got {num_draws}.")
     law = Matched() if survival is None else survival
-    run = Run(matvec, b, start=start, precondition=precondition, max_steps=max_steps)
-    head = run.first_steps(tolerance)
-    first, increments, laws = run.steps, [], []
+    run = Run(matvec, b, start=start, precondition=precondition, tolerance=tolerance, max_steps=max_steps)
+    head = run.first_steps()
+    first = run.steps
+    increments: list[Tensor] = []
+    laws: list[Tensor] = []
     while run.goes_on:
         laws.append(log_survival(law, len(laws), run.fall, share_columns))
         increments.append(run.step().increment)

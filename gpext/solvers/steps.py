@@ -18,13 +18,15 @@ Product = Callable[[Tensor], Tensor]
 
 
 class SolveStatus(Enum):
-    """How a solve ended."""
+    """How a solve ended, and what to do about it."""
 
     CONVERGED = "converged"
-    MAX_STEPS = "stopped at max_steps"
-    STALLED = "stalled: rounding keeps the residual from falling further"
-    NOT_POSITIVE_DEFINITE = "the matrix or the preconditioner is not positive definite"
-    NOT_FINITE = "met numbers that are not finite"
+    MAX_STEPS = "stopped: raise max_steps or the noise, or take a preconditioner"
+    STALLED = "rounding keeps the residual from falling further: raise the noise, or work in float64"
+    NOT_POSITIVE_DEFINITE = (
+        "the matrix or the preconditioner is not positive definite: raise the noise, or work in float64"
+    )
+    NOT_FINITE = "met numbers that are not finite: look for them among inputs and parameters"
 
 
 @dataclass(frozen=True)

@@ -67,13 +67,14 @@ def unbiased_cg(
         generator: for the truncations, on the CPU.
 
     Raises:
-        ValueError: bad right-hand sides or starts, or no estimate.
+        TypeError: b is not of a floating type.
+        ValueError: bad right-hand sides or starts, a negative tolerance, or no estimate.
     """
     if num_estimates < 1:
         raise ValueError(f"num_estimates must be at least 1; got {num_estimates}.")
     law = Matched() if survival is None else survival
-    run = Run(matvec, b, start=start, precondition=precondition, max_steps=max_steps)
-    head = run.first_steps(tolerance)
+    run = Run(matvec, b, start=start, precondition=precondition, tolerance=tolerance, max_steps=max_steps)
+    head = run.first_steps()
     first = run.steps
     levels = _levels(truncation_shape(b, num_estimates, share_columns), generator).to(b.device)
     estimates = head.expand(num_estimates, *head.shape).clone()
@@ -99,7 +100,7 @@ def truncation_shape(b: Tensor, num_estimates: int, share_columns: bool) -> torc
 def log_survival(law: Survival, j: int, fall: Tensor, share_columns: bool) -> Tensor:
     """Return log P_j (..., R), or (..., 1) for all columns together."""
     log_p = law.log_probability(j, fall)
-    return log_p.amax(-1, keepdim=True) if share_columns else log_p
+    return log_p.amax(-1, keepdim=True) if share_columns and log_p.size(-1) else log_p
 
 
 def _levels(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
@@ -111,14 +112,21 @@ class Run:
     """Steps of conjugate gradients counted, until nothing but rounding is left.
 
     Args:
-        matvec, b, start, precondition, max_steps: as of :func:`unbiased_cg`.
+        matvec, b, start, precondition, tolerance, max_steps: as of :func:`unbiased_cg`.
     """
 
     def __init__(
-        self, matvec: Product, b: Tensor, *, start: Tensor | None, precondition: Product | None, max_steps: int | None
+        self,
+        matvec: Product,
+        b: Tensor,
+        *,
+        start: Tensor | None,
+        precondition: Product | None,
+        tolerance: float,
+        max_steps: int | None,
     ) -> None:
         self._start = torch.zeros_like(b) if start is None else start
-        check_system(b, self._start)
+        check_system(b, self._start, tolerance)
         self._residual = b if start is None else b - matvec(start)
         self._size = b.norm(dim=-2).clamp_min(torch.finfo(b.dtype).tiny)
         self._most = 10 * b.size(-2) if max_steps is None else max_steps
@@ -127,6 +135,7 @@ class Run:
         self._first = (self._residual * z).sum(-2)
         self._smallest = self._inverse = torch.ones_like(self._first)
         self._is_broken = torch.zeros_like(self._first, dtype=torch.bool)
+        self._tolerance = tolerance
         self.steps = 0
 
     @property
@@ -144,10 +153,10 @@ class Run:
         digits = _DIGITS * torch.finfo(left.dtype).eps
         return bool(((left <= digits) | self._is_broken | ~left.isfinite()).all())
 
-    def first_steps(self, tolerance: float) -> Tensor:
-        """Return where steps until every residual is of this size lead (..., n, R); fall counts from there."""
+    def first_steps(self) -> Tensor:
+        """Return where steps until every residual is of the tolerance lead (..., n, R); fall counts from there."""
         x = self._start
-        while self.goes_on and bool((self._left > tolerance).any()):
+        while self.goes_on and bool((self._left > self._tolerance).any()):
             x = x + self.step().increment
         self._smallest = self._inverse
         return x

@@ -120,9 +120,9 @@ def test_the_derivative_of_a_solve_takes_one_more_solve_of_as_many_columns():
     asked = []
 
     class Counted(UnbiasedSolveOperator):
-        def _estimates(self, b, number):
+        def _estimates(self, b, number, **options):
             asked.append(tuple(b.shape))
-            return super()._estimates(b, number)
+            return super()._estimates(b, number, **options)
 
     b = torch.ones(200, 3, dtype=F64)
     Counted(to_linear_operator(A)).solve(b).sum().backward()
