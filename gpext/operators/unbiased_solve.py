@@ -234,6 +234,7 @@ class UnbiasedSolveOperator(LinearOperator):
                 K.diagonal(),
                 rank=self.solver.rank,
                 noise=float(noise.mean()),
+                tolerance=max(0.1 * self.solver.tolerance, 1e-8),  # the random part goes about that much further
                 generator=self.solver.generator,
             )
 
