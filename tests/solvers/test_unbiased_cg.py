@@ -12,6 +12,7 @@ from gpext.solvers import (
     NoSurvival,
     SolveStatus,
     Ulisse,
+    conjugate_gradients,
     estimator_diagnostics,
     unbiased_cg,
 )
@@ -161,3 +162,49 @@ def test_what_ends_the_run_is_said():
     for bad in (lambda: Geometric(0.0), lambda: Ulisse(-1.0), lambda: Matched(0.0), lambda: Geometric.of_cost(1.0)):
         with pytest.raises(ValueError, match="must be"):
             bad()
+
+
+@pytest.mark.parametrize("solve", [conjugate_gradients, unbiased_cg, estimator_diagnostics])
+def test_bad_input_is_refused(solve):
+    A, b = system(10, 1)
+    for bad, error, match in (
+        (
+            b.index_fill(0, torch.tensor(3), torch.nan),
+            ValueError,
+            r"b must be finite; got nan at index \(3, 0\). Remove",
+        ),
+        (torch.ones(10, 1, dtype=torch.int64), TypeError, "b must be of a floating type; got torch.int64"),
+    ):
+        with pytest.raises(error, match=match):
+            solve(lambda v: A @ v, bad)
+    for tolerance in (-1.0, torch.nan):
+        with pytest.raises(ValueError, match="tolerance must not be negative"):
+            solve(lambda v: A @ v, b, tolerance=tolerance)
+    if solve is not conjugate_gradients:
+        with pytest.raises(ValueError, match=r"got \(10,\). One column is b.unsqueeze"):
+            solve(lambda v: A @ v, b[:, 0])
+    broken = A.index_put((torch.tensor(2), torch.tensor(2)), torch.tensor(torch.nan, dtype=F64))
+    assert solve(lambda v: broken @ v, b).status is SolveStatus.NOT_FINITE
+    assert solve(lambda v: A @ v, b, start=b, max_steps=0).status is SolveStatus.MAX_STEPS
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_tiny_systems(n):
+    A, b = system(n, 2)
+    found = unbiased_cg(lambda v: A @ v, b, num_estimates=3, share_columns=True)
+    assert found.status is SolveStatus.CONVERGED
+    torch.testing.assert_close(found.estimates, torch.linalg.solve(A, b).expand(3, n, 2), rtol=1e-8, atol=1e-8)
+
+
+def test_a_condition_number_of_1e12_needs_a_preconditioner_and_says_so():
+    generator = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(50, 50, dtype=F64, generator=generator)).Q
+    values = torch.logspace(0, -12, 50, dtype=F64)
+    A, b = Q * values @ Q.mT, torch.randn(50, 1, dtype=F64, generator=generator)
+    for solve in (conjugate_gradients, unbiased_cg):
+        found = solve(lambda v: A @ v, b)
+        assert found.status is SolveStatus.MAX_STEPS
+        assert "take a preconditioner" in found.status.value
+    near = Q * (1 / (1.1 * values)) @ Q.mT
+    found = conjugate_gradients(lambda v: A @ v, b, precondition=lambda r: near @ r, tolerance=1e-4)
+    assert found.status is SolveStatus.CONVERGED
