@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,15 +63,16 @@ def schedules(ledger: Ledger, options: argparse.Namespace) -> None:
         problem = Problem.concrete(options.rows, noise)
         for preconditioned in (False, True):
             about = {"noise": noise, "rows": options.rows, "preconditioned": preconditioned}
+            tapes = defaultdict(lambda p=problem: parts.Tape(p.product))
             for law in tqdm(parts.LAWS, disable=None):
                 for q in options.tolerances:
                     ledger.get(
                         f"schedules/{options.rows}/{noise:g}/{preconditioned}/{law}/{q:g}",
-                        lambda n=law, q=q, p=problem, a=about: {
+                        lambda n=law, q=q, p=problem, a=about, t=tapes: {
                             **a,
                             "law": n,
                             "q": q,
-                            **parts.schedule(p, n, q, a["preconditioned"], options.probe_sets),
+                            **parts.schedule(p, n, q, a["preconditioned"], options.probe_sets, t),
                         },
                     )
 

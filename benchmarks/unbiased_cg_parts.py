@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gpytorch
@@ -37,13 +38,30 @@ from gpext.solvers import (
 NUM_GRADIENTS = 100  # whose mean is judged, as the paper's repetitions
 NUM_PROBES = 4  # of a gradient
 SCHEDULE_RANK = 100  # the one that is chosen automatically leaves two or three steps, and nothing to tell laws apart
+
+
+@dataclass(frozen=True)
+class Seen(Survival):
+    """A law without the increments that so many draws reach less than once: what the mean of so few is like."""
+
+    law: Survival
+    draws: int
+
+    def log_probability(self, j: int, fall: Tensor) -> Tensor:
+        """Return log P_j (..., R)."""
+        log_p = self.law.log_probability(j, fall)
+        return torch.where(log_p < -math.log(self.draws), -math.inf, log_p)
+
+
+PUBLISHED = {f"ULISSE beta={beta:g}": Ulisse(beta) for beta in (1.0, 0.1, 0.01, 0.001)}
 LAWS: dict[str, tuple[Survival, bool]] = {  # and whether columns end together
     "default": (Matched(), True),
     "Matched, columns apart": (Matched(), False),
     "Matched(0.5)": (Matched(0.5), True),
     "Matched(2)": (Matched(2.0), True),
     **{f"Geometric({rate:g})": (Geometric(rate), True) for rate in (0.02, 0.05, 0.1, 0.2, 0.4)},
-    **{f"ULISSE beta={beta:g}": (Ulisse(beta), False) for beta in (1.0, 0.1, 0.01, 0.001)},
+    **{name: (law, False) for name, law in PUBLISHED.items()},
+    **{f"{name}, what is seen": (Seen(law, NUM_GRADIENTS), False) for name, law in PUBLISHED.items()},
     "early stopping": (NoSurvival(), True),
 }
 
@@ -149,24 +167,49 @@ def estimator(problem: Problem, method: str) -> Row:
 # ---- the mean of 100 gradients against products ---------------------------------------------------------------------
 
 
-def schedule(problem: Problem, name: str, q: float, preconditioned: bool, probe_sets: int) -> Row:
+class Tape:
+    """Products of a run that is repeated under another law: the same vectors in the same order, multiplied once."""
+
+    def __init__(self, product: Callable[[Tensor], Tensor]) -> None:
+        self._product = product
+        self._found: list[Tensor] = []
+        self._next = 0
+
+    def rewound(self) -> Tape:
+        """Return it, at its beginning."""
+        self._next = 0
+        return self
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """Return the product with the next vector."""
+        if self._next == len(self._found):
+            self._found.append(self._product(v))
+        self._next += 1
+        return self._found[self._next - 1]
+
+
+def schedule(
+    problem: Problem, name: str, q: float, preconditioned: bool, probe_sets: int, tapes: defaultdict[int, Tape]
+) -> Row:
     """Root-mean-square error of the mean of 100 gradients, relative to the gradient; exact but for the probes averaged.
 
-    With R_j what is left of each column before increment j, w_j the weights of :mod:`gpext.solvers.
-    estimator_diagnostics`, e1 and e2 the errors of both estimates for y and e_i those for the probes z_i, dA = B:
+    With e1 and e2 the errors of both estimates for y, e_i those for the probes z_i and dA = B,
 
-        2 (g~ - g) = e1' B a + a' B e2 + e1' B e2 - mean_i e_i' B z_i  + the probes' own part,  a = A^-1 y
+        2 (g~ - g) = e1' B a + a' B e2 + e1' B e2 - mean_i e_i' B z_i  + the probes' own part,    a = A^-1 y,
+
+    the covariance of errors is what :mod:`gpext.solvers.estimator_diagnostics` has. `tapes` keeps products, by seed.
     """
     law, share_columns = LAWS[name]
     a = problem.solve(problem.y[:, None])
     precondition = problem.preconditioner(SCHEDULE_RANK) if preconditioned else None
-    sets = probe_sets * 8 if name == "early stopping" else probe_sets  # what probes it sees decides its bias
+    is_biased = name == "early stopping" or name.endswith("seen")
+    sets = 8 * probe_sets if is_biased else probe_sets  # the bias of the trace is a mean over probes
     products, variances, biases = [], [], []
     for seed in range(sets):
         Z = problem.signs(NUM_PROBES, seed)
         b = torch.cat([problem.y[:, None], Z], -1)
         d = estimator_diagnostics(
-            problem.product,
+            tapes[seed].rewound(),
             b,
             num_estimates=2,
             precondition=precondition,

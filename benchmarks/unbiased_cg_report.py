@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -45,6 +46,7 @@ def report(ledger: Ledger) -> str:
                 ],
             )
         )
+        found.append(_envelope(rows))
     if rows := ledger.of("solution/"):
         found.append(
             table(
@@ -122,6 +124,45 @@ def _by_condition(rows: Sequence[Row], title: str, cell) -> str:
     return f"{title}, by condition number:\n\n" + table(["method", *(f"{c:.1e}" for c in conditions)], body)
 
 
+def _envelope(rows: Sequence[Row]) -> str:
+    """The default's errors over those of the others at as many products, between their points by interpolation."""
+    body = []
+    for row in (r for r in rows if r["law"] == "default"):
+        same = [r for r in rows if all(r[k] == row[k] for k in ("noise", "preconditioned")) and r["law"] != "default"]
+        cells = []
+        for name, is_wanted in (("truncation", _is_unbiased), ("total", _is_unbiased), ("total", _is_stopped)):
+            found = {
+                law: _between([r for r in same if r["law"] == law], row["products"], name)
+                for law in dict.fromkeys(r["law"] for r in same)
+                if is_wanted(law)
+            }
+            found = {law: error for law, error in found.items() if error < np.inf}
+            best = min(found, key=lambda law, f=found: f[law], default=None)
+            cells.append("" if best is None else f"{row[name] / found[best]:.2f} ({best})")
+        about = [f"{row['noise']:g}", "yes" if row["preconditioned"] else "no", f"{row['q']:g}"]
+        body.append([*about, f"{row['products']:.1f}", f"{row['total']:.2e}", *cells])
+    return "The default's error over the least of the others at as many products, by interpolation over q:\n\n" + table(
+        ["noise", "preconditioned", "q", "products", "total", "truncation", "total", "total, early stopping"], body
+    )
+
+
+def _is_unbiased(law: str) -> bool:
+    return law != "early stopping" and not law.endswith("seen")
+
+
+def _is_stopped(law: str) -> bool:
+    return law == "early stopping"
+
+
+def _between(rows: Sequence[Row], products: float, name: str) -> float:
+    """Return the error of a law at so many products, infinite outside of what was measured."""
+    points = sorted((r["products"], r[name]) for r in rows if 0 < r[name] < np.inf)
+    if not points or not points[0][0] <= products <= points[-1][0]:
+        return np.inf
+    x, y = zip(*points, strict=True)
+    return float(np.exp(np.interp(products, x, np.log(y))))
+
+
 def _estimator(row: Row) -> str:
     if "products" not in row:
         return f"{row['log10_error']:.2f}"
@@ -171,7 +212,7 @@ def _schedules(ledger: Ledger, path: Path) -> None:
             here = [r for r in rows if (r["noise"], r["preconditioned"]) == case]
             for law in dict.fromkeys(r["law"] for r in here):
                 mine = [r for r in here if r["law"] == law]
-                points = sorted((r["products"], max(r[name], r["bias"])) for r in mine)
+                points = sorted((r["products"], max(r[name], r["bias"])) for r in mine)  # truncation has no bias in it
                 points = [point for point in points if point[1] < 10]
                 if points:
                     style = {"lw": 2.5, "color": "black"} if law == "default" else {"lw": 0.8}
