@@ -144,8 +144,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.rows, options.gradient_rows, options.num_data, options.draws = 40, 20, 60, 20
-        options.noises, options.schedule_noises, options.tolerances = [0.1, 0.01], [0.1], [0.3]
+        options.rows, options.gradient_rows, options.num_data, options.draws = 40, 20, 60, 5
+        options.noises, options.schedule_noises, options.tolerances = [0.1], [0.1], [0.3]
         options.probe_sets, options.gradients = 1, 3
     return options
 

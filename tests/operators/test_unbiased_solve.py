@@ -13,6 +13,7 @@ from linear_operator.test.linear_operator_test_case import LinearOperatorTestCas
 from gpext.kernels import keops
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import KernelOperator, UnbiasedSolveOperator, UnbiasedSolver, UnbiasedSolveWarning
+from tests.solvers.test_conjugate_gradients import system
 
 F64 = torch.float64
 N = 40
@@ -158,6 +159,31 @@ def test_it_stays_matrix_free_where_fast_computations_are_off():
     mll = UnbiasedMarginalLogLikelihood(likelihood, model, solver=UnbiasedSolver(rank=0, max_steps=2))
     with gpytorch.settings.fast_computations(False, False, False), pytest.warns(UnbiasedSolveWarning):
         mll(model(x), y)
+
+
+def test_derivatives_need_two_estimates():
+    """And one in both places is seen to be biased by as many draws."""
+
+    class Twice(UnbiasedSolveOperator):
+        def _estimates(self, b, number, **options):
+            return super()._estimates(b, 1, **options).expand(number, *b.shape)
+
+    A, b = system(15, 1, noise=0.1)
+    A, y = A.requires_grad_(), b[:, 0]
+    (exact,) = torch.autograd.grad(y @ torch.linalg.solve(A, y), [A])
+    direction = torch.eye(15, dtype=F64)
+
+    def z(operator):
+        solver = UnbiasedSolver(tolerance=1.0, generator=torch.Generator().manual_seed(0))
+        draws = []
+        for _ in range(300):
+            (found,) = torch.autograd.grad(operator(to_linear_operator(A), solver=solver).inv_quad(y), [A])
+            draws.append((found * direction).sum())
+        draws = torch.stack(draws)
+        return float((draws.mean() - (exact * direction).sum()) / (draws.std() / 300**0.5))
+
+    assert abs(z(UnbiasedSolveOperator)) < 4.5
+    assert z(Twice) < -4.5
 
 
 def test_nothing_is_done_for_derivatives_that_nobody_wants():
