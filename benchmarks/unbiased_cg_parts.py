@@ -58,7 +58,7 @@ SEEN = {f"{name}, what is seen": Seen(PUBLISHED[name], NUM_GRADIENTS) for name i
 LAWS: dict[str, tuple[Survival, bool]] = {  # and whether columns end together
     "default": (Matched(), True),
     "Matched, columns apart": (Matched(), False),
-    **{f"Matched({power:g})": (Matched(power), True) for power in (0.5, 1.25, 1.5, 2.0)},
+    **{f"Matched({power:g})": (Matched(power), True) for power in (0.5, 1.0, 1.5, 2.0)},
     **{f"Geometric({rate:g})": (Geometric(rate), True) for rate in (0.02, 0.05, 0.1, 0.2, 0.4)},
     **{name: (law, False) for name, law in PUBLISHED.items()},
     **{name: (law, False) for name, law in SEEN.items()},

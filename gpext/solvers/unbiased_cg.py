@@ -3,7 +3,7 @@ r"""Estimates of A^-1 b from few steps of conjugate gradients, unbiased by a ran
     x~ = x0 + sum_{t < l} d_t + sum_{j = 0}^J d_{l + j} / P_j,       J random, P(J >= j) = P_j
 
 with the increments d_t of CG from x0. Its first l steps are taken anyway: until the residual has fallen to a given
-size. From there P_j falls by default as the smallest residual in the Krylov space does; that is decided by A, b and x0
+size. From there P_j falls by default with the smallest residual in the Krylov space; that is decided by A, b and x0
 and not by J, so the mean is that of the whole run. Truncations are independent for each of several estimates, which
 share the products of one run: two of them are independent given the increments, so that E[x~1' B x~2] = x' B x. They
 are independent for each column as well, or one for all columns of an estimate.

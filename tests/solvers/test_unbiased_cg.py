@@ -79,7 +79,9 @@ def test_the_default_falls_as_the_smallest_residual_in_the_krylov_space(precondi
     A, b = system(30, 2, noise=1.0)
     inverse = jacobi(A)(torch.eye(30, dtype=F64)) if preconditioned else torch.eye(30, dtype=F64)
     root = torch.linalg.cholesky(inverse).mT  # |r| in the norm of P^-1 is |root r|
-    found = estimator_diagnostics(lambda v: A @ v, b, precondition=lambda r: inverse @ r, tolerance=0.3)
+    found = estimator_diagnostics(
+        lambda v: A @ v, b, precondition=lambda r: inverse @ r, tolerance=0.3, survival=Matched(1.0)
+    )
     first, p = found.first_steps, found.log_probability.exp()
     assert first > 1
     for column in range(2):
