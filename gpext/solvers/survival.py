@@ -38,27 +38,31 @@ class Survival(ABC):
 
 @dataclass(frozen=True)
 class Matched(Survival):
-    """P_j = fall^power: as the smallest residual in the Krylov space does, whose norm is that of MINRES.
+    """P_j = max(fall^power, exp(-steepest j)), by the fall of the smallest residual in the Krylov space, MINRES's.
 
     Nothing has to be known or fitted. A power of 1 suits the solution itself. Derivatives of y' A^-1 y and log|A| are
     nearer to their limits than the solution is to its own, so that they allow more: beyond 4/3 fourth moments, and from
-    2 on variances, would come from increments that are almost never reached.
+    2 on variances, would come from increments that are almost never reached. Where a good preconditioner leaves a few
+    steps, `steepest` costs two more at most, and every entry of a solution has its share of the draws.
 
     Args:
         power: positive.
+        steepest: rate, positive.
 
     Raises:
-        ValueError: it is not.
+        ValueError: one is not.
     """
 
     power: float = 1.25
+    steepest: float = 1.0
 
     def __post_init__(self) -> None:
         _check_positive("power", self.power)
+        _check_positive("steepest", self.steepest)
 
     def log_probability(self, j: int, fall: Tensor) -> Tensor:
         """Return log P_j (..., R)."""
-        return self.power * fall.log()
+        return (self.power * fall.log()).clamp_min(-self.steepest * j)
 
 
 @dataclass(frozen=True)

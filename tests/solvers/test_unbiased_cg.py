@@ -43,6 +43,7 @@ def enumerated(monkeypatch, A, b, log_p, **options):
 LAWS = {
     "matched": None,
     "matched, slower": Matched(0.5),
+    "matched, faster": Matched(2.0, steepest=3.0),
     "geometric": Geometric(0.05),
     "of a cost": Geometric.of_cost(10),
     "published": Ulisse(1.0),
@@ -80,7 +81,7 @@ def test_the_default_falls_as_the_smallest_residual_in_the_krylov_space(precondi
     inverse = jacobi(A)(torch.eye(30, dtype=F64)) if preconditioned else torch.eye(30, dtype=F64)
     root = torch.linalg.cholesky(inverse).mT  # |r| in the norm of P^-1 is |root r|
     found = estimator_diagnostics(
-        lambda v: A @ v, b, precondition=lambda r: inverse @ r, tolerance=0.3, survival=Matched(1.0)
+        lambda v: A @ v, b, precondition=lambda r: inverse @ r, tolerance=0.3, survival=Matched(1.0, steepest=10.0)
     )
     first, p = found.first_steps, found.log_probability.exp()
     assert first > 1
@@ -161,7 +162,13 @@ def test_what_ends_the_run_is_said():
     assert unbiased_cg(lambda v: A @ v - 0.5 * v, b).status is SolveStatus.NOT_POSITIVE_DEFINITE
     with pytest.raises(ValueError, match="num_estimates"):
         unbiased_cg(lambda v: A @ v, b, num_estimates=0)
-    for bad in (lambda: Geometric(0.0), lambda: Ulisse(-1.0), lambda: Matched(0.0), lambda: Geometric.of_cost(1.0)):
+    for bad in (
+        lambda: Geometric(0.0),
+        lambda: Ulisse(-1.0),
+        lambda: Matched(0.0),
+        lambda: Matched(1.0, -1.0),
+        lambda: Geometric.of_cost(1.0),
+    ):
         with pytest.raises(ValueError, match="must be"):
             bad()
 
