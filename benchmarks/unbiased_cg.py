@@ -96,7 +96,7 @@ def draws(ledger: Ledger, options: argparse.Namespace) -> None:
                         },
                     )
     data = load("concrete", max_train=options.gradient_rows, test_fraction=0.0)
-    for method in tqdm(("stock inv_quad", *parts.GRADIENT_METHODS), disable=None):
+    for method in tqdm((*parts.GRADIENT_METHODS, "stock inv_quad"), disable=None):
         ledger.get(
             f"gradient/{options.gradient_rows}/{method}/{options.draws}",
             lambda m=method: {
@@ -130,7 +130,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, some seconds")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rows", type=int, default=1030, help="of Concrete")
-    parser.add_argument("--gradient-rows", type=int, default=100, help="of Concrete, for draws of gradients")
+    parser.add_argument("--gradient-rows", type=int, default=300, help="of Concrete, for draws of gradients")
     parser.add_argument("--noises", nargs="+", type=float, default=[1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3])
     parser.add_argument("--schedule-noises", nargs="+", type=float, default=[0.1, 0.01])
     parser.add_argument("--tolerances", nargs="+", type=float, default=[1.0, 0.3, 0.1, 0.03, 0.01])
