@@ -10,6 +10,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib import ticker
 
 from benchmarks.ledger import Ledger, Row
 
@@ -199,26 +200,27 @@ def _conditioning(ledger: Ledger, path: Path) -> None:
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("condition number", fontsize=8)
         axis.legend(fontsize=6)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
 def _schedules(ledger: Ledger, path: Path) -> None:
     rows = ledger.of("schedules/")
     cases = list(dict.fromkeys((r["noise"], r["preconditioned"]) for r in rows))
-    figure, axes = plt.subplots(2, len(cases), figsize=(4.2 * len(cases), 7), layout="constrained", squeeze=False)
+    laws = list(dict.fromkeys(r["law"] for r in rows))
+    figure, axes = plt.subplots(2, len(cases), figsize=(3.6 * len(cases), 6.5), layout="constrained", squeeze=False)
     for column, case in enumerate(cases):
         for axis, name in ((axes[0, column], "truncation"), (axes[1, column], "total")):
-            here = [r for r in rows if (r["noise"], r["preconditioned"]) == case]
-            for law in dict.fromkeys(r["law"] for r in here):
-                mine = [r for r in here if r["law"] == law]
+            for index, law in enumerate(laws):
+                mine = [r for r in rows if (r["noise"], r["preconditioned"], r["law"]) == (*case, law)]
                 points = sorted((r["products"], max(r[name], r["bias"])) for r in mine)  # truncation has no bias in it
                 points = [point for point in points if point[1] < 10]
                 if points:
-                    style = {"lw": 2.5, "color": "black"} if law == "default" else {"lw": 0.8}
+                    style = {"lw": 2.5, "c": "black"} if law == "default" else {"lw": 0.8, "c": plt.cm.tab20(index)}
                     axis.plot(*zip(*points, strict=True), marker=".", label=law, **style)
             axis.set_yscale("log")
             axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(ticker.NullFormatter())
             axis.set_title(
                 f"noise {case[0]:g}, {'preconditioned' if case[1] else 'plain'}: "
                 + ("truncation and bias" if name == "truncation" else "with the probes"),
@@ -226,6 +228,7 @@ def _schedules(ledger: Ledger, path: Path) -> None:
             )
             axis.set_xlabel("expected products a gradient", fontsize=8)
     axes[0, 0].set_ylabel("relative error of the mean of 100 gradients", fontsize=8)
-    axes[0, 0].legend(fontsize=6)
-    figure.savefig(path, dpi=90)
+    handles = {label: h for axis in axes.flat for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), fontsize=7, loc="outside right center")
+    figure.savefig(path, dpi=80)
     plt.close(figure)
