@@ -49,7 +49,8 @@ class LowRankPreconditioner:
     def __call__(self, r: Tensor) -> Tensor:
         """Return P^-1 r (..., n, R)."""
         scaled = r / self.noise.unsqueeze(-1)
-        inner = torch.cholesky_solve(self.root.mT @ scaled, self.chol)
+        rows = scaled.mT.contiguous() @ self.root  # for a few columns several times as fast as L' @ scaled
+        inner = torch.cholesky_solve(rows.mT, self.chol)
         return scaled - (self.root @ inner) / self.noise.unsqueeze(-1)
 
     def whitened(self, matvec: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
