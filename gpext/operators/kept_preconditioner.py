@@ -21,7 +21,7 @@ class KeptPreconditioner:
         ValueError: it is not.
 
     Example:
-        >>> from gpext.operators import UnbiasedSolver
+        >>> from gpext.operators import KeptPreconditioner, UnbiasedSolver
         >>> solver = UnbiasedSolver(keep=KeptPreconditioner())
     """
 
