@@ -90,8 +90,8 @@ def test_inputs_far_apart_keep_their_digits(profile, dtype):
 
 @pytest.mark.parametrize("quicker", [True, False])
 @pytest.mark.parametrize("name", FACTORS)
-def test_either_exponential_serves(name, quicker, monkeypatch):
-    monkeypatch.setattr(profiles, "_is_exp2_quicker", lambda dtype: quicker)
+def test_either_exponential_and_root_serve(name, quicker, monkeypatch):
+    monkeypatch.setattr(profiles, "_is_quicker", lambda one, other, dtype: quicker)
     test_products_and_derivatives_are_those_of_the_stored_matrix((name,), True)
     test_float32((name,))
 
