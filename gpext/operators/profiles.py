@@ -28,7 +28,7 @@ _LOG2E = 1 / math.log(2)
 
 
 def scale(profile: str, like: Tensor) -> float:
-    """Return c as `value` and `value_and_slopes` want their t: of rbf in units of log 2 where 2^t is quicker than e^t."""
+    """Return c as `value` and `value_and_slopes` want their t: of rbf in units of log 2 where 2^t is quicker."""
     return FACTORS[profile] * (_LOG2E if profile == "rbf" and _by_exp2(like) else 1.0)
 
 
@@ -99,7 +99,7 @@ def _by_exp2(t: Tensor) -> bool:
 
 @cache
 def _is_quicker(one: Callable[..., Tensor], other: Callable[..., Tensor], dtype: torch.dtype) -> bool:
-    """Whether one function is much quicker than another: torch's exp and sqrt may be MKL's, slow on AMD's processors."""
+    """Whether one function is much quicker than another: torch's exp and sqrt may be MKL's, slow on AMD's."""
     t = torch.linspace(1, 3, 2**14, dtype=dtype)
     out = torch.empty_like(t)
 

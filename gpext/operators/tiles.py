@@ -103,6 +103,27 @@ def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
     return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).mT
 
 
+def matrix(factors: Sequence[Factor]) -> Tensor:
+    """Return K (n, m), s left out."""
+    ready = [_Ready.of(factor) for factor in factors]
+    square = factors[0].y is None
+    n, m = len(factors[0].x), len(factors[0].columns)
+    out = factors[0].x.new_empty(n, m)
+
+    def rows_of(starts: Sequence[int]) -> None:
+        scratch = out.new_empty(3, _ROWS * _COLUMNS)
+        for start in starts:
+            rows = slice(start, min(start + _ROWS, n))
+            for columns in _columns(rows, m, square):
+                K = _tile(ready, rows, columns, scratch)
+                out[rows, columns] = K
+                if square and columns.start != rows.start:
+                    out[columns, rows] = K.mT
+
+    _shared_out(rows_of, range(0, n, _ROWS), n * m, out.device)
+    return out
+
+
 @dataclass(frozen=True)
 class Derivatives:
     """Of u' K v, summed over columns of u and v; s counts as one."""
