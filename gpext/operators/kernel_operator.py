@@ -105,7 +105,7 @@ class KernelOperator(LinearOperator):
     def _stored(self) -> Tensor:
         """The matrix (..., n, m)."""
         each = [tiles.matrix(factors) for factors in self._flat(self.batch_shape)]
-        return torch.stack(each).view(self.shape) * self.outputscale
+        return (torch.stack(each) if self.batch_shape else each[0]).view(self.shape).mul_(self.outputscale)
 
     def bilinear_form(self, left: Tensor, right: Tensor) -> Tensor:
         """Return sum_r left_r' K right_r (...) for (..., n, R) and (..., m, R), value and derivatives from one pass.
