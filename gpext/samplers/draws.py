@@ -212,14 +212,20 @@ class GibbsDraws:
 
 
 def conclude(
-    target: Target, chunks: Chunks, state: ChainState, status: SamplingStatus | None, note: str, seconds: float
+    name: str,
+    target: Target,
+    chunks: Chunks,
+    state: ChainState,
+    status: SamplingStatus | None,
+    note: str,
+    seconds: float,
 ) -> GibbsDraws:
-    """Return the draws of a run that ended with a status, or, with None, because it was done."""
+    """Return the draws of a sampler's run that ended with a status, or, with None, because it was done."""
     r_hat = _largest_r_hat(chunks)
     if status is None:
         status = SamplingStatus.MIXED if r_hat < WELL_MIXED else SamplingStatus.NOT_MIXED
     message = (
-        f"Gibbs, {state.latent.size(0)} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
+        f"{name}, {state.latent.size(0)} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
         f"{r_hat:.4f}: {status.value}" + (f" ({note})" if note else "") + "."
     )
     return GibbsDraws(target, chunks, state, status, message, seconds, r_hat)

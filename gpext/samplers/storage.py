@@ -119,7 +119,10 @@ class Store:
             self.chunks = self.chunks.extended(part, chunk.size)
 
     def flush_to_memory(self) -> None:
-        """Hand over the draws of the buffer without the directory."""
+        """Hand over the draws of the buffer without the directory, where no half-written file stays."""
+        if self._directory is not None:
+            for partial in self._directory.glob("*.part"):
+                partial.unlink()
         self._directory = None
         self.flush()
 
