@@ -121,6 +121,10 @@ class ModelTarget(Target):
         """Return hyperparameters (..., *shape) by parameter name for raw values (..., P)."""
         return self._moved.constrained(raw)
 
+    def names_of(self, coordinates: Sequence[int]) -> list[str]:
+        """Return the names of the parameters that coordinates belong to, in the order of the flat vector."""
+        return [slot.name for slot in self._moved.slots if slot.place.start in coordinates]
+
     def log_density_given_sites(self, raw: Tensor, coordinate: int, sites: GaussianSites) -> Tensor:
         """Return log p(theta_j | w, y, the rest) () up to a constant, f integrated out, at raw values (P,).
 

@@ -1,0 +1,150 @@
+r"""Langevin draws of the hyperparameters of a GP whose likelihood has an augmentation.
+
+One sweep of a chain:
+
+    w | f, theta                        one independent draw a datum                           [GWO20 Sec. 3.4]
+    kernel and mean parameters | w      f integrated out: Langevin steps, Gaussian regression with targets nu / tau
+                                        and noise 1 / tau, a variance for each datum           [FE15 Eqs. 5, 9]
+    f | w, theta                        a Gaussian, drawn at once
+    likelihood parameters | f           w integrated out: slice sampling of sum log p(y | f, theta) + log p(theta)
+
+Parameters of the prior and f are drawn together from p(theta, f | w, y), first theta without f, then f; those of the
+likelihood and w together from the rest given f. So p(f, w, theta | y) stays as it is but for what Langevin steps do to
+p(theta | w, y): steps of size eps, in units of M, widen it by about eps / 8 of a standard deviation, and the noise of
+gradients that are estimated by what :mod:`gpext.samplers.sgld` says. Several steps a sweep, because theta moves less in
+one than w does in a draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpext.models import LatentGP
+from gpext.operators import UnbiasedSolver
+from gpext.optim import SGLD
+from gpext.samplers.chain_state import ChainState
+from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites
+from gpext.samplers.mode import scattered
+from gpext.samplers.site_posterior import SitePosterior, conditional_mode
+from gpext.samplers.slice_sampling import slice_sweep
+from gpext.samplers.target import ModelTarget
+from gpext.sites import GaussianSites
+
+_SETTLING = 20  # sweeps at the start in which parameters stay: w and f find each other
+
+
+class AugmentedSGLDSampler(LatentChainSampler):
+    """Draws of hyperparameters and latent values where the likelihood is not Gaussian, each at the cost of gradients.
+
+    Chains begin at draws about the mode of the prior's parameters for a subset of the data, those of the likelihood at
+    the model's own.
+
+    Args:
+        model: with its likelihood, one with an augmentation, and targets (N,).
+        hyperparameters: as :class:`gpext.samplers.GibbsSampler`: the names of the parameters to move, by default all
+            that a registered prior depends on and that require gradients.
+        solver: how to estimate gradients by products with the kernel; None for exact ones by a factorisation.
+        steps: Langevin steps a sweep.
+        step_size: eps. It stays: the freeze rule of [FE15 Eq. 7] would take for noise how the gradient moves with w.
+        preconditioner: M (P, P) for the prior's P parameters in unconstrained space, in the order of the model's; by
+            default the inverse curvature at the mode.
+        jitter: added to the diagonal of the prior covariance.
+
+    Raises:
+        TypeError: the likelihood has no augmentation, or the model has inducing inputs.
+        ValueError: no parameter of the prior moves; targets are a batch; a preconditioner that does not fit; there is
+            no such parameter.
+
+    Example:
+        >>> sampler = AugmentedSGLDSampler(model)  # doctest: +SKIP
+        >>> draws = sampler.run(1000, num_chains=4)  # doctest: +SKIP
+        >>> draws.hyperparameters["covar_module.outputscale"].shape  # doctest: +SKIP
+        torch.Size([4, 1000])
+    """
+
+    name = "SGLD within Gibbs"
+
+    def __init__(
+        self,
+        model: LatentGP,
+        *,
+        hyperparameters: Sequence[str] | None = None,
+        solver: UnbiasedSolver | None = None,
+        steps: int = 5,
+        step_size: float = 0.2,
+        preconditioner: Tensor | None = None,
+        jitter: float = 0.0,
+    ) -> None:
+        if steps < 1 or not step_size > 0:
+            raise ValueError(f"expected steps >= 1 and step_size > 0; got {steps} and {step_size}.")
+        if model.train_targets.dim() != 1:
+            raise ValueError(f"expected targets (N,); got {tuple(model.train_targets.shape)}.")
+        self._model_target = ModelTarget(model, hyperparameters, jitter)
+        super().__init__(self._model_target)
+        size = len(self._model_target.of_prior)
+        if not size:
+            raise ValueError(
+                "no parameter of the prior moves: register priors of the kernel's parameters or name them in "
+                "`hyperparameters`. gpext.samplers.GibbsSampler(model) draws f and the likelihood's parameters alone."
+            )
+        if preconditioner is not None and preconditioner.shape != (size, size):
+            raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(preconditioner.shape)}.")
+        self._names = self._model_target.names_of(self._model_target.of_prior)
+        self._posterior = SitePosterior(self._model_target.model, self._names, solver, jitter)
+        self._steps, self._step_size = steps, step_size
+        self._preconditioner, self._jitter = preconditioner, jitter
+
+    def _begin(self, num_chains: int, warmup: int, generator: torch.Generator) -> ChainState:
+        target = self._model_target
+        parent = torch.Generator().manual_seed(_seed(generator))
+        mode, M = conditional_mode(target.model, self._names, self._jitter, parent)
+        M = M if self._preconditioner is None else self._preconditioner.detach().double().cpu()
+        raw = target.begin(num_chains)
+        starts = scattered(mode, M, num_chains, parent)
+        raw[:, target.of_prior] = starts.to(raw)
+        walkers = [self._first_walker(start, M, _seed(generator)) for start in starts]
+        prior = target.prior(raw)
+        latent = prior.mean.expand(num_chains, *target.latent_shape)
+        for _ in range(_SETTLING):
+            sites = target.sites(latent, raw, generator)
+            latent = draw_given_sites(prior, sites, latent.shape, generator=generator)
+        widths = torch.full_like(raw[0], FIRST_WIDTH)
+        return ChainState(latent, raw, widths, generator.get_state(), warmup, 0, 0, tuple(walkers))
+
+    def _sweep(self, state: ChainState, generator: torch.Generator) -> ChainState:
+        target = self._model_target
+        sites = target.sites(state.latent, state.raw, generator)
+        raw, walkers = state.raw.clone(), []
+        for chain, walker in enumerate(state.walkers):
+            self._posterior.condition_on(GaussianSites(sites.shift[chain], sites.precision[chain]))
+            theta, moved = self._walk(raw[chain, target.of_prior].cpu(), walker)
+            raw[chain, target.of_prior] = theta.to(raw)
+            walkers.append(moved)
+        latent = draw_given_sites(target.prior(raw), sites, state.latent.shape, generator=generator)
+        density = target.log_density_given_latent
+        raw = slice_sweep(target.of_likelihood, raw, state.widths, density, list(latent), generator)
+        return replace(state, latent=latent, raw=raw, walkers=tuple(walkers))
+
+    def _first_walker(self, theta: Tensor, M: Tensor, seed: int) -> dict[str, Any]:
+        """Return what Langevin steps of a chain start from."""
+        generator = torch.Generator().manual_seed(seed)
+        return SGLD([theta], self._step_size, M, generator=generator).state_dict()
+
+    def _walk(self, theta: Tensor, walker: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """Return parameters (P,) after the Langevin steps of a sweep, and what the next ones go on from."""
+        theta, generator = theta.clone(), torch.Generator()
+        optimizer = SGLD([theta], self._step_size, generator=generator)
+        optimizer.load_state_dict(walker)
+        for _ in range(self._steps):
+            theta.grad = -self._posterior.gradient(theta, generator=generator)
+            optimizer.step()
+        return theta, optimizer.state_dict()
+
+
+def _seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), device=generator.device, generator=generator))
