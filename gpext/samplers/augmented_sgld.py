@@ -28,8 +28,16 @@ from gpext.models import LatentGP
 from gpext.operators import UnbiasedSolver
 from gpext.optim import SGLD
 from gpext.samplers.chain_state import ChainState
-from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites
+from gpext.samplers.latent_chains import (
+    FIRST_WIDTH,
+    BreakdownError,
+    LatentChainSampler,
+    draw_given_sites,
+    sites_of,
+)
+from gpext.samplers.matrix_free_target import MatrixFreeTarget
 from gpext.samplers.mode import scattered
+from gpext.samplers.seeds import child_on_cpu
 from gpext.samplers.site_posterior import SitePosterior, conditional_mode
 from gpext.samplers.slice_sampling import slice_sweep
 from gpext.samplers.target import ModelTarget
@@ -48,7 +56,8 @@ class AugmentedSGLDSampler(LatentChainSampler):
         model: with its likelihood, one with an augmentation, and targets (N,).
         hyperparameters: as :class:`gpext.samplers.GibbsSampler`: the names of the parameters to move, by default all
             that a registered prior depends on and that require gradients.
-        solver: how to estimate gradients by products with the kernel; None for exact ones by a factorisation.
+        solver: how to estimate gradients by products with the kernel; f is then drawn, and predicted, by solves of
+            conjugate gradients. None for factorisations, up to some thousands of data: gradients are then exact.
         steps: Langevin steps a sweep.
         step_size: eps. It stays: the freeze rule of [FE15 Eq. 7] would take for noise how the gradient moves with w.
         preconditioner: M (P, P) for the prior's P parameters in unconstrained space, in the order of the model's; by
@@ -84,7 +93,8 @@ class AugmentedSGLDSampler(LatentChainSampler):
             raise ValueError(f"expected steps >= 1 and step_size > 0; got {steps} and {step_size}.")
         if model.train_targets.dim() != 1:
             raise ValueError(f"expected targets (N,); got {tuple(model.train_targets.shape)}.")
-        self._model_target = ModelTarget(model, hyperparameters, jitter)
+        kind = ModelTarget if solver is None else MatrixFreeTarget
+        self._model_target = kind(model, hyperparameters, jitter)
         super().__init__(self._model_target)
         size = len(self._model_target.of_prior)
         if not size:
@@ -101,18 +111,16 @@ class AugmentedSGLDSampler(LatentChainSampler):
 
     def _begin(self, num_chains: int, warmup: int, generator: torch.Generator) -> ChainState:
         target = self._model_target
-        parent = torch.Generator().manual_seed(_seed(generator))
+        parent = child_on_cpu(generator)
         mode, M = conditional_mode(target.model, self._names, self._jitter, parent)
         M = M if self._preconditioner is None else self._preconditioner.detach().double().cpu()
         raw = target.begin(num_chains)
         starts = scattered(mode, M, num_chains, parent)
         raw[:, target.of_prior] = starts.to(raw)
-        walkers = [self._first_walker(start, M, _seed(generator)) for start in starts]
-        prior = target.prior(raw)
-        latent = prior.mean.expand(num_chains, *target.latent_shape)
+        walkers = [self._first_walker(start, M, child_on_cpu(generator)) for start in starts]
+        latent = target.targets.new_zeros(num_chains, *target.latent_shape, dtype=torch.float64)
         for _ in range(_SETTLING):
-            sites = target.sites(latent, raw, generator)
-            latent = draw_given_sites(prior, sites, latent.shape, generator=generator)
+            latent = self._draw_latent(raw, target.sites(latent, raw, generator), generator)
         widths = torch.full_like(raw[0], FIRST_WIDTH)
         return ChainState(latent, raw, widths, generator.get_state(), warmup, 0, 0, tuple(walkers))
 
@@ -121,18 +129,28 @@ class AugmentedSGLDSampler(LatentChainSampler):
         sites = target.sites(state.latent, state.raw, generator)
         raw, walkers = state.raw.clone(), []
         for chain, walker in enumerate(state.walkers):
-            self._posterior.condition_on(GaussianSites(sites.shift[chain], sites.precision[chain]))
+            self._posterior.condition_on(sites_of(sites, chain))
             theta, moved = self._walk(raw[chain, target.of_prior].cpu(), walker)
             raw[chain, target.of_prior] = theta.to(raw)
             walkers.append(moved)
-        latent = draw_given_sites(target.prior(raw), sites, state.latent.shape, generator=generator)
+        latent = self._draw_latent(raw, sites, generator)
         density = target.log_density_given_latent
         raw = slice_sweep(target.of_likelihood, raw, state.widths, density, list(latent), generator)
         return replace(state, latent=latent, raw=raw, walkers=tuple(walkers))
 
-    def _first_walker(self, theta: Tensor, M: Tensor, seed: int) -> dict[str, Any]:
+    def _draw_latent(self, raw: Tensor, sites: GaussianSites, generator: torch.Generator) -> Tensor:
+        """Return latent values (C, N) given sites (C, N) and hyperparameters (C, P)."""
+        target = self._model_target
+        if not isinstance(target, MatrixFreeTarget):
+            return draw_given_sites(target.prior(raw), sites, sites.shift.shape, generator=generator)
+        try:
+            drawn = [target.draw_latent(row, sites_of(sites, c), generator) for c, row in enumerate(raw)]
+        except ArithmeticError as error:
+            raise BreakdownError(str(error)) from error
+        return torch.stack(drawn)
+
+    def _first_walker(self, theta: Tensor, M: Tensor, generator: torch.Generator) -> dict[str, Any]:
         """Return what Langevin steps of a chain start from."""
-        generator = torch.Generator().manual_seed(seed)
         return SGLD([theta], self._step_size, M, generator=generator).state_dict()
 
     def _walk(self, theta: Tensor, walker: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -144,7 +162,3 @@ class AugmentedSGLDSampler(LatentChainSampler):
             theta.grad = -self._posterior.gradient(theta, generator=generator)
             optimizer.step()
         return theta, optimizer.state_dict()
-
-
-def _seed(generator: torch.Generator) -> int:
-    return int(torch.randint(2**62, (), device=generator.device, generator=generator))

@@ -25,10 +25,9 @@ from gpext.inference.gibbs import draw_prior
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.models import LatentGP
 from gpext.samplers.chain_state import ChainState
-from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites
+from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites, sites_of
 from gpext.samplers.slice_sampling import slice_sweep
 from gpext.samplers.target import ModelTarget, Target
-from gpext.sites import GaussianSites
 
 
 class GibbsSampler(LatentChainSampler):
@@ -107,9 +106,8 @@ class GibbsSampler(LatentChainSampler):
         target, raw = self._target, state.raw
         sites = target.sites(state.latent, raw, generator)
         if isinstance(target, ModelTarget):
-            raw = slice_sweep(
-                target.of_prior, raw, state.widths, target.log_density_given_sites, _by_chain(sites), generator
-            )
+            given = [sites_of(sites, chain) for chain in range(len(raw))]
+            raw = slice_sweep(target.of_prior, raw, state.widths, target.log_density_given_sites, given, generator)
         latent = draw_given_sites(
             target.prior(raw),
             sites,
@@ -123,7 +121,3 @@ class GibbsSampler(LatentChainSampler):
             density = target.log_density_given_latent
             raw = slice_sweep(target.of_likelihood, raw, state.widths, density, list(latent), generator)
         return replace(state, latent=latent, raw=raw)
-
-
-def _by_chain(sites: GaussianSites) -> list[GaussianSites]:
-    return [GaussianSites(*pair) for pair in zip(sites.shift, sites.precision, strict=True)]

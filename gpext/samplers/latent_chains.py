@@ -188,6 +188,11 @@ def draw_given_sites(
     return draw_latent(posterior, before, current=current, overrelaxation=overrelaxation, generator=generator)
 
 
+def sites_of(sites: GaussianSites, chain: int) -> GaussianSites:
+    """Return the sites (..., N) of one of C chains (C, ..., N)."""
+    return GaussianSites(sites.shift[chain], sites.precision[chain])
+
+
 def _check_positive(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:

@@ -3,6 +3,7 @@
 from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients
 from gpext.solvers.lanczos import lanczos_log_det, trace_probes
 from gpext.solvers.preconditioners import LowRankPreconditioner, nystrom, partial_cholesky
+from gpext.solvers.square_roots import RootProduct, square_root_times
 from gpext.solvers.steps import SolveStatus
 from gpext.solvers.survival import Geometric, NoSurvival, Survival, Ulisse
 from gpext.solvers.unbiased_cg import UnbiasedSolve, unbiased_cg
@@ -12,6 +13,7 @@ __all__ = [
     "LinearSolve",
     "LowRankPreconditioner",
     "NoSurvival",
+    "RootProduct",
     "SolveStatus",
     "Survival",
     "Ulisse",
@@ -20,6 +22,7 @@ __all__ = [
     "lanczos_log_det",
     "nystrom",
     "partial_cholesky",
+    "square_root_times",
     "trace_probes",
     "unbiased_cg",
 ]
