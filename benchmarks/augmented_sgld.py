@@ -9,7 +9,7 @@ N(0, noise / lambda_i), lambda_i ~ Gamma(nu / 2, nu / 2), with f integrated out 
     lambda | f, y                   exact
     log (s, l, noise) | lambda, y   random-walk Metropolis on N(y | 0, K + noise / lambda), dense
     log nu | lambda                 random-walk Metropolis
-    f | lambda, y                   exact, dense
+    f | lambda, y                   exact, dense (but for 1e-9 s on the diagonal of its covariance)
 
 "ionosphere" has 300 rows of a real classification problem, a logit likelihood, and s and l as above, with the median
 distance for the unit of l. There the reference is gpext's own GibbsSampler, whose moves of hyperparameters are slices.
@@ -56,6 +56,8 @@ NAMES = {
 PRIORS = {"s": (0.0, 1.0), "l": (0.0, 1.0), "noise": (-2.0, 1.0), "nu": (1.5, 0.5)}  # of the logarithms
 PROBES = 4
 LOWEST_NU = 2.0  # gpytorch's constraint
+MOVES = 4  # of (s, l, noise) in a sweep of the reference
+JITTER = 1e-9  # of s, added to the variances of f given the rest
 
 
 class Model(LatentGP):
@@ -146,7 +148,7 @@ class ScaleMixture:
 
         here = self.log_density(self.logs, scales)
         root = np.linalg.cholesky(self.covariance + 1e-10 * np.eye(3))
-        for _ in range(2):
+        for _ in range(MOVES):
             proposal = self.logs.copy()
             proposal[:3] += self.size * 2.38 / np.sqrt(3) * root @ rng.standard_normal(3)
             there = self.log_density(proposal, scales)
@@ -170,14 +172,14 @@ class ScaleMixture:
         reduced = solve_triangular(L, K, lower=True)
         mean = reduced.T @ solve_triangular(L, self.y, lower=True)
         V = K - reduced.T @ reduced
-        values, axes = np.linalg.eigh(0.5 * (V + V.T))
-        self.f = mean + axes @ (np.sqrt(np.maximum(values, 0)) * rng.standard_normal(len(mean)))
+        root = np.linalg.cholesky(V + JITTER * np.exp(self.logs[0]) * np.eye(len(mean)))
+        self.f = mean + root @ rng.standard_normal(len(mean))
         return self.logs.copy()
 
     def adapt(self, chance: float) -> None:
         """Let the walk's law follow the chain."""
         self.steps += 1
-        rate = 2 / (self.steps + 100)
+        rate = 1 / (self.steps + 100)
         gap = self.logs[:3] - self.mean
         self.mean = self.mean + rate * gap
         self.covariance = self.covariance + rate * (np.outer(gap, gap) - self.covariance)
@@ -268,12 +270,16 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
         for method in options.methods:
             if method == METHODS[0] and problem != "student_t":
                 continue
-            draws = options.reference_draws if method == METHODS[0] else options.draws
-            key = f"{problem}/{options.rows}/{method}/{options.chains}x{draws}+{options.warmup}"
+            is_reference = method == METHODS[0]
+            draws = options.reference_draws if is_reference else options.draws
+            warmup = options.reference_warmup if is_reference else options.warmup
+            key = f"{problem}/{options.rows}/{method}/{options.chains}x{draws}+{warmup}"
 
-            def make(problem: str = problem, method: str = method, draws: int = draws, key: str = key) -> Row:
+            def make(
+                problem: str = problem, method: str = method, draws: int = draws, warmup: int = warmup, key: str = key
+            ) -> Row:
                 model = model_of(problem, options.rows)
-                counts = {"draws": draws, "chains": options.chains, "warmup": options.warmup}
+                counts = {"draws": draws, "chains": options.chains, "warmup": warmup}
                 if method == METHODS[0]:
                     logs, seconds = metropolis(model, **counts)
                 else:
@@ -333,6 +339,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--draws", type=int, default=4000, help="of each chain of gpext's samplers")
     parser.add_argument("--reference-draws", type=int, default=10_000, help="of each chain of the reference")
+    parser.add_argument("--reference-warmup", type=int, default=1500)
     parser.add_argument("--warmup", type=int, default=300)
     parser.add_argument("--step-size", type=float, default=0.2, help="of Langevin steps")
     parser.add_argument("--timed", type=int, default=50, help="sweeps that are timed")
@@ -342,7 +349,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.rows, options.chains, options.draws, options.warmup, options.timed = 20, 2, 10, 2, 2
-        options.reference_draws = 20
+        options.reference_draws, options.reference_warmup = 20, 5
     return options
 
 

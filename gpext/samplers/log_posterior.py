@@ -87,11 +87,14 @@ class LogPosterior:
 
     def _log_density(self, raw: Tensor) -> Tensor:
         self.moved.write(raw)
+        jacobian = self.moved.log_jacobian()
+        if not bool(jacobian.isfinite()):  # on the edge of a constraint, where some priors have no density to give
+            return raw.new_tensor(-torch.inf)
         try:
             with self.factorised(), warnings.catch_warnings():
                 warnings.simplefilter("error", NumericalWarning)  # jitter would make it another model
                 value = self.mll(self.model(*self._x), self._y).double() * self.num_data
         except (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError):
             return raw.new_tensor(-torch.inf)
-        value = value.cpu() + self.moved.log_jacobian()
+        value = value.cpu() + jacobian
         return torch.where(value.isnan(), -torch.inf, value)
