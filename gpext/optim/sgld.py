@@ -41,7 +41,8 @@ class SGLD(torch.optim.Optimizer):
         preconditioner: M: None for the identity, a diagonal (P,), or a symmetric positive definite matrix (P, P), over
             all P numbers of all groups in their order.
         averaged: average the noise of neighbouring steps.
-        gradient_noise: V (P, P) of gradients at the same parameters, whose noise to compensate; None not to.
+        gradient_noise: V (P, P) of gradients at the same parameters, if it is known.
+        compensated: whether to compensate it; else it serves the freeze rule alone.
         generator: for the noise, on the CPU; seeded with 0 by default.
 
     Raises:
@@ -62,13 +63,14 @@ class SGLD(torch.optim.Optimizer):
         *,
         averaged: bool = False,
         gradient_noise: Tensor | None = None,
+        compensated: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         if not lr > 0:
             raise ValueError(f"lr must be positive; got {lr}.")
         super().__init__(params, {"lr": lr})
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self.averaged = averaged
+        self.averaged, self.compensated = averaged, compensated
         self._xi: Tensor | None = None  # of the last step, where noise is averaged
         self._window: list[Tensor] = []
         self._covariance: Tensor | None = None  # of the last full window
@@ -103,10 +105,11 @@ class SGLD(torch.optim.Optimizer):
         self._root = root
 
     def set_gradient_noise(self, gradient_noise: Tensor | None) -> None:
-        """Replace V, or compensate nothing.
+        """Replace V.
 
         Args:
-            gradient_noise: covariance of gradients at the same parameters (P, P): half that of the difference of two.
+            gradient_noise: covariance of gradients at the same parameters (P, P), half that of the difference of two;
+                None where it is not known.
 
         Raises:
             ValueError: it does not fit, or is not symmetric.
@@ -146,7 +149,7 @@ class SGLD(torch.optim.Optimizer):
         if not bool(g.isfinite().all()):
             raise FloatingPointError("a gradient is NaN or infinite; no parameter has moved.")
         eps, noise = self._eps(), self._noise(len(g))
-        if self._gradient_noise is not None:
+        if self.compensated and self._gradient_noise is not None:
             noise = self._compensated(noise, eps, self._gradient_noise)
         if self._matrix.dim() == 1:
             move = -0.5 * eps * self._matrix * g + eps.sqrt() * self._root * noise
@@ -213,7 +216,7 @@ class SGLD(torch.optim.Optimizer):
     def noise_ratio(self) -> float:
         """Return eps / 4 lambda_max(M^1/2 V M^1/2); inf before there is a V.
 
-        V is the one to compensate, or, without, the covariance of the last hundred gradients, which contains how they
+        V is the one that was given, or, without, the covariance of the last hundred gradients, which contains how they
         moved with the parameters: that is rather too large than too small.
         """
         V = self._covariance if self._gradient_noise is None else self._gradient_noise
