@@ -15,7 +15,7 @@ from gpext.inference import InferenceWarning
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, chains
 from gpext.samplers.mode import mode_and_scale
-from tests.samplers.hyper_cases import F64, constrained, covariance, grid_moments, problem, quick
+from tests.samplers.hyper_cases import F64, QuickLogPosterior, constrained, covariance, grid_moments, problem, quick
 
 BOTH = pytest.mark.parametrize("kind", [MetropolisHastings, SGLDSampler])
 
@@ -50,6 +50,53 @@ def test_langevin_draws_are_of_the_posterior():
     assert np.abs(scores).max() < 4.5
     assert sizes.min() > 60
     assert bool(found.acceptance.isnan().all())
+
+
+class NoisyLogPosterior(QuickLogPosterior):
+    """Gradients with noise of covariance 8 M^-1, as estimates have it."""
+
+    is_estimated = True
+
+    def gradient(self, raw, *, generator=None):
+        exact = super().gradient(raw)
+        if generator is None:
+            return exact
+        if not hasattr(self, "root"):
+            self.root = torch.linalg.cholesky(torch.linalg.inv(mode_and_scale(self, torch.Generator())[1]))
+        return exact + 8**0.5 * self.root @ torch.randn(2, dtype=F64, generator=generator)
+
+
+def test_noise_of_gradients_is_learnt_and_compensated():
+    sampler = SGLDSampler(problem())
+    sampler.target = NoisyLogPosterior(sampler.target.mll)
+    found = run(sampler, 500, 4, 250)
+    scores, sizes = z_scores(found)
+    assert np.abs(scores).max() < 4.5
+    assert sizes.min() > 50
+    for state in found.state.walkers:
+        v = state["V"] @ sampler.target.root.inverse().mT @ sampler.target.root.inverse()
+        assert 4 < float(torch.linalg.eigvals(v).real.min()) < float(torch.linalg.eigvals(v).real.max()) < 16
+        assert 0.15 < state["optimizer"]["param_groups"][0]["lr"] < 0.35
+    wide = run(sampler, 500, 4, 50, step_size=0.3, compensated=False)
+    ratio = wide.raw.flatten(0, 1).std(0) / found.raw.flatten(0, 1).std(0)
+    assert float(ratio.min()) > 1.1  # 1.27 on a Gaussian: 1 + eps v / (4 - eps) of the variance
+
+
+def test_steps_too_long_for_the_noise_are_told():
+    sampler = SGLDSampler(problem())
+    sampler.target = NoisyLogPosterior(sampler.target.mll)
+    with pytest.warns(InferenceWarning, match="draws are too wide"):
+        run(sampler, 5, 2, 60, step_size=0.9)
+
+
+def test_the_schedule_freezes_by_noise_that_was_learnt():
+    sampler = SGLDSampler(problem())
+    sampler.target = NoisyLogPosterior(sampler.target.mll)
+    found = run(sampler, 300, 1, 60, step_size=(0.9, 1.0, 0.6), freeze_below=0.1)
+    state = found.state.walkers[0]
+    frozen_at, lr = state["schedule"]["frozen_at"], state["optimizer"]["param_groups"][0]["lr"]
+    assert lr == pytest.approx(0.9 * frozen_at**-0.6)
+    assert 0.02 < lr < 0.1  # lr / 4 times 8 or so is 0.1
 
 
 def test_mode_and_scale_are_those_of_the_density():
