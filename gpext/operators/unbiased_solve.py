@@ -19,9 +19,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpext.solvers import (
+    LinearSolve,
     LowRankPreconditioner,
     SolveStatus,
     Survival,
+    conjugate_gradients,
     lanczos_log_det,
     partial_cholesky,
     trace_probes,
@@ -158,6 +160,17 @@ class UnbiasedSolveOperator(LinearOperator):
             trace = surrogate[..., size:].mean(-1)
             log_det = log_det + trace - trace.detach()
         return quadratic.sum(-1) if reduce_inv_quad or inv_quad_rhs is None else quadratic, log_det
+
+    @torch.no_grad()
+    def solve_to(self, b: Tensor, tolerance: float) -> LinearSolve:
+        """Return A^-1 b by conjugate gradients, no estimate: residuals of this size relative to b (n,) or (n, R)."""
+        return conjugate_gradients(
+            self.base._matmul,
+            b,
+            precondition=self._low_rank,
+            tolerance=tolerance,
+            max_steps=self.solver.max_steps,
+        )
 
     @torch.no_grad()
     def lanczos_log_det(self) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,9 @@ from torch import Tensor
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers.hyperparameters import Hyperparameters
 
+# What gpytorch raises where a covariance cannot be factorised as it is, with its warnings as errors.
+NO_SUCH_MODEL = (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError)
+
 
 class LogPosterior:
     """log p(theta | y) up to a constant, of a copy of the model: its parameters stay as they are.
@@ -100,7 +103,7 @@ class LogPosterior:
             with self.factorised(), warnings.catch_warnings():
                 warnings.simplefilter("error", NumericalWarning)  # jitter would make it another model
                 value = self.mll(self.model(*self._x), self._y).double() * self.num_data
-        except (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError):
+        except NO_SUCH_MODEL:
             return raw.new_tensor(-torch.inf)
         value = value.cpu() + self.moved.log_jacobian()
         return torch.where(value.isnan(), -torch.inf, value)
