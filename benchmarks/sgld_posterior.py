@@ -35,7 +35,7 @@ from gpext.operators import UnbiasedSolver
 from gpext.samplers import HyperPosterior, MetropolisHastings, SamplingStatus, SGLDSampler
 
 METHODS = ("Metropolis-Hastings", "SGLD, exact gradients", "SGLD, unbiased gradients")
-PROBES = 8  # the paper has 4; a product with a few more columns costs little, and V halves
+PROBES = 4  # as the paper
 TIMED_STEPS = 200
 SLICES = (0.1, 0.2, 0.5, 1.0)  # of the draws, at which the PSRF is given
 
@@ -119,8 +119,8 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
         key = f"{method}/{options.rows}/{chains}x{draws}+{options.warmup}"
         solver = None
         if method == METHODS[2]:
-            solver = UnbiasedSolver(num_probes=options.probes, rank=options.rank)
-            key += f"/{options.probes} probes/rank {options.rank}"
+            solver = UnbiasedSolver(num_probes=options.probes, rank=options.rank, controlled=options.controlled)
+            key += f"/{options.probes} probes/rank {options.rank}" + "/controlled" * options.controlled
 
         def make(
             method: str = method,
@@ -195,6 +195,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=4000, help="of each chain of SGLD")
     parser.add_argument("--probes", type=int, default=PROBES, help="of an unbiased gradient")
     parser.add_argument("--rank", type=int, help="of the preconditioner; chosen by what it saves by default")
+    parser.add_argument("--controlled", action="store_true", help="derivatives of log|A| that the preconditioner knows")
     parser.add_argument("--reference-chains", type=int, default=4)
     parser.add_argument("--reference-draws", type=int, default=10_000)
     parser.add_argument("--warmup", type=int, default=500)
