@@ -22,8 +22,9 @@ $(VENV)/.test: $(VENV)/.base
 demo: $(VENV)/.base
 	$(RUN) benchmarks/demo.py --output demo_output
 
+# A process a core, each with one thread: threads inside an operation would only get in each other's way.
 test: $(VENV)/.test
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

@@ -1,10 +1,10 @@
 """Products with kernel matrices that are not stored: gpext's tiles, gpytorch's KeOps kernels, and a stored matrix.
 
-Of each size, profile and type: the seconds of K @ V, and of K @ V with the derivatives of sum(U * (K @ V)) in all
-length scales. Contestants take turns (A B C A B C ...), the first turn, in which KeOps compiles, not counted; so the
-ratios hold even when the machine's speed drifts. A stored K is made once, beforehand, and not counted either. Rows are
-kept as they are finished, and an interrupted run goes on after the last of them. KeOps reads its compiler's flags from
-the environment; they are part of a row's key:
+Of each size, profile and type: the seconds of K @ V, and of sum(U * (K @ V)) with its derivatives in all length scales,
+by autograd from K @ V and, of the tiles, by `bilinear_form`, which makes one pass. Contestants take turns (A B C A B C
+...), the first turn, in which KeOps compiles, not counted; so the ratios hold even when the machine's speed drifts. A
+stored K is made once, beforehand, and not counted either. Rows are kept as they are finished, and an interrupted run
+goes on after the last of them. KeOps reads its compiler's flags from the environment; they are part of a row's key:
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output benchmarks/results/kernel_matvec.jsonl
     CXXFLAGS="-march=native -ffast-math" OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output (the same)
@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gpytorch
@@ -33,10 +32,10 @@ from benchmarks.ledger import Ledger, Row
 from gpext.kernels import keops
 
 MOST_STORED = 2**31  # bytes
-PROFILES: dict[str, Callable[[ModuleType, int], gpytorch.kernels.Kernel]] = {
-    "rbf": lambda module, d: module.RBFKernel(ard_num_dims=d),
-    "matern32": lambda module, d: module.MaternKernel(nu=1.5, ard_num_dims=d),
-    "matern52": lambda module, d: module.MaternKernel(nu=2.5, ard_num_dims=d),
+PROFILES: dict[str, Callable[..., gpytorch.kernels.Kernel]] = {
+    "rbf": lambda module, d, **own: module.RBFKernel(ard_num_dims=d, **own),
+    "matern32": lambda module, d, **own: module.MaternKernel(nu=1.5, ard_num_dims=d, **own),
+    "matern52": lambda module, d, **own: module.MaternKernel(nu=2.5, ard_num_dims=d, **own),
 }
 CONTESTANTS = ("tiles", "keops", "stored")
 
@@ -63,16 +62,16 @@ def measure(
     x = torch.randn(n, dimension, generator=generator, dtype=torch.float64).to(dtype)
     u, v = torch.randn(2, n, columns, generator=generator, dtype=torch.float64).to(dtype)
     kernels = {
-        name: PROFILES[profile](module, dimension).to(dtype)
-        for name, module in (("tiles", keops), ("keops", gpytorch.kernels.keops))
-        if name in contestants
+        "tiles": PROFILES[profile](keops, dimension, backend="tiles").to(dtype),
+        **({"keops": PROFILES[profile](gpytorch.kernels.keops, dimension).to(dtype)} if "keops" in contestants else {}),
     }
     for kernel in kernels.values():
         kernel.lengthscale = math.sqrt(dimension)
     tasks: dict[str, dict[str, Callable[[], Tensor]]] = {
         "product": {name: lambda k=kernel: product(k, x, v) for name, kernel in kernels.items()},
         "derivatives": {
-            name: lambda k=kernel: product_and_derivatives(k, x, u, v)[1] for name, kernel in kernels.items()
+            **{name: lambda k=kernel: product_and_derivatives(k, x, u, v)[1] for name, kernel in kernels.items()},
+            "one pass": lambda: form_and_derivatives(kernels["tiles"], x, u, v)[1],
         },
     }
     if "stored" in contestants and n * n * x.element_size() <= MOST_STORED:
@@ -99,6 +98,14 @@ def measure(
     }
 
 
+def form_and_derivatives(kernel: gpytorch.kernels.Kernel, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """sum(U * (K @ V)) and its derivatives in the raw length scales, from one pass over K."""
+    with gpytorch.settings.max_cholesky_size(1):
+        form = kernel(x).evaluate_kernel().bilinear_form(u, v)
+        (derivatives,) = torch.autograd.grad(form, [kernel.raw_lengthscale])
+    return form.detach(), derivatives
+
+
 def in_turns(calls: Mapping[str, Callable[[], Tensor]], rounds: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Median seconds of each call, and what it returned."""
     found = {name: call() for name, call in calls.items()}
@@ -114,17 +121,18 @@ def in_turns(calls: Mapping[str, Callable[[], Tensor]], rounds: int) -> tuple[di
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
     """A markdown table: milliseconds of the tiles, and the others' times over theirs."""
     lines = [
-        "| kernel | type | d | n | columns | flags | K V, ms | Gel/s | KeOps | stored | and gradient, ms | KeOps |",
-        "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| kernel | type | d | n | columns | threads | flags | K V, ms | Gel/s | KeOps | stored "
+        "| and gradient, ms | KeOps | in one pass, ms | KeOps |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         product, derivatives = row["seconds"]["product"], row["seconds"]["derivatives"]
 
-        def ratio(times: Mapping[str, float], name: str) -> str:
-            return f"{times[name] / times['tiles']:.2f}" if name in times else ""
+        def ratio(times: Mapping[str, float], name: str, ours: str = "tiles") -> str:
+            return f"{times[name] / times[ours]:.2f}" if name in times else ""
 
         cells = [
-            *(str(row[name]) for name in ("profile", "dtype", "dimension", "n", "columns")),
+            *(str(row[name]) for name in ("profile", "dtype", "dimension", "n", "columns", "threads")),
             row["flags"] or "default",
             f"{1e3 * product['tiles']:.1f}",
             f"{1e-9 * row['n'] ** 2 / product['tiles']:.2f}",
@@ -132,6 +140,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
             ratio(product, "stored"),
             f"{1e3 * derivatives['tiles']:.1f}",
             ratio(derivatives, "keops"),
+            f"{1e3 * derivatives['one pass']:.1f}",
+            ratio(derivatives, "keops", "one pass"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

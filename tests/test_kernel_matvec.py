@@ -25,7 +25,7 @@ def test_it_compares_equals_and_goes_on_where_it_stopped(tmp_path, capsys, monke
         assert row["differences"]["product"] < (1e-10 if row["dtype"] == "float64" else 1e-4)
         assert set(row["seconds"]["product"]) == {"tiles", "stored"}
     first = capsys.readouterr().out
-    assert "| matern32 | float32 | 2 | 700 | 1 | default |" in first
+    assert "| matern32 | float32 | 2 | 700 | 1 | 1 | default |" in first
     monkeypatch.setattr(kernel_matvec, "measure", None)
     assert kernel_matvec.main(arguments) == 0
     assert capsys.readouterr().out == first
@@ -39,4 +39,7 @@ def test_derivatives_are_those_of_a_stored_matrix():
     expected = plain(x).to_dense() @ v
     torch.testing.assert_close(value, expected.detach(), rtol=1e-8, atol=1e-8)
     (derivatives,) = torch.autograd.grad((u * expected).sum(), [plain.raw_lengthscale])
+    torch.testing.assert_close(found, derivatives, rtol=1e-7, atol=1e-7)
+    form, found = kernel_matvec.form_and_derivatives(kernel, x, u, v)
+    torch.testing.assert_close(form, (u * expected).sum().detach(), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(found, derivatives, rtol=1e-7, atol=1e-7)

@@ -11,6 +11,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpext.likelihoods.checks import check_finite
 from gpext.operators import UnbiasedSolveOperator, UnbiasedSolver
 
 
@@ -25,6 +26,9 @@ class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
         model: any ExactGP: sums of kernels, priors, fixed noise; not batched.
         num_probes: vectors of random signs for the derivatives of the log determinant.
         solver: how to solve, in place of `num_probes`.
+
+    Raises:
+        ValueError: the model's inputs or targets are not finite.
 
     Example:
         >>> import gpytorch, torch
@@ -48,6 +52,10 @@ class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
         self, likelihood: Likelihood, model: ExactGP, num_probes: int = 4, *, solver: UnbiasedSolver | None = None
     ) -> None:
         super().__init__(likelihood, model)
+        for x in model.train_inputs or ():
+            check_finite("inputs", x)
+        if model.train_targets is not None:
+            check_finite("targets", model.train_targets)
         self.solver = UnbiasedSolver(num_probes=num_probes) if solver is None else solver
 
     def forward(self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any) -> Tensor:

@@ -1,11 +1,13 @@
 """Matrices that are never stored, and solves that are unbiased estimates, as LinearOperators."""
 
 from gpext.operators.keops_products import KeOpsUnavailableWarning
+from gpext.operators.kept_preconditioner import KeptPreconditioner
 from gpext.operators.kernel_operator import KernelOperator
 from gpext.operators.unbiased_solve import UnbiasedSolveOperator, UnbiasedSolver, UnbiasedSolveWarning
 
 __all__ = [
     "KeOpsUnavailableWarning",
+    "KeptPreconditioner",
     "KernelOperator",
     "UnbiasedSolveOperator",
     "UnbiasedSolveWarning",

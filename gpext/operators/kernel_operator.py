@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
 from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
+from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gpext.operators import keops_products, tiles
 from gpext.operators.profiles import FACTORS, smooth_value
 from gpext.operators.tiles import Factor
 
 Backend = Literal["auto", "tiles", "keops", "dense"]
+_MOST_STORED = 2**24  # entries: 128 MiB in float64
 
 
 class KernelOperator(LinearOperator):
@@ -29,7 +33,8 @@ class KernelOperator(LinearOperator):
         square: whether the columns stand for the same inputs as the rows.
         backend: how products are made. "tiles": by torch, a tile at a time; "keops": by KeOps, which compiles for some
             seconds on first use, or by tiles where it cannot, with a warning; "dense": by the stored matrix, made anew
-            for each; "auto": by KeOps on CUDA, tiles elsewhere.
+            for each; "auto": by KeOps on CUDA; elsewhere by tiles, or, up to 2^24 entries, by a matrix that is stored
+            at the first product.
 
     Raises:
         ValueError: the number or the shapes of the tensors do not belong together, or an unknown backend.
@@ -67,6 +72,13 @@ class KernelOperator(LinearOperator):
 
     # ---- products -------------------------------------------------------------------------------------------------
 
+    def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
+        """Return K other."""
+        if torch.is_tensor(other) and not (torch.is_grad_enabled() and (other.requires_grad or self.requires_grad)):
+            _matmul_broadcast_shape(self.shape, other.shape)  # raises where they do not fit
+            return self._matmul(other)  # directly: linear_operator works on a copy, and what this one stores is kept
+        return super().matmul(other)
+
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
@@ -74,6 +86,8 @@ class KernelOperator(LinearOperator):
             return self.to_dense() @ rhs
         if torch.is_grad_enabled() and (rhs.requires_grad or self.requires_grad):
             return Matmul.apply(self.representation_tree(), rhs, *self.representation())  # comes back without gradients
+        if self._is_stored:
+            return self._stored @ rhs
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
         with torch.no_grad():
             v = rhs.expand(*batch, *rhs.shape[-2:]).reshape(math.prod(batch), *rhs.shape[-2:])
@@ -81,11 +95,34 @@ class KernelOperator(LinearOperator):
             out = torch.stack(each).view(*batch, self.size(-2), rhs.size(-1))
             return out * self.outputscale
 
+    @property
+    def _is_stored(self) -> bool:
+        """Whether products without derivatives are those of a matrix kept."""
+        return self.backend == "auto" and self.device.type != "cuda" and self.numel() <= _MOST_STORED
+
+    @cached_property
+    @torch.no_grad()
+    def _stored(self) -> Tensor:
+        """The matrix (..., n, m)."""
+        each = [tiles.matrix(factors) for factors in self._flat(self.batch_shape)]
+        return (torch.stack(each) if self.batch_shape else each[0]).view(self.shape).mul_(self.outputscale)
+
+    def bilinear_form(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return sum_r left_r' K right_r (...) for (..., n, R) and (..., m, R), value and derivatives from one pass.
+
+        Derivatives of the derivatives are not available.
+        """
+        return _BilinearForm.apply(self, left, right, *self._args)
+
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         if self.backend == "dense":
             return super()._bilinear_derivative(left_vecs, right_vecs)
         if left_vecs.dim() == 1:
             left_vecs, right_vecs = left_vecs.unsqueeze(-1), right_vecs.unsqueeze(-1)
+        return tuple(t.sum_to_size(a.shape) for t, a in zip(self._pass(left_vecs, right_vecs), self._args, strict=True))
+
+    def _pass(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor, ...]:
+        """Return the derivatives of u' K v in each tensor, for each matrix of the batch (..., *)."""
         batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
         scale = self.outputscale.expand(*batch, 1, 1).reshape(-1, 1, 1)
         left, right = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (left_vecs, right_vecs))
@@ -98,8 +135,7 @@ class KernelOperator(LinearOperator):
                     gradients += [s * t for t in (x, y) if t is not None]
                     gradients += [] if alpha is None else [s * alpha]
                 each.append(gradients)
-            stacked = (torch.stack(column).view(*batch, *column[0].shape) for column in zip(*each, strict=True))
-            return tuple(t.sum_to_size(a.shape) for t, a in zip(stacked, self._args, strict=True))
+            return tuple(torch.stack(column).view(*batch, *column[0].shape) for column in zip(*each, strict=True))
 
     @property
     def _route(self) -> ModuleType:
@@ -202,6 +238,31 @@ class KernelOperator(LinearOperator):
             distance = torch.cdist(f.x, f.columns, compute_mode="donot_use_mm_for_euclid_dist")
             total = total * smooth_value(f.profile, distance.square(), f.alpha)
         return total
+
+
+class _BilinearForm(torch.autograd.Function):
+    """u' K v, summed over columns; see :meth:`KernelOperator.bilinear_form`."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: KernelOperator, left: Tensor, right: Tensor, *tensors: Tensor) -> Tensor:
+        """Return it (...), and keep its derivatives in the tensors K is made of."""
+        ctx.operator, ctx.shapes = operator, [t.shape for t in tensors]
+        derivatives = operator._pass(left, right)
+        ctx.save_for_backward(left, right, *derivatives)
+        return (derivatives[0] * operator.outputscale).sum((-2, -1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Return nothing for the operator, g K v for u, g K' u for v, and what was kept for each tensor."""
+        left, right, *derivatives = ctx.saved_tensors
+        g, (_, by_left, by_right, *_) = cotangent.unsqueeze(-1).unsqueeze(-1), ctx.needs_input_grad
+        return (
+            None,
+            (g * (ctx.operator._matmul(right))).sum_to_size(left.shape) if by_left else None,
+            (g * (ctx.operator.mT._matmul(left))).sum_to_size(right.shape) if by_right else None,
+            *((g * t).sum_to_size(shape) for t, shape in zip(derivatives, ctx.shapes, strict=True)),
+        )
 
 
 def _split(tensors: Any, profiles: tuple[str, ...], square: bool) -> list[Factor]:

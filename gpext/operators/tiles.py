@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gpext.operators.profiles import FACTORS, value, value_and_slopes
+from gpext.operators.profiles import FACTORS, scale, value, value_and_slopes
 
 _ROWS, _COLUMNS = 256, 512  # of a tile
 _FEW = 2**18  # entries for which threads do not pay
@@ -57,7 +57,7 @@ class _Ready:
 
     @classmethod
     def of(cls, factor: Factor) -> _Ready:
-        c, x, y = FACTORS[factor.profile], factor.x, factor.columns
+        c, x, y = scale(factor.profile, factor.x), factor.x, factor.columns
         centre = x.mean(0)
         x, y = x - centre, y - centre
         depth, height = x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
@@ -70,8 +70,9 @@ class _Ready:
 
     def argument(self, rows: slice, columns: slice, out: Tensor) -> Tensor:
         """Return t of a tile, in `out` where that can be."""
-        x, y, c = self.factor.x[rows], self.factor.columns[columns], FACTORS[self.factor.profile]
+        x, y = self.factor.x[rows], self.factor.columns[columns]
         if self.left is None or self.right is None:
+            c = scale(self.factor.profile, x)
             return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_().mul_(c)
         t = torch.mm(self.left[rows], self.right[columns].mT, out=out)
         if self.factor.profile == "matern12":
@@ -100,6 +101,27 @@ def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
 
     parts = _shared_out(rows_of, range(0, n, _ROWS), n * m, v.device)
     return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).mT
+
+
+def matrix(factors: Sequence[Factor]) -> Tensor:
+    """Return K (n, m), s left out."""
+    ready = [_Ready.of(factor) for factor in factors]
+    square = factors[0].y is None
+    n, m = len(factors[0].x), len(factors[0].columns)
+    out = factors[0].x.new_empty(n, m)
+
+    def rows_of(starts: Sequence[int]) -> None:
+        scratch = out.new_empty(3, _ROWS * _COLUMNS)
+        for start in starts:
+            rows = slice(start, min(start + _ROWS, n))
+            for columns in _columns(rows, m, square):
+                K = _tile(ready, rows, columns, scratch)
+                out[rows, columns] = K
+                if square and columns.start != rows.start:
+                    out[columns, rows] = K.mT
+
+    _shared_out(rows_of, range(0, n, _ROWS), n * m, out.device)
+    return out
 
 
 @dataclass(frozen=True)

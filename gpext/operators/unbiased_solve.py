@@ -3,6 +3,10 @@ r"""A covariance whose solves are unbiased estimates, so that the log marginal l
     d(y' A^-1 y) = -s1' dA s2,     E s1 = E s2 = A^-1 y, truncated independently           [FE15 Eq. 9]
     d log|A|     = mean_i u_i' dA z_i,     z_i of random signs, E u_i = A^-1 z_i
 
+With a preconditioner P = L L' + D near A, of rank k, most of the second is known for k more columns in one product:
+
+    d log|A| = tr(P^-1 dA) + mean_i (u_i - P^-1 z_i)' dA z_i,     P^-1 = D^-1 - W W'          [cf. Wenger et al. 2022]
+
 One solve in both places, as linear_operator's `inv_quad` has it, is biased: E[s s'] is not E[s] E[s]'.
 """
 
@@ -18,10 +22,13 @@ from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpext.operators.kept_preconditioner import KeptPreconditioner
 from gpext.solvers import (
+    LinearSolve,
     LowRankPreconditioner,
     SolveStatus,
     Survival,
+    conjugate_gradients,
     lanczos_log_det,
     partial_cholesky,
     trace_probes,
@@ -40,11 +47,15 @@ class UnbiasedSolver:
     Args:
         num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact but for the solves.
         tolerance: relative size of the residual from which on the end is random.
-        survival: its law; by default geometric, as fast as the residual falls (see :mod:`gpext.solvers.survival`).
+        survival: its law; by default as the residual falls (see :mod:`gpext.solvers.survival`).
         rank: of the preconditioner of K + D, chosen by what it saves if None; 0 for none.
+        keep: the preconditioner's root from solve to solve, of one model; None to make it anew for each matrix.
         max_steps: most products with A in one solve; 10 n by default.
-        log_det: the value of log|A|. "rough": that of the preconditioner, below log|A|, or the sum of the logarithms of
-            the diagonal, above; "lanczos": an estimate by stochastic Lanczos quadrature, at its own cost.
+        log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another
+            matrix, or without one the sum of the logarithms of the diagonal, above; "lanczos": an estimate by
+            stochastic Lanczos quadrature, at its own cost.
+        controlled: whether probes are for what P leaves of the derivatives of log|A| alone: many times less noise where
+            P is near A, and more where its rank is far too low. Its rank is chosen for accurate solves then.
         lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.
         generator: for probes and truncations, on the CPU.
     """
@@ -53,8 +64,10 @@ class UnbiasedSolver:
     tolerance: float = 0.1
     survival: Survival | None = None
     rank: int | None = None
+    keep: KeptPreconditioner | None = None
     max_steps: int | None = None
     log_det: Literal["rough", "lanczos"] = "rough"
+    controlled: bool = False
     lanczos_probes: int = 16
     lanczos_steps: int = 50
     generator: torch.Generator | None = None
@@ -67,6 +80,8 @@ class UnbiasedSolver:
         ):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1; got {number}.")
+        if self.rank is not None and self.rank < 0:
+            raise ValueError(f"rank must not be negative; got {self.rank}.")
         if self.log_det not in ("rough", "lanczos"):
             raise ValueError(f"log_det must be 'rough' or 'lanczos'; got {self.log_det!r}.")
 
@@ -146,18 +161,36 @@ class UnbiasedSolveOperator(LinearOperator):
         b = torch.zeros(*self.shape[:-1], 0, dtype=self.dtype, device=self.device)
         if inv_quad_rhs is not None:
             b = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-        probes = self._probes().expand(*b.shape[:-1], -1) if logdet else b[..., :0].detach()
-        first, second = self._estimates(torch.cat([b.detach(), probes], -1), 2)
+        has_derivatives = torch.is_grad_enabled() and any(t.requires_grad for t in self.representation())
+        probes = self._probes() if logdet and has_derivatives else b.new_empty(self.size(-1), 0)
+        probes = probes.expand(*b.shape[:-1], -1)
+        first, second = self._estimates(torch.cat([b.detach(), probes], -1), 2, share_columns=True)
         size = b.size(-1)
         s1, s2, u = first[..., :size], second[..., :size], first[..., size:]
-        surrogate = (torch.cat([-s1, u], -1) * self.base.matmul(torch.cat([s2, probes], -1))).sum(-2)
-        quadratic = surrogate[..., :size] + (2 * s1 * b).sum(-2)
-        quadratic = (s1 * b).sum(-2).detach() + quadratic - quadratic.detach()
+        P = self._control if logdet and has_derivatives else None
+        u = u if P is None else u - P(probes)
+        quadratic = (2 * s1 * b).sum(-2)
         log_det = self._log_det() if logdet else b.new_zeros(self.batch_shape)
-        if logdet:
-            trace = surrogate[..., size:].mean(-1)
-            log_det = log_det + trace - trace.detach()
+        if has_derivatives:
+            surrogate = (torch.cat([-s1, u], -1) * self.base.matmul(torch.cat([s2, probes], -1))).sum(-2)
+            quadratic = quadratic + surrogate[..., :size]
+            if logdet:
+                trace = surrogate[..., size:].mean(-1)
+                trace = trace if P is None else trace + self._known_trace(P)
+                log_det = log_det + trace - trace.detach()
+        quadratic = (s1 * b).sum(-2).detach() + quadratic - quadratic.detach()
         return quadratic.sum(-1) if reduce_inv_quad or inv_quad_rhs is None else quadratic, log_det
+
+    @torch.no_grad()
+    def solve_to(self, b: Tensor, tolerance: float) -> LinearSolve:
+        """Return A^-1 b by conjugate gradients, no estimate: residuals of this size relative to b (n,) or (n, R)."""
+        return conjugate_gradients(
+            self.base._matmul,
+            b,
+            precondition=self._low_rank,
+            tolerance=tolerance,
+            max_steps=self.solver.max_steps,
+        )
 
     @torch.no_grad()
     def lanczos_log_det(self) -> tuple[Tensor, Tensor]:
@@ -175,7 +208,7 @@ class UnbiasedSolveOperator(LinearOperator):
         return (estimate if P is None else estimate + P.log_det), error
 
     @torch.no_grad()
-    def _estimates(self, b: Tensor, number: int) -> Tensor:
+    def _estimates(self, b: Tensor, number: int, *, share_columns: bool) -> Tensor:
         """Return independent estimates of A^-1 b (E, ..., n, R)."""
         solver = self.solver
         b = b.expand(*torch.broadcast_shapes(self.batch_shape, b.shape[:-2]), *b.shape[-2:])
@@ -186,13 +219,16 @@ class UnbiasedSolveOperator(LinearOperator):
             precondition=self._low_rank,
             tolerance=solver.tolerance,
             survival=solver.survival,
+            share_columns=share_columns,
             max_steps=solver.max_steps,
             generator=solver.generator,
         )
+        if solver.keep is not None:
+            solver.keep.note(found.first_steps)
         if found.status is not SolveStatus.CONVERGED:
             warnings.warn(
-                f"a solve of size {b.size(-2)} ended after {found.num_steps} steps: {found.status.value}. Its estimate "
-                "is not unbiased: raise max_steps or the noise, or lower the condition number.",
+                f"a solve of size {b.size(-2)} ended after {found.num_steps} steps, and its estimate is not unbiased: "
+                f"{found.status.value}.",
                 UnbiasedSolveWarning,
                 stacklevel=4,
             )
@@ -206,6 +242,23 @@ class UnbiasedSolveOperator(LinearOperator):
     def _like(self) -> Tensor:
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
+    @property
+    def _control(self) -> LowRankPreconditioner | None:
+        """P, if it is to reduce the noise of the derivatives of log|A|."""
+        if not self.solver.controlled:
+            return None
+        if self._low_rank is None:
+            raise ValueError(
+                "controlled derivatives of log|A| need a preconditioner: expected a covariance with noise added to it, "
+                "not a batch of them, and a rank other than 0. Or set controlled=False."
+            )
+        return self._low_rank
+
+    def _known_trace(self, P: LowRankPreconditioner) -> Tensor:
+        """Return tr(P^-1 A) (), whose derivative by A is P^-1."""
+        W = P.inverse_root
+        return (self.base._diagonal() / P.noise).sum() - (W * self.base.matmul(W)).sum()
+
     @cached_property
     @torch.no_grad()
     def _low_rank(self) -> LowRankPreconditioner | None:
@@ -213,14 +266,21 @@ class UnbiasedSolveOperator(LinearOperator):
         if not isinstance(self.base, AddedDiagLinearOperator) or self.batch_shape or self.solver.rank == 0:
             return None
         K, noise = self.base._linear_op.evaluate_kernel(), self.base._diag_tensor._diagonal()
-        root = partial_cholesky(
-            lambda index: K[:, index].to_dense(),
-            K.diagonal(),
-            rank=self.solver.rank,
-            noise=float(noise.mean()),
-            generator=self.solver.generator,
-        )
-        return LowRankPreconditioner.of(root, noise)
+        keep = self.solver.keep
+        # The random part goes about that much further.
+        accuracy = 1e-8 if self.solver.controlled else max(0.1 * self.solver.tolerance, 1e-8)
+
+        def root() -> Tensor:
+            return partial_cholesky(
+                lambda index: K[:, index].to_dense(),
+                K.diagonal(),
+                rank=self.solver.rank,
+                noise=float(noise.mean()),
+                tolerance=accuracy,
+                generator=self.solver.generator,
+            )
+
+        return LowRankPreconditioner.of(root() if keep is None else keep.root(noise, root), noise)
 
     @torch.no_grad()
     def _log_det(self) -> Tensor:
@@ -237,7 +297,7 @@ class _Solve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operator: UnbiasedSolveOperator, b: Tensor, *tensors: Tensor) -> Tensor:
         """Return it (..., n, R); the tensors are those A is made of."""
-        (solution,) = operator._estimates(b, 1)
+        (solution,) = operator._estimates(b, 1, share_columns=False)
         ctx.operator, ctx.shape = operator, b.shape
         ctx.save_for_backward(solution)
         return solution
@@ -247,7 +307,7 @@ class _Solve(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         """Return nothing for the operator, A^-1 g for b, and -(A^-1 g)' dA (A^-1 b), dA symmetric, for each tensor."""
         (solution,) = ctx.saved_tensors
-        (left,) = ctx.operator._estimates(cotangent, 1)
+        (left,) = ctx.operator._estimates(cotangent, 1, share_columns=False)
         by_b = left.sum_to_size(ctx.shape)
         if not any(ctx.needs_input_grad[2:]):
             return None, by_b, *(None for _ in ctx.needs_input_grad[2:])

@@ -35,7 +35,7 @@ class Walker(Protocol):
 
     @property
     def place(self) -> Tensor:
-        """Where it is (P,), in unconstrained space."""
+        """Where it is (P,), in the coordinates of the target."""
 
     @property
     def acceptance(self) -> float:
@@ -58,6 +58,7 @@ class ChainSampler(ABC):
     Args:
         mll: see the members.
         hyperparameters: which parameters to draw; by default all that require gradients. The others stay.
+        logarithms: of the target.
 
     Raises:
         TypeError, ValueError: as :class:`gpext.samplers.LogPosterior`.
@@ -65,8 +66,14 @@ class ChainSampler(ABC):
 
     name: str
 
-    def __init__(self, mll: ExactMarginalLogLikelihood, hyperparameters: Sequence[str] | None = None) -> None:
-        self.target = LogPosterior(mll, hyperparameters)
+    def __init__(
+        self,
+        mll: ExactMarginalLogLikelihood,
+        hyperparameters: Sequence[str] | None = None,
+        *,
+        logarithms: bool = False,
+    ) -> None:
+        self.target = LogPosterior(mll, hyperparameters, logarithms=logarithms)
 
     @abstractmethod
     def _walker(self, state: dict[str, Any]) -> Walker:
@@ -164,7 +171,7 @@ class ChainSampler(ABC):
         save({"names": self._names(), "raw": raw, "state": fields}, path)
 
     def _names(self) -> list[str]:
-        return [slot.name for slot in self.target.moved.slots]
+        return [slot.coordinate for slot in self.target.moved.slots]
 
 
 def check_counts(num_samples: int, num_chains: int, thinning: int, warmup: int) -> None:

@@ -1,17 +1,20 @@
 """Iterative solves of positive definite systems known by their products, exact or unbiased."""
 
 from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients
+from gpext.solvers.estimator_diagnostics import EstimatorDiagnostics, estimator_diagnostics
 from gpext.solvers.lanczos import lanczos_log_det, trace_probes
 from gpext.solvers.preconditioners import LowRankPreconditioner, nystrom, partial_cholesky
 from gpext.solvers.square_roots import RootProduct, square_root_times
 from gpext.solvers.steps import SolveStatus
-from gpext.solvers.survival import Geometric, NoSurvival, Survival, Ulisse
+from gpext.solvers.survival import Geometric, Matched, NoSurvival, Survival, Ulisse
 from gpext.solvers.unbiased_cg import UnbiasedSolve, unbiased_cg
 
 __all__ = [
+    "EstimatorDiagnostics",
     "Geometric",
     "LinearSolve",
     "LowRankPreconditioner",
+    "Matched",
     "NoSurvival",
     "RootProduct",
     "SolveStatus",
@@ -19,6 +22,7 @@ __all__ = [
     "Ulisse",
     "UnbiasedSolve",
     "conjugate_gradients",
+    "estimator_diagnostics",
     "lanczos_log_det",
     "nystrom",
     "partial_cholesky",

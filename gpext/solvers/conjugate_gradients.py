@@ -50,7 +50,8 @@ def conjugate_gradients(
             float32: each start then solves to a few digits, and the true residual corrects it (iterative refinement).
 
     Raises:
-        ValueError: b or the start is not finite, or their shapes do not belong together.
+        TypeError: b is not of a floating type.
+        ValueError: b or the start is not finite, their shapes do not belong together, or the tolerance is negative.
     """
     if b.dim() == 1:
         column = None if start is None else start.unsqueeze(-1)
@@ -65,7 +66,7 @@ def conjugate_gradients(
         )
         return LinearSolve(found.solution.squeeze(-1), found.num_steps, found.residual_norm.squeeze(-1), found.status)
     x = torch.zeros_like(b) if start is None else start.clone()
-    check_system(b, x)
+    check_system(b, x, tolerance)
     most = 10 * b.size(-2) if max_steps is None else max_steps
     size = b.norm(dim=-2)
     size = torch.where(size > 0, size, 1.0)
@@ -105,11 +106,19 @@ def conjugate_gradients(
         x, norm = best, best_norm
 
 
-def check_system(b: Tensor, start: Tensor) -> None:
-    """Raise ValueError unless right-hand sides and starts are finite and of one shape."""
+def check_system(b: Tensor, start: Tensor, tolerance: float) -> None:
+    """Raise unless right-hand sides and starts are floating, finite and of one shape, and the tolerance is a size."""
+    if not b.is_floating_point():
+        raise TypeError(f"b must be of a floating type; got {b.dtype}.")
+    if b.dim() < 2:
+        raise ValueError(f"expected b of shape (..., n, R); got {tuple(b.shape)}. One column is b.unsqueeze(-1).")
     if start.shape != b.shape:
         raise ValueError(f"expected a start of the shape of b, {tuple(b.shape)}; got {tuple(start.shape)}.")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance must not be negative; got {tolerance}.")
     for name, values in (("b", b), ("the start", start)):
         if not bool(values.isfinite().all()):
             index = tuple((~values.isfinite()).nonzero()[0].tolist())
-            raise ValueError(f"{name} must be finite; got {values[index].item()} at index {index}.")
+            raise ValueError(
+                f"{name} must be finite; got {values[index].item()} at index {index}. Remove or correct such data."
+            )

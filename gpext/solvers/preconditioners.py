@@ -72,6 +72,12 @@ class LowRankPreconditioner:
         return lambda v: root(scale * matvec(scale * root(v)))
 
     @property
+    def inverse_root(self) -> Tensor:
+        """W (n, k) with P^-1 = D^-1 - W W'."""
+        scaled = self.root / self.noise.unsqueeze(-1)
+        return torch.linalg.solve_triangular(self.chol.mT, scaled, upper=True, left=False)
+
+    @property
     def rank(self) -> int:
         """The number of columns of L, k."""
         return self.root.size(-1)
@@ -105,10 +111,14 @@ def partial_cholesky(
         generator: for the pivots, on the CPU.
 
     Raises:
-        ValueError: neither a rank nor the noise.
+        ValueError: neither a rank nor the noise, or one that cannot be.
     """
     if rank is None and noise is None:
         raise ValueError("expected a rank, or the noise by which to choose it.")
+    if rank is not None and rank < 0:
+        raise ValueError(f"rank must not be negative; got {rank}.")
+    if noise is not None and not noise > 0:
+        raise ValueError(f"noise must be positive; got {noise}.")
     n = len(diagonal)
     most = min(n, rank if rank is not None else max(_MOST_NUMBERS // n, 1))
     L, left = diagonal.new_zeros(n, 0), diagonal.clone()

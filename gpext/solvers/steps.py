@@ -18,13 +18,15 @@ Product = Callable[[Tensor], Tensor]
 
 
 class SolveStatus(Enum):
-    """How a solve ended."""
+    """How a solve ended, and what to do about it."""
 
     CONVERGED = "converged"
-    MAX_STEPS = "stopped at max_steps"
-    STALLED = "stalled: rounding keeps the residual from falling further"
-    NOT_POSITIVE_DEFINITE = "the matrix or the preconditioner is not positive definite"
-    NOT_FINITE = "met numbers that are not finite"
+    MAX_STEPS = "stopped: raise max_steps or the noise, or take a preconditioner"
+    STALLED = "rounding keeps the residual from falling further: raise the noise, or work in float64"
+    NOT_POSITIVE_DEFINITE = (
+        "the matrix or the preconditioner is not positive definite: raise the noise, or work in float64"
+    )
+    NOT_FINITE = "met numbers that are not finite: look for them among inputs and parameters"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Step:
 
     increment: Tensor  # of the solution (..., n, R)
     residual: Tensor  # by recursion (..., n, R)
+    rz: Tensor  # r'P^-1 r of that residual (..., R)
     is_broken: Tensor  # whether p'A p or r'P^-1 r is not positive (..., R)
 
 
@@ -59,8 +62,8 @@ def cg_steps(matvec: Product, residual: Tensor, precondition: Product | None) ->
         is_broken = is_broken | (live & ~(curvature > 0))
         a = torch.where(live & ~is_broken, rz / curvature, 0.0).unsqueeze(-2)
         r = r - a * q
-        yield Step(a * p, r, is_broken)
         z = preconditioned(r)
         before, rz = rz, (r * z).sum(-2)
+        yield Step(a * p, r, rz, is_broken)
         is_broken = is_broken | (rz < 0)
         p = z + torch.where(before > 0, rz / before, 0.0).unsqueeze(-2) * p

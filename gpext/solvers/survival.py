@@ -2,8 +2,14 @@ r"""Laws of where a sum is cut at random: P_j = P(J >= j), the probability that 
 
     E[sum_{j <= J} d_j / P_j] = sum_j d_j    for any P_j > 0 fixed before the draw    [FE15 Sec. 4.2, Rhee & Glynn 2015]
 
-The variance is small where P_j falls as fast as |d_j|; where it falls faster, the terms that are never reached carry
-what is missing, and no number of draws shows it.
+What a run has shown before increment j may decide P_j: given the system it is no more random than the increments.
+The increments d_j of conjugate gradients are conjugate, and what is left of x after them falls; so in the norm of A, or
+in any other in which it falls, with R_j = sum_{k >= j} d_k,
+
+    E|x~ - x|_A^2 = sum_j |d_j|_A^2 (1 / P_j - 1),    E|x~ - x|^2 = sum_j (|R_j|^2 - |R_{j+1}|^2) / P_j - |R_0|^2,
+
+smallest, for a given sum of the P_j, where P_j falls as |d_j| or as what is left. Where it falls faster, the terms that
+are never reached carry what is missing, and no number of draws shows it.
 """
 
 from __future__ import annotations
@@ -17,22 +23,41 @@ from torch import Tensor
 
 
 class Survival(ABC):
-    """P_j for j = 0, 1, ..., with P_0 = 1."""
+    """P_j for j = 0, 1, ..., with P_0 = 1, never rising."""
 
     @abstractmethod
-    def log_probability(self, j: int) -> float:
-        """Return log P_j."""
+    def log_probability(self, j: int, fall: Tensor) -> Tensor:
+        """Return log P_j of each column (..., R).
 
-    @abstractmethod
-    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-        """Return independent draws of J, the last increment that is reached, int64."""
+        Args:
+            j: from 0 on.
+            fall: what is left before increment j of the smallest residual in the Krylov space where the random part
+                began (..., R); from 1 down.
+        """
 
-    def expected_steps(self) -> float:
-        """Return E[J + 1], how many increments a draw takes on average."""
-        total, j = 0.0, 0
-        while (p := math.exp(self.log_probability(j))) > 1e-16 and j < 10**6:
-            total, j = total + p, j + 1
-        return total
+
+@dataclass(frozen=True)
+class Matched(Survival):
+    """P_j falls as the smallest residual in the Krylov space does, whose norm is that of MINRES: P_j = fall^power.
+
+    Nothing has to be known or fitted. A smaller tolerance of the first steps, or a power below 1, buys less variance at
+    a higher cost; one does as well as the other.
+
+    Args:
+        power: positive.
+
+    Raises:
+        ValueError: it is not.
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive("power", self.power)
+
+    def log_probability(self, j: int, fall: Tensor) -> Tensor:
+        """Return log P_j (..., R)."""
+        return self.power * fall.log()
 
 
 @dataclass(frozen=True)
@@ -49,24 +74,18 @@ class Geometric(Survival):
     rate: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate must be positive and finite; got {self.rate}.")
+        _check_positive("rate", self.rate)
 
     @classmethod
     def of_cost(cls, steps: float) -> Geometric:
-        """Return the one that takes so many steps on average, more than one."""
+        """Return the one that reaches so many increments on average, more than one."""
         if not 1 < steps < math.inf:
             raise ValueError(f"the expected number of steps must be more than one and finite; got {steps}.")
         return cls(-math.log1p(-1 / steps))
 
-    def log_probability(self, j: int) -> float:
-        """Return log P_j."""
-        return -self.rate * j
-
-    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-        """Return independent draws of J."""
-        uniform = 1 - torch.rand(shape, dtype=torch.float64, generator=generator)
-        return (-uniform.log() / self.rate).long()
+    def log_probability(self, j: int, fall: Tensor) -> Tensor:
+        """Return log P_j (..., R)."""
+        return torch.full_like(fall, -self.rate * j)
 
 
 @dataclass(frozen=True)
@@ -85,27 +104,22 @@ class Ulisse(Survival):
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < math.inf:
-            raise ValueError(f"beta must be positive and finite; got {self.beta}.")
+        _check_positive("beta", self.beta)
 
-    def log_probability(self, j: int) -> float:
-        """Return log P_j."""
-        return -0.5 * self.beta * j * (j + 1)
-
-    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-        """Return independent draws of J: the largest j with P_j above a uniform number."""
-        level = -(1 - torch.rand(shape, dtype=torch.float64, generator=generator)).log()
-        return (0.5 * ((1 + 8 * level / self.beta).sqrt() - 1)).long()
+    def log_probability(self, j: int, fall: Tensor) -> Tensor:
+        """Return log P_j (..., R)."""
+        return torch.full_like(fall, -0.5 * self.beta * j * (j + 1))
 
 
 @dataclass(frozen=True)
 class NoSurvival(Survival):
     """The sum ends where the random part would begin: early stopping, whose bias this is to show."""
 
-    def log_probability(self, j: int) -> float:
-        """Return log P_j."""
-        return 0.0 if j == 0 else -math.inf
+    def log_probability(self, j: int, fall: Tensor) -> Tensor:
+        """Return log P_j (..., R)."""
+        return torch.full_like(fall, 0.0 if j == 0 else -math.inf)
 
-    def draw(self, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-        """Return zeros."""
-        return torch.zeros(shape, dtype=torch.int64)
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite; got {value}.")

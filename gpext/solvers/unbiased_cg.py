@@ -3,15 +3,14 @@ r"""Estimates of A^-1 b from few steps of conjugate gradients, unbiased by a ran
     x~ = x0 + sum_{t < l} d_t + sum_{j = 0}^J d_{l + j} / P_j,       J random, P(J >= j) = P_j
 
 with the increments d_t of CG from x0. Its first l steps are taken anyway: until the residual has fallen to a given
-size. The default P_j falls as fast as the increments seemed to do until then; as that is decided before J is drawn, the
-mean is that of the whole run. Truncations are independent for each column, and for each of several estimates, which
-share the products of one run: two of them are independent given the increments, so that E[x~1' B x~2] = x' B x.
+size. From there P_j falls by default as the smallest residual in the Krylov space does; that is decided by A, b and x0
+and not by J, so the mean is that of the whole run. Truncations are independent for each of several estimates, which
+share the products of one run: two of them are independent given the increments, so that E[x~1' B x~2] = x' B x. They
+are independent for each column as well, or one for all columns of an estimate.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +18,9 @@ from torch import Tensor
 
 from gpext.solvers.conjugate_gradients import check_system
 from gpext.solvers.steps import Product, SolveStatus, Step, cg_steps
-from gpext.solvers.survival import Geometric, Survival
+from gpext.solvers.survival import Matched, Survival
 
 _DIGITS = 30  # products of rounding with |b| at which a run has ended: what is left is no more than rounding
-_SLOWEST, _STEEPEST = 0.002, 1.0  # rates of the default schedule
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ def unbiased_cg(
     precondition: Product | None = None,
     tolerance: float = 0.1,
     survival: Survival | None = None,
+    share_columns: bool = False,
     max_steps: int | None = None,
     generator: torch.Generator | None = None,
 ) -> UnbiasedSolve:
@@ -60,45 +59,84 @@ def unbiased_cg(
         precondition: r -> P^-1 r.
         tolerance: the random part begins where |b - A x| <= tolerance |b| in every column [FE15's alpha = q sqrt n is
             that of a b of n standard normal numbers and tolerance q].
-        survival: P_j; by default geometric with the rate at which the residual fell before.
+        survival: P_j; by default :class:`gpext.solvers.Matched`.
+        share_columns: whether the columns of an estimate end together, with the P_j of the slowest. A run lasts until
+            its last column has ended, so that this saves products; but x~_a' B x~_b of two columns a and b of one
+            estimate is biased then.
         max_steps: most products, beyond which the estimate is not unbiased, and the status says so; 10 n by default.
         generator: for the truncations, on the CPU.
 
     Raises:
-        ValueError: bad right-hand sides or starts, or no estimate.
+        TypeError: b is not of a floating type.
+        ValueError: bad right-hand sides or starts, a negative tolerance, or no estimate.
     """
-    x0 = torch.zeros_like(b) if start is None else start
-    check_system(b, x0)
     if num_estimates < 1:
         raise ValueError(f"num_estimates must be at least 1; got {num_estimates}.")
-    most = 10 * b.size(-2) if max_steps is None else max_steps
-    residual = b if start is None else b - matvec(x0)
-    size = b.norm(dim=-2).clamp_min(torch.finfo(b.dtype).tiny)
-    run = _Run(cg_steps(matvec, residual, precondition), size, most)
-    head, norms = x0, [residual.norm(dim=-2) / size]
-    while run.goes_on and bool((norms[-1] > tolerance).any()):
-        step = run.step()
-        head = head + step.increment
-        norms.append(step.residual.norm(dim=-2) / size)
+    law = Matched() if survival is None else survival
+    run = Run(matvec, b, start=start, precondition=precondition, tolerance=tolerance, max_steps=max_steps)
+    head = run.first_steps()
     first = run.steps
-    law = decaying(torch.stack(norms)) if survival is None else survival
-    last = law.draw(torch.Size((num_estimates, *size.shape)), generator).to(b.device)
-    estimates, j = head.expand(num_estimates, *head.shape).clone(), 0
-    while run.goes_on and bool((last >= j).any()):
+    levels = _levels(truncation_shape(b, num_estimates, share_columns), generator).to(b.device)
+    estimates = head.expand(num_estimates, *head.shape).clone()
+    reached, truncations, j = torch.ones_like(levels, dtype=torch.bool), torch.zeros_like(levels).long(), 0
+    while True:
+        log_p = log_survival(law, j, run.fall, share_columns)
+        reached = reached & (levels >= -log_p)
+        if not run.goes_on or not bool(reached.any()):
+            break
         increment = run.step().increment
-        reached = (last >= j).unsqueeze(-2)
-        estimates += torch.where(reached, increment * math.exp(-law.log_probability(j)), 0.0)
+        estimates += torch.where(reached.unsqueeze(-2), increment * (-log_p).exp().unsqueeze(-2), 0.0)
+        truncations = torch.where(reached, j, truncations)
         j += 1
-    return UnbiasedSolve(estimates, run.steps, first, last, law, run.status(bool((last >= j).any())))
+    truncations = truncations.expand(num_estimates, *b.shape[:-2], b.size(-1))
+    return UnbiasedSolve(estimates, run.steps, first, truncations, law, run.status(bool(reached.any())))
 
 
-class _Run:
-    """Steps counted, until nothing but rounding is left."""
+def truncation_shape(b: Tensor, num_estimates: int, share_columns: bool) -> torch.Size:
+    """Return the shape of independent truncations, (E, ..., R) or (E, ..., 1)."""
+    return torch.Size((num_estimates, *b.shape[:-2], 1 if share_columns else b.size(-1)))
 
-    def __init__(self, steps: Iterator[Step], size: Tensor, most: int) -> None:
-        self._steps, self._size, self._most = steps, size, most
+
+def log_survival(law: Survival, j: int, fall: Tensor, share_columns: bool) -> Tensor:
+    """Return log P_j (..., R), or (..., 1) for all columns together."""
+    log_p = law.log_probability(j, fall)
+    return log_p.amax(-1, keepdim=True) if share_columns and log_p.size(-1) else log_p
+
+
+def _levels(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+    """Return -log u with u uniform: increment j is reached where it is -log P_j or more."""
+    return -(1 - torch.rand(shape, dtype=torch.float64, generator=generator)).log()
+
+
+class Run:
+    """Steps of conjugate gradients counted, until nothing but rounding is left.
+
+    Args:
+        matvec, b, start, precondition, tolerance, max_steps: as of :func:`unbiased_cg`.
+    """
+
+    def __init__(
+        self,
+        matvec: Product,
+        b: Tensor,
+        *,
+        start: Tensor | None,
+        precondition: Product | None,
+        tolerance: float,
+        max_steps: int | None,
+    ) -> None:
+        self._start = torch.zeros_like(b) if start is None else start
+        check_system(b, self._start, tolerance)
+        self._residual = b if start is None else b - matvec(start)
+        self._size = b.norm(dim=-2).clamp_min(torch.finfo(b.dtype).tiny)
+        self._most = 10 * b.size(-2) if max_steps is None else max_steps
+        self._steps = cg_steps(matvec, self._residual, precondition)
+        z = self._residual if precondition is None else precondition(self._residual)
+        self._first = (self._residual * z).sum(-2)
+        self._smallest = self._inverse = torch.ones_like(self._first)
+        self._is_broken = torch.zeros_like(self._first, dtype=torch.bool)
+        self._tolerance = tolerance
         self.steps = 0
-        self._last: Step | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -106,36 +144,43 @@ class _Run:
         return self.steps < self._most and not self._is_over
 
     @property
+    def _left(self) -> Tensor:
+        return self._residual.norm(dim=-2) / self._size
+
+    @property
     def _is_over(self) -> bool:
-        if self._last is None:
-            return False
-        left = self._last.residual.norm(dim=-2)
-        eps = torch.finfo(left.dtype).eps
-        return bool(((left <= _DIGITS * eps * self._size) | self._last.is_broken | ~left.isfinite()).all())
+        left = self._left
+        digits = _DIGITS * torch.finfo(left.dtype).eps
+        return bool(((left <= digits) | self._is_broken | ~left.isfinite()).all())
+
+    def first_steps(self) -> Tensor:
+        """Return where steps until every residual is of the tolerance lead (..., n, R); fall counts from there."""
+        x = self._start
+        while self.goes_on and bool((self._left > self._tolerance).any()):
+            x = x + self.step().increment
+        self._smallest = self._inverse
+        return x
+
+    @property
+    def fall(self) -> Tensor:
+        """The smallest residual in the Krylov space over what it was after the first steps (..., R).
+
+        rho_t^-2 = sum_{i <= t} 1 / (r_i' P^-1 r_i), in the norm of P^-1 [Zhou & Walker 1994]
+        """
+        return torch.where(self._inverse.isfinite(), (self._smallest / self._inverse).sqrt(), 0.0)
 
     def step(self) -> Step:
-        step = self._last = next(self._steps)
+        """Take a step."""
+        step = next(self._steps)
+        self._residual, self._is_broken = step.residual, step.is_broken
+        self._inverse = self._inverse + torch.where(step.rz > 0, self._first / step.rz, torch.inf)
         self.steps += 1
         return step
 
     def status(self, is_cut: bool) -> SolveStatus:
         """Return how it ended; `is_cut`: before the last increment that was asked for."""
-        if self._last is not None and not bool(self._last.residual.isfinite().all()):
+        if not bool(self._residual.isfinite().all()):
             return SolveStatus.NOT_FINITE
-        if self._last is not None and bool(self._last.is_broken.any()):
+        if bool(self._is_broken.any()):
             return SolveStatus.NOT_POSITIVE_DEFINITE
         return SolveStatus.MAX_STEPS if is_cut and not self._is_over else SolveStatus.CONVERGED
-
-
-def decaying(norms: Tensor) -> Geometric:
-    """Return the geometric survival with the slowest rate at which a column's residual fell lately, norms (T, ..., R).
-
-    The slope of log |r| over the last half of the steps, by least squares.
-    """
-    recent = norms[len(norms) // 2 :].clamp_min(torch.finfo(norms.dtype).tiny).log().flatten(1)
-    if len(recent) < 3:
-        return Geometric(_STEEPEST)
-    t = torch.arange(len(recent), dtype=recent.dtype, device=recent.device)
-    t = (t - t.mean()).unsqueeze(-1)
-    slopes = (t * recent).sum(0) / t.square().sum()
-    return Geometric(min(max(float(-slopes.max()), _SLOWEST), _STEEPEST))

@@ -96,7 +96,7 @@ def test_all_derivatives_are_put_together_right(profiles, square, widths):
 
 
 def test_auto_is_tiles_on_the_cpu_and_keops_on_cuda(monkeypatch):
-    op = made("rbf", n=5)
+    op = made("rbf", n=5, backend="auto")
     assert op._route is tiles
     assert with_backend(op, "keops")._route is keops_products
     assert with_backend(op, "tiles")._route is tiles
@@ -143,7 +143,7 @@ def test_a_backend_stays_with_what_is_made_of_the_operator():
     op = with_backend(made("rbf", n=6), "keops")
     assert (2 * op).backend == op.mT.backend == op[:3].backend == op.expand(2, 6, 6).backend == "keops"
     assert pickle.loads(pickle.dumps(op.detach())).backend == "keops"
-    assert (op * made("matern32", n=6)).backend == "keops"
+    assert (op * made("matern32", n=6, backend="auto")).backend == "keops"
     with pytest.raises(ValueError, match=r"one backend.*'dense', 'keops'"):
         op * with_backend(made("matern32", n=6), "dense")
     with pytest.raises(ValueError, match=r"backend among.*'cuda'"):

@@ -8,13 +8,13 @@ import torch
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
 
 from gpext.kernels import keops
-from gpext.operators import KernelOperator, profiles, tiles
+from gpext.operators import KernelOperator, kernel_operator, profiles, tiles
 from gpext.operators.profiles import FACTORS
 
 F64 = torch.float64
 
 
-def made(*profiles, square=True, n=600, m=300, batch=(), dtype=F64, seed=0):
+def made(*profiles, square=True, n=600, m=300, batch=(), dtype=F64, seed=0, backend="tiles"):
     """An operator of n (or n x m) random inputs, its tensors requiring gradients."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -25,7 +25,7 @@ def made(*profiles, square=True, n=600, m=300, batch=(), dtype=F64, seed=0):
     for profile in profiles:
         tensors += [randn(n, 3)] if square else [randn(n, 3), randn(m, 3)]
         tensors += [randn(1, 1).exp()] if profile == "rq" else []
-    return KernelOperator(*(t.requires_grad_() for t in tensors), profiles=profiles, square=square)
+    return KernelOperator(*(t.requires_grad_() for t in tensors), profiles=profiles, square=square, backend=backend)
 
 
 def vectors(op, columns=2, seed=1):
@@ -56,7 +56,7 @@ def test_products_and_derivatives_are_those_of_the_stored_matrix(profiles, squar
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)
 def test_float32(profiles):
     op = made(*profiles, dtype=torch.float32)
-    exact = KernelOperator(*(t.detach().double() for t in op._args), profiles=profiles, square=True)
+    exact = KernelOperator(*(t.detach().double() for t in op._args), profiles=profiles, square=True, backend="tiles")
     _, v = vectors(op)
     size = exact.to_dense().abs() @ v.double().abs()
     found = (op @ v).detach().double()
@@ -82,7 +82,7 @@ def test_inputs_far_apart_keep_their_digits(profile, dtype):
     """Pairs of neighbours, hundreds of thousands of length scales from each other."""
     centres = torch.tensor([[-3e5, 0.0], [2e5, 1e5]], dtype=F64).repeat_interleave(2, 0)
     x = (centres + torch.tensor([[0.0, 0.0], [1.0, 0.5]], dtype=F64).repeat(2, 1)).to(dtype)
-    op = KernelOperator(torch.ones(1, 1, dtype=dtype), x, profiles=(profile,), square=True)
+    op = KernelOperator(torch.ones(1, 1, dtype=dtype), x, profiles=(profile,), square=True, backend="tiles")
     found = (op @ torch.eye(4, dtype=dtype)).double()
     expected = KernelOperator(torch.ones(1, 1, dtype=F64), x.double(), profiles=(profile,), square=True).to_dense()
     torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-10, atol=1e-10)
@@ -90,8 +90,8 @@ def test_inputs_far_apart_keep_their_digits(profile, dtype):
 
 @pytest.mark.parametrize("quicker", [True, False])
 @pytest.mark.parametrize("name", FACTORS)
-def test_either_exponential_serves(name, quicker, monkeypatch):
-    monkeypatch.setattr(profiles, "_is_exp2_quicker", lambda dtype: quicker)
+def test_either_exponential_and_root_serve(name, quicker, monkeypatch):
+    monkeypatch.setattr(profiles, "_is_quicker", lambda one, other, dtype: quicker)
     test_products_and_derivatives_are_those_of_the_stored_matrix((name,), True)
     test_float32((name,))
 
@@ -101,9 +101,50 @@ def test_duplicate_inputs_have_correlation_one():
     x[150:] = x[:150]
     for profile in FACTORS:
         own = [torch.full((1, 1), 0.7, dtype=F64)] if profile == "rq" else []
-        op = KernelOperator(torch.ones(1, 1, dtype=F64), x, *own, profiles=(profile,), square=True)
+        op = KernelOperator(torch.ones(1, 1, dtype=F64), x, *own, profiles=(profile,), square=True, backend="tiles")
         eye = torch.eye(300, dtype=F64)
         torch.testing.assert_close(op @ eye, op.to_dense(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize("profiles", CASES, ids="-".join)
+def test_a_small_matrix_is_stored_at_its_first_product(profiles, square, batch, monkeypatch):
+    op = made(*profiles, square=square, n=300, m=270, batch=batch, backend="auto")
+    u, v = vectors(op)
+    dense = op.to_dense()
+    torch.testing.assert_close(op.detach() @ v, dense @ v, rtol=1e-10, atol=1e-10)
+    ours = torch.autograd.grad((u * (op @ v)).sum(), op._args)
+    theirs = torch.autograd.grad((u * (dense @ v)).sum(), op._args)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    kept = op.detach()
+    first = kept @ v
+    monkeypatch.setattr(tiles, "_Ready", None)  # nothing is evaluated any more
+    assert torch.equal(kept @ v, first)
+    monkeypatch.undo()
+    monkeypatch.setattr(kernel_operator, "_MOST_STORED", op.numel() - 1)
+    large = op.detach()
+    torch.testing.assert_close(large @ v, first, rtol=1e-10, atol=1e-10)
+    assert "_stored" not in vars(large)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize("profiles", CASES, ids="-".join)
+def test_a_bilinear_form_and_its_derivatives_come_from_one_pass(profiles, square, batch, monkeypatch):
+    op = made(*profiles, square=square, n=60, m=50, batch=batch)
+    u, v = (t.requires_grad_() for t in vectors(op))
+    expected = (u * (op.to_dense() @ v)).sum((-2, -1))
+    theirs = torch.autograd.grad(expected.square().sum(), [*op._args, u, v])
+    monkeypatch.setattr(tiles, "product", None)
+    found = op.bilinear_form(u.detach(), v.detach())
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    ours = torch.autograd.grad(found.square().sum(), op._args)
+    monkeypatch.undo()
+    ours += torch.autograd.grad(op.bilinear_form(u, v).square().sum(), [u, v])
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -204,6 +245,13 @@ class TestSquare(LinearOperatorTestCase, unittest.TestCase):
 
     def evaluate_linear_op(self, linear_op):
         return linear_op.to_dense()
+
+
+class TestSquareTiles(TestSquare):
+    def create_linear_op(self):
+        x = torch.tensor([[0.0], [1.7], [3.1], [4.9], [7.5]]).requires_grad_()
+        scale = torch.tensor([[1.5]]).requires_grad_()
+        return KernelOperator(scale, x, profiles=("rbf",), square=True, backend="tiles")
 
 
 class TestSquareBatch(TestSquare):

@@ -120,9 +120,9 @@ def test_the_derivative_of_a_solve_takes_one_more_solve_of_as_many_columns():
     asked = []
 
     class Counted(UnbiasedSolveOperator):
-        def _estimates(self, b, number):
+        def _estimates(self, b, number, **options):
             asked.append(tuple(b.shape))
-            return super()._estimates(b, number)
+            return super()._estimates(b, number, **options)
 
     b = torch.ones(200, 3, dtype=F64)
     Counted(to_linear_operator(A)).solve(b).sum().backward()
@@ -158,6 +158,97 @@ def test_it_stays_matrix_free_where_fast_computations_are_off():
     mll = UnbiasedMarginalLogLikelihood(likelihood, model, solver=UnbiasedSolver(rank=0, max_steps=2))
     with gpytorch.settings.fast_computations(False, False, False), pytest.warns(UnbiasedSolveWarning):
         mll(model(x), y)
+
+
+def test_nothing_is_done_for_derivatives_that_nobody_wants():
+    model, likelihood, x, y = problem()
+    covariance = likelihood(model(x)).lazy_covariance_matrix.evaluate_kernel()
+    columns, products = [], []
+
+    class Counted(UnbiasedSolveOperator):
+        def _estimates(self, b, number, **options):
+            columns.append(b.size(-1))
+            return super()._estimates(b, number, **options)
+
+    matmul = covariance.matmul
+    covariance.matmul = lambda v: products.append(v.size(-1)) or matmul(v)
+    operator = Counted(covariance, solver=UnbiasedSolver(num_probes=3, tolerance=1e-12))
+    with torch.no_grad():
+        value, log_det = operator.inv_quad_logdet(y, logdet=True)
+    assert (columns, products) == ([1], [])
+    torch.testing.assert_close(value, y @ torch.linalg.solve(covariance.to_dense(), y), rtol=1e-8, atol=1e-8)
+    again = operator.inv_quad_logdet(y, logdet=True)
+    assert (columns, products) == ([1, 4], [4])
+    torch.testing.assert_close((value, log_det), again, rtol=1e-8, atol=1e-8)
+    fixed = Counted(to_linear_operator(covariance.to_dense().detach()), solver=operator.solver)
+    b = y.clone().requires_grad_()
+    (by_b,) = torch.autograd.grad(fixed.inv_quad(b), [b])
+    torch.testing.assert_close(by_b, 2 * torch.linalg.solve(fixed.to_dense(), y), rtol=1e-8, atol=1e-8)
+    assert columns[2:] == [1]
+    with torch.no_grad():
+        assert operator.inv_quad_logdet(logdet=True)[1] == log_det
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+def plain_problem(x, y, *, noise):
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-15))
+    likelihood = likelihood.to(x)
+    likelihood.noise = noise
+    return Model(x, y, likelihood).to(x).train(), likelihood
+
+
+def z_scores(x, y, *, noise, draws=200, **options):
+    model, likelihood = plain_problem(x, y, noise=noise)
+    with gpytorch.settings.max_cholesky_size(10_000):
+        exact = gradient(gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model), model, x, y)
+    solver = UnbiasedSolver(generator=torch.Generator().manual_seed(0), **options)
+    mll = UnbiasedMarginalLogLikelihood(likelihood, model, solver=solver)
+    found = torch.stack([gradient(mll, model, x, y) for _ in range(draws)])
+    return (found.mean(0) - exact) / (found.std(0) / draws**0.5 + 1e-6 * exact.abs() + 1e-9)
+
+
+@pytest.mark.parametrize("rank", [None, 0, 5])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_below_every_threshold_gradients_are_exact_but_for_rounding(n, rank):
+    _, _, x, y = problem()
+    assert float(z_scores(x[:n], y[:n], noise=0.1, draws=2, rank=rank, num_probes=3).abs().max()) < 4.5
+
+
+def duplicates():
+    _, _, x, y = problem()
+    return torch.cat([x[:20], x[:20]]), torch.cat([y[:20], y[:20] + 1e-4])
+
+
+@pytest.mark.parametrize(("noise", "rank"), [(1e-2, None), (1e-2, 0), (1e-8, None), (1e-8, 0), (4e-11, None)])
+def test_duplicate_inputs(noise, rank):
+    """The condition numbers are 4e3, 4e9 and 1e12, where plain conjugate gradients would not do."""
+    x, y = duplicates()
+    assert float(z_scores(x, y, noise=noise, rank=rank, num_probes=1, draws=100).abs().max()) < 4.5
+
+
+def test_what_rounding_has_taken_away_is_said():
+    x, y = duplicates()
+    model, likelihood = plain_problem(x.float(), y.float(), noise=4e-11)
+    mll = UnbiasedMarginalLogLikelihood(likelihood, model, solver=UnbiasedSolver(rank=0))
+    with pytest.warns(UnbiasedSolveWarning, match="not unbiased: .*(raise max_steps or the noise|work in float64)"):
+        mll(model(x.float()), y.float())
+
+
+def test_numbers_that_are_not_finite_are_refused_or_said():
+    _, likelihood, x, y = problem()
+    bad = x.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(torch.nan, dtype=F64))
+    with pytest.raises(ValueError, match=r"inputs must be finite; got nan at index \(3, 1\)"):
+        UnbiasedMarginalLogLikelihood(likelihood, Model(bad, y, likelihood))
+    with pytest.raises(ValueError, match=r"targets must be finite; got inf at index"):
+        UnbiasedMarginalLogLikelihood(likelihood, Model(x, y / 0, likelihood))
+    A = torch.eye(5, dtype=F64)
+    A[2, 2] = torch.nan
+    with pytest.warns(UnbiasedSolveWarning, match="not finite: look for them among inputs and parameters"):
+        UnbiasedSolveOperator(to_linear_operator(A)).solve(torch.ones(5, dtype=F64))
+    with pytest.raises(ValueError, match="rank must not be negative"):
+        UnbiasedSolver(rank=-1)
 
 
 # ---- linear_operator's own suite, every solve to its end and every probe taken --------------------------------------
