@@ -215,7 +215,7 @@ def metropolis(model: Model, *, draws: int, chains: int, warmup: int) -> tuple[d
 # gpext
 
 
-def sampler_of(method: str, model: Model, step_size: float) -> GibbsSampler | AugmentedSGLDSampler:
+def sampler_of(method: str, model: Model, step_size: float | None) -> GibbsSampler | AugmentedSGLDSampler:
     """Return the sampler of this name."""
     if method == METHODS[2]:
         return GibbsSampler(model)
@@ -230,7 +230,7 @@ def sample(
     generator = torch.Generator().manual_seed(0)
     found = sampler.load(folder) if folder is not None and list(folder.glob("*.pt")) else None
     while found is None or found.num_draws < draws:  # in parts, so that what is killed has lost one at most
-        part = min(max(draws // 20, 1), draws - (0 if found is None else found.num_draws))
+        part = min(max(draws // 10, 1), draws - (0 if found is None else found.num_draws))
         found = sampler.run(part, chains, warmup, generator=generator, resume=found, directory=folder)
         if found.status is SamplingStatus.INTERRUPTED:
             raise KeyboardInterrupt
@@ -240,7 +240,7 @@ def sample(
 
 def seconds_a_sweep(sampler: GibbsSampler | AugmentedSGLDSampler, number: int) -> float:
     """Return the time of one sweep of one chain, timed by itself: a run may have been interrupted."""
-    found = sampler.run(1, 1, 0, progress=False)
+    found = sampler.run(1, 1, 10, progress=False)
     return sampler.run(number, resume=found, progress=False).seconds / number
 
 
@@ -337,18 +337,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS[:3]))
     parser.add_argument("--chains", type=int, default=4)
-    parser.add_argument("--draws", type=int, default=4000, help="of each chain of gpext's samplers")
-    parser.add_argument("--reference-draws", type=int, default=10_000, help="of each chain of the reference")
-    parser.add_argument("--reference-warmup", type=int, default=1500)
-    parser.add_argument("--warmup", type=int, default=300)
-    parser.add_argument("--step-size", type=float, default=0.2, help="of Langevin steps")
+    parser.add_argument("--draws", type=int, default=800, help="of each chain of gpext's samplers")
+    parser.add_argument("--reference-draws", type=int, default=4000, help="of each chain of the reference")
+    parser.add_argument("--reference-warmup", type=int, default=1000)
+    parser.add_argument("--warmup", type=int, default=150)
+    parser.add_argument("--step-size", type=float, help="of Langevin steps; found by the sampler if not given")
     parser.add_argument("--timed", type=int, default=50, help="sweeps that are timed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.rows, options.chains, options.draws, options.warmup, options.timed = 20, 2, 10, 2, 2
+        options.rows, options.chains, options.draws, options.warmup, options.timed = 20, 2, 10, 10, 2
         options.reference_draws, options.reference_warmup = 20, 5
     return options
 

@@ -28,13 +28,16 @@ class MatrixFreeTarget(ModelTarget):
         model: with its likelihood and training data, no batch.
         names: parameters to move; None for those with a prior.
         jitter: added to the diagonal of the prior covariance.
+        logarithms: as :class:`gpext.samplers.target.ModelTarget`.
 
     Raises:
         TypeError, ValueError: as :class:`gpext.samplers.target.ModelTarget`.
     """
 
-    def __init__(self, model: LatentGP, names: Sequence[str] | None, jitter: float) -> None:
-        self._take(model, names)
+    def __init__(
+        self, model: LatentGP, names: Sequence[str] | None, jitter: float, *, logarithms: bool = False
+    ) -> None:
+        self._take(model, names, logarithms)
         x, y = self.model.train_inputs[0], model.train_targets
         self._observe(self.model.likelihood, y, jitter, y.shape, x.dtype)
 

@@ -103,30 +103,26 @@ class SGLDSampler(ChainSampler):
         size = self.target.moved.size
         if preconditioner is not None and preconditioner.shape != (size, size):
             raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(preconditioner.shape)}.")
-        if resume is None and step_size is None and self.target.is_estimated and warmup <= _PAIRS * _EVERY:
-            raise ValueError(
-                f"expected a warm-up of more than {_PAIRS * _EVERY} steps to find a step size in; got {warmup}. Give a "
-                "longer one, or a step_size."
-            )
+        if resume is None and step_size is None:
+            check_warmup(self.target, warmup)
 
         def begin() -> list[dict[str, Any]]:
             parent, states = offspring(num_chains, generator)
             mode, scale = mode_and_scale(self.target, parent)
             M = scale if preconditioner is None else preconditioner.detach().double().cpu()
-            common = {
-                "M": M,
-                "step_size": (step_size, 1.0, 0.0) if isinstance(step_size, int | float) else step_size,
-                "freeze_below": freeze_below,
-                "averaged": averaged,
-                "compensated": compensated,
-                "pairs": 0,
-                "V": torch.zeros_like(M),
-                "warmup": 0,
-                "optimizer": None,
-                "schedule": None,
-            }
             starts = scattered(mode, M, num_chains, parent)
-            return [{"place": p, "generator": g, **common} for p, g in zip(starts, states, strict=True)]
+            return [
+                first_state(
+                    place,
+                    M,
+                    step_size,
+                    generator=state,
+                    freeze_below=freeze_below,
+                    averaged=averaged,
+                    compensated=compensated,
+                )
+                for place, state in zip(starts, states, strict=True)
+            ]
 
         found = self._run(
             begin,
@@ -147,11 +143,61 @@ class SGLDSampler(ChainSampler):
             )
         return found
 
-    def _walker(self, state: dict[str, Any]) -> _Langevin:
-        return _Langevin(self.target, state)
+    def _walker(self, state: dict[str, Any]) -> Langevin:
+        return Langevin(self.target, state)
 
 
-class _Langevin:
+def check_warmup(target: LogPosterior, steps: int) -> None:
+    """Refuse a warm-up in which a step size cannot be found.
+
+    Raises:
+        ValueError: it has too few steps, and gradients are estimates.
+    """
+    if target.is_estimated and steps <= _PAIRS * _EVERY:
+        raise ValueError(
+            f"expected a warm-up of more than {_PAIRS * _EVERY} steps to find a step size in; got {steps}. Give a "
+            "longer one, or a step_size."
+        )
+
+
+def first_state(
+    place: Tensor,
+    M: Tensor,
+    step_size: float | tuple[float, float, float] | None,
+    *,
+    generator: Tensor,
+    freeze_below: float = 0.0,
+    averaged: bool = True,
+    compensated: bool = True,
+) -> dict[str, Any]:
+    """Return the state of a chain at its start (P,); see :meth:`SGLDSampler.run` for the options.
+
+    Args:
+        place: (P,).
+        M: (P, P).
+        step_size: a number, a schedule or None.
+        generator: the state of one on the CPU.
+        freeze_below: of the schedule.
+        averaged: average the noise of neighbouring steps.
+        compensated: reduce the noise by that of the gradients.
+    """
+    return {
+        "place": place,
+        "generator": generator,
+        "M": M,
+        "step_size": (step_size, 1.0, 0.0) if isinstance(step_size, int | float) else step_size,
+        "freeze_below": freeze_below,
+        "averaged": averaged,
+        "compensated": compensated,
+        "pairs": 0,
+        "V": torch.zeros_like(M),
+        "warmup": 0,
+        "optimizer": None,
+        "schedule": None,
+    }
+
+
+class Langevin:
     """One chain; see :class:`gpext.samplers.chains.Walker`."""
 
     acceptance = math.nan
@@ -181,6 +227,7 @@ class _Langevin:
 
     @property
     def place(self) -> Tensor:
+        """Where it is (P,), in the coordinates of the target."""
         return self._theta.detach().clone()
 
     @property
@@ -191,6 +238,7 @@ class _Langevin:
         return self._optimizer.param_groups[0]["lr"] / self._optimizer.largest_lr()
 
     def state(self) -> dict[str, Any]:
+        """Return what it goes on from."""
         return {
             **self._start,
             "place": self.place,
@@ -203,6 +251,11 @@ class _Langevin:
         }
 
     def step(self, *, adapt: bool) -> None:
+        """Go on by one; in a warm-up learn the noise of gradients.
+
+        Raises:
+            FloatingPointError: there is no such model.
+        """
         self._theta.grad = -self._gradient()
         if adapt and self._target.is_estimated:
             if self._warmed % _EVERY == 0:

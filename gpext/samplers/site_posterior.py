@@ -78,7 +78,7 @@ class SiteMarginalLogLikelihood(ExactMarginalLogLikelihood):
 
 
 class SitePosterior(LogPosterior):
-    """log p(theta | w, y) up to a constant, theta parameters of the prior of f; of a copy of the model.
+    """log p(theta | w, y) up to a constant, theta parameters of the prior of f, by their logarithms; of a copy.
 
     Args:
         model: a LatentGP for targets (N,).
@@ -93,7 +93,7 @@ class SitePosterior(LogPosterior):
             mll: ExactMarginalLogLikelihood = SiteMarginalLogLikelihood(regression.likelihood, regression)
         else:
             mll = UnbiasedMarginalLogLikelihood(regression.likelihood, regression, solver=solver)
-        super().__init__(mll, [f"{_LATENT}.{name}" for name in names])
+        super().__init__(mll, [f"{_LATENT}.{name}" for name in names], logarithms=True)
 
     def condition_on(self, sites: GaussianSites) -> None:
         """Condition on sites (N,).

@@ -87,21 +87,24 @@ class ModelTarget(Target):
         model: with its likelihood and training data.
         names: parameters to move; None for those with a prior.
         jitter: added to the diagonal of the prior covariance.
+        logarithms: see :class:`gpext.samplers.hyperparameters.Hyperparameters`.
 
     Raises:
         TypeError, ValueError: as the inference rules; or a name that is not a parameter's.
     """
 
-    def __init__(self, model: LatentGP, names: Sequence[str] | None, jitter: float) -> None:
-        self._take(model, names)
+    def __init__(
+        self, model: LatentGP, names: Sequence[str] | None, jitter: float, *, logarithms: bool = False
+    ) -> None:
+        self._take(model, names, logarithms)
         super().__init__(self._forward(self._x), self.model.likelihood, model.train_targets, jitter)
 
-    def _take(self, model: LatentGP, names: Sequence[str] | None) -> None:
+    def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
         if model.variational_strategy.sparse_inputs is not None:
             raise TypeError("GibbsSampler needs the exact prior of f; build the LatentGP without inducing_inputs.")
         self.model = copy.deepcopy(model).eval()
         self._x = self.model.train_inputs[0]
-        self._moved = Hyperparameters(self.model, names)
+        self._moved = Hyperparameters(self.model, names, logarithms=logarithms)
         likelihood = self.model.likelihood
         self.of_likelihood = self._moved.coordinates_of(likelihood)
         self.of_prior = [j for j in range(self._moved.size) if j not in self.of_likelihood]
