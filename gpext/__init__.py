@@ -8,6 +8,8 @@ Two chains share their linear algebra:
 `likelihoods` say what p(y | f) is, `augmentations` and `bounds` turn it into a Gaussian `sites` factor a datum,
 `inference` finds the sites, `posteriors` condition the prior on them; `variational`, `models` and `mlls` are the
 gpytorch shells around that, `fit` trains, and `fit_grid` trains at each of several values of one hyperparameter.
+`operators`, `kernels.keops` and `solvers` do with large matrices what can be done without storing them; `samplers` draw
+latent values and hyperparameters.
 """
 
 from gpext import (
@@ -15,13 +17,17 @@ from gpext import (
     bounds,
     distributions,
     inference,
+    kernels,
     likelihoods,
     mlls,
     models,
+    operators,
     optim,
     posteriors,
     quadrature,
+    samplers,
     sites,
+    solvers,
     variational,
 )
 from gpext._version import __version__
@@ -38,12 +44,16 @@ __all__ = [
     "fit",
     "fit_grid",
     "inference",
+    "kernels",
     "likelihoods",
     "mlls",
     "models",
+    "operators",
     "optim",
     "posteriors",
     "quadrature",
+    "samplers",
     "sites",
+    "solvers",
     "variational",
 ]

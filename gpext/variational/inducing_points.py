@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from sklearn.cluster import KMeans, kmeans_plusplus
 from torch import Tensor
 
 from gpext.likelihoods.checks import check_finite
@@ -31,6 +30,8 @@ def kmeans_inducing_points(
     Raises:
         ValueError: fewer than M distinct inputs, or inputs that are not finite.
     """
+    from sklearn.cluster import KMeans, kmeans_plusplus  # three quarters of the time that importing gpext would take
+
     points = _distinct_sample(inputs, num_inducing, max_points, seed)
     array = points.double().cpu().numpy()
     if num_iterations == 0:
