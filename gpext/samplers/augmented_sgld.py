@@ -44,7 +44,7 @@ from gpext.samplers.slice_sampling import slice_sweep
 from gpext.samplers.target import ModelTarget
 from gpext.sites import GaussianSites
 
-_SETTLING = 20  # sweeps at the start in which parameters stay: w and f find each other
+_SETTLING = 5  # sweeps at the start in which parameters stay: w and f find each other
 
 
 class AugmentedSGLDSampler(LatentChainSampler):
