@@ -240,7 +240,7 @@ def sample(
 
 def seconds_a_sweep(sampler: GibbsSampler | AugmentedSGLDSampler, number: int) -> float:
     """Return the time of one sweep of one chain, timed by itself: a run may have been interrupted."""
-    found = sampler.run(1, 1, 10, progress=False)
+    found = sampler.run(1, 1, 10, progress=False)  # the warm-up finds a step size
     return sampler.run(number, resume=found, progress=False).seconds / number
 
 
@@ -348,7 +348,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.rows, options.chains, options.draws, options.warmup, options.timed = 20, 2, 10, 10, 2
+        options.rows, options.chains, options.draws, options.warmup, options.timed = 20, 2, 6, 10, 2
         options.reference_draws, options.reference_warmup = 20, 5
     return options
 

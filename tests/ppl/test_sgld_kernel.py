@@ -28,7 +28,7 @@ def test_draws_are_of_the_posterior():
     preconditioner = torch.cat([1 / precision, torch.tensor([0.15], dtype=F64)])  # mu, then rate
     kernel = ppl.SGLDKernel(program, step_size=0.15, preconditioner=preconditioner)
     draws = ppl.sample_posterior(
-        kernel, num_samples=700, warmup=60, num_chains=2, generator=torch.Generator().manual_seed(0), progress=False
+        kernel, num_samples=500, warmup=60, num_chains=2, generator=torch.Generator().manual_seed(0), progress=False
     )
     mu, log_rate = draws.samples["mu"], draws.samples["rate"].log()
     found = torch.cat([mu, mu.square(), log_rate.unsqueeze(-1), log_rate.exp().unsqueeze(-1)], -1)
