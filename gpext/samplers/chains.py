@@ -89,11 +89,11 @@ class ChainSampler(ABC):
         path = Path(checkpoint) / _FILE
         if not path.exists():
             raise FileNotFoundError(f"expected a checkpoint of a sampler in {checkpoint}; found none.")
-        content = load(path)
+        content = load(path, mapped=False)
         names = self._names()
         if content["names"] != names:
             raise ValueError(f"the checkpoint is one of {content['names']}; this sampler draws {names}.")
-        return self._conclude(content["raw"].clone(), WalkState(**content["state"]), None, f" (read from {path})", 0.0)
+        return self._conclude(content["raw"], WalkState(**content["state"]), None, f" (read from {path})", 0.0)
 
     def _run(
         self,
@@ -210,7 +210,7 @@ def _prepare(directory: Path, resume: HyperPosterior | None) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / _FILE
     if path.exists():
-        written = load(path)["raw"]
+        written = load(path, mapped=False)["raw"]
         if resume is None or not torch.equal(written, resume.raw[:, : written.size(1)]):
             raise ValueError(
                 f"{directory} holds draws of another run. Give another directory, or go on from them with "
