@@ -144,6 +144,7 @@ SOURCES: dict[str, Source] = {
     "airline": Source("regression", "airline_delay_nyc13", target="y_delay"),
     "boston": Source("regression", "boston_housing", fetch=_openml(531)),
     "concrete": Source("regression", "concrete"),
+    "census_house_8L": Source("regression", "census_house_8L", fetch=_openml(218)),
     # The first 20000 rows of the original are not a sample of it: 15120 of them are balanced over 7 classes (14 % of
     # class 1), the rest come from one region (79 %). The systematic sample keeps the natural 49 %, so it is the one
     # used, although it is smaller; the two overlap and are not combined.

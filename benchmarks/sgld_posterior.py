@@ -31,10 +31,12 @@ from benchmarks.datasets import load
 from benchmarks.ledger import Ledger, Row
 from gpext.kernels import keops
 from gpext.mlls import UnbiasedMarginalLogLikelihood
+from gpext.operators import UnbiasedSolver
 from gpext.samplers import HyperPosterior, MetropolisHastings, SamplingStatus, SGLDSampler
 
 METHODS = ("Metropolis-Hastings", "SGLD, exact gradients", "SGLD, unbiased gradients")
 PROBES = 4  # as the paper
+ALL_ROWS = {"concrete": 1030, "census_house_8L": 22784}
 TIMED_STEPS = 200
 SLICES = (0.1, 0.2, 0.5, 1.0)  # of the draws, at which the PSRF is given
 
@@ -57,13 +59,13 @@ class Model(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def sampler_of(method: str, model: Model) -> MetropolisHastings | SGLDSampler:
-    """Return the sampler of this name."""
+def sampler_of(method: str, model: Model, solver: UnbiasedSolver | None = None) -> MetropolisHastings | SGLDSampler:
+    """Return the sampler of this name; the solver is for unbiased gradients."""
     if method == METHODS[0]:
         return MetropolisHastings(ExactMarginalLogLikelihood(model.likelihood, model))
     if method == METHODS[1]:
         return SGLDSampler(ExactMarginalLogLikelihood(model.likelihood, model))
-    return SGLDSampler(UnbiasedMarginalLogLikelihood(model.likelihood, model, PROBES))
+    return SGLDSampler(UnbiasedMarginalLogLikelihood(model.likelihood, model, PROBES, solver=solver))
 
 
 def sample(
@@ -79,7 +81,7 @@ def sample(
     return found
 
 
-def describe(found: HyperPosterior, seconds_a_step: float, warmup: int) -> Row:
+def describe(found: HyperPosterior, seconds_a_step: float, steps: float) -> Row:
     """Return what the table says of draws: moments of the logarithms, their errors, ESS, PSRF."""
     logs = {name: draws.flatten(1).log().numpy() for name, draws in found.draws.items()}  # one number each
     data = arviz.convert_to_dataset(logs)
@@ -89,12 +91,11 @@ def describe(found: HyperPosterior, seconds_a_step: float, warmup: int) -> Row:
     for part in SLICES:
         head = arviz.convert_to_dataset({name: each[:, : max(int(part * draws), 4)] for name, each in logs.items()})
         psrf[f"{part:g}"] = max(float(v) for v in arviz.rhat(head, method="identity").data_vars.values())
-    minutes = seconds_a_step * chains * (draws + warmup) / 60
+    minutes = seconds_a_step * chains * steps / 60
     return {
         "status": found.status.name,
         "chains": chains,
         "draws": draws,
-        "warmup": warmup,
         "ms": 1e3 * seconds_a_step,
         "names": list(logs),
         "mean": [float(each.mean()) for each in logs.values()],
@@ -110,31 +111,48 @@ def describe(found: HyperPosterior, seconds_a_step: float, warmup: int) -> Row:
 
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
     """Sample by every method."""
-    data = load("concrete", max_train=options.rows, test_fraction=0.0)
+    data = load(options.data, max_train=options.rows, test_fraction=0.0)
     for method in options.methods:
         is_reference = method == METHODS[0]
         draws = options.reference_draws if is_reference else options.draws
         chains = options.reference_chains if is_reference else options.chains
-        key = f"{method}/{options.rows}/{chains}x{draws}+{options.warmup}"
+        key = f"{options.data}/{method}/{options.rows}/{chains}x{draws}+{options.warmup}"
+        solver = None
+        if method == METHODS[2]:
+            solver = UnbiasedSolver(num_probes=options.probes, rank=options.rank, controlled=options.controlled)
+            key += f"/{options.probes} probes/rank {options.rank}" + "/controlled" * options.controlled
 
-        def make(method: str = method, draws: int = draws, chains: int = chains, key: str = key) -> Row:
-            sampler = sampler_of(method, Model(data.train_x, data.train_y))
+        def make(
+            method: str = method,
+            draws: int = draws,
+            chains: int = chains,
+            key: str = key,
+            solver: UnbiasedSolver | None = solver,
+        ) -> Row:
+            sampler = sampler_of(method, Model(data.train_x, data.train_y), solver)
             folder = None if options.output is None else options.output.with_suffix("") / key.replace("/", "-")
             found = sample(sampler, folder, draws=draws, chains=chains, warmup=options.warmup)
-            return {"method": method, "rows": options.rows, **describe(found, seconds_a_step(sampler), options.warmup)}
+            # Half of the steps of a warm-up take a second estimate.
+            steps = draws + options.warmup * (1.5 if solver is not None else 1.0)
+            seconds, processor = seconds_a_step(sampler)
+            described = describe(found, seconds, steps)
+            named = {"data": options.data, "method": method, "rows": options.rows, "warmup": options.warmup}
+            return {**named, **described, "processor_ms": 1e3 * processor}
 
         ledger.get(key, make)
 
 
-def seconds_a_step(sampler: MetropolisHastings | SGLDSampler) -> float:
-    """Return the time of one step, timed by itself: a run may have been interrupted."""
-    sampler.run(1, 1, 0, progress=False)  # what comes once
+def seconds_a_step(sampler: MetropolisHastings | SGLDSampler) -> tuple[float, float]:
+    """Return the time of one step, and that of the processor, timed by itself: a run may have been interrupted."""
+    fixed = {"step_size": 0.1} if isinstance(sampler, SGLDSampler) else {}
+    sampler.run(1, 1, 0, progress=False, **fixed)  # what comes once
     begun = time.perf_counter()
-    sampler.run(1, 1, 0, progress=False)
+    sampler.run(1, 1, 0, progress=False, **fixed)
     once = time.perf_counter() - begun
-    begun = time.perf_counter()
-    sampler.run(1 + TIMED_STEPS, 1, 0, progress=False)
-    return (time.perf_counter() - begun - once) / TIMED_STEPS
+    begun, processor = time.perf_counter(), time.process_time()
+    sampler.run(1 + TIMED_STEPS, 1, 0, progress=False, **fixed)
+    spent = time.process_time() - processor
+    return (time.perf_counter() - begun - once) / TIMED_STEPS, max(spent - once, 0.0) / TIMED_STEPS
 
 
 def report(ledger: Ledger) -> str:
@@ -145,7 +163,8 @@ def report(ledger: Ledger) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        reference = next((r for r in rows if r["method"] == METHODS[0] and r["rows"] == row["rows"]), None)
+        same = [r for r in rows if (r["data"], r["rows"]) == (row["data"], row["rows"])]
+        reference = next((r for r in same if r["method"] == METHODS[0]), None)
         for j, name in enumerate(row["names"]):
             cells = ["", ""]
             if reference is not None and row is not reference:
@@ -161,14 +180,15 @@ def report(ledger: Ledger) -> str:
     parts = ", ".join(f"{100 * part:g} %" for part in SLICES)
     lines += [
         "",
-        f"| rows | method | chains x draws | ms a step | least ESS | ESS a minute | rank R-hat | PSRF after {parts} |",
+        "| rows | method | chains x draws | ms a step (of the processor) | least ESS | ESS a minute | rank R-hat | "
+        f"PSRF after {parts} |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        psrf = ", ".join(f"{value:.3f}" for value in row["psrf"].values())
+        psrf, least = ", ".join(f"{value:.3f}" for value in row["psrf"].values()), min(row["ess"])
         lines.append(
-            f"| {row['rows']} | {row['method']} | {row['chains']} x {row['draws']} | {row['ms']:.2f} | "
-            f"{min(row['ess']):.0f} | {row['ess_a_minute']:.1f} | {row['rhat']:.4f} | {psrf} |"
+            f"| {row['rows']} | {row['method']} | {row['chains']} x {row['draws']} | {row['ms']:.1f} "
+            f"({row['processor_ms']:.1f}) | {least:.0f} | {row['ess_a_minute']:.1f} | {row['rhat']:.4f} | {psrf} |"
         )
     return "\n".join(lines)
 
@@ -177,10 +197,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="20 rows and few draws, some seconds")
-    parser.add_argument("--rows", type=int, default=1030, help="of the data")
+    parser.add_argument("--data", choices=list(ALL_ROWS), default="concrete")
+    parser.add_argument("--rows", type=int, help="of the data; all by default")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--chains", type=int, default=10, help="of SGLD")
     parser.add_argument("--draws", type=int, default=4000, help="of each chain of SGLD")
+    parser.add_argument("--probes", type=int, default=PROBES, help="of an unbiased gradient")
+    parser.add_argument("--rank", type=int, help="of the preconditioner; chosen by what it saves by default")
+    parser.add_argument("--controlled", action="store_true", help="derivatives of log|A| that the preconditioner knows")
     parser.add_argument("--reference-chains", type=int, default=4)
     parser.add_argument("--reference-draws", type=int, default=10_000)
     parser.add_argument("--warmup", type=int, default=500)
@@ -189,8 +213,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.rows, options.chains, options.draws, options.warmup = 20, 2, 20, 5
+        options.rows, options.chains, options.draws, options.warmup = 20, 2, 20, 50
         options.reference_chains, options.reference_draws = 2, 20
+    options.rows = ALL_ROWS[options.data] if options.rows is None else options.rows
     return options
 
 

@@ -7,8 +7,9 @@ The Gaussian is drawn by Matheron's rule from a draw f0 of the prior, so that no
 
     f = f0 + V (nu - tau f0 + sqrt(tau) eps),    f0 ~ N(mu, K),  eps ~ N(0, I)
 
-One Cholesky of size N a draw. Over-relaxed, a step of the chain goes past the mean of f given w instead of to a draw
-of its own; the chain then alternates about its mean, and averages over it are more accurate.
+One Cholesky of size N a draw, or the solve of one system by products. Over-relaxed, a step of the chain goes past the
+mean of f given w instead of to a draw of its own; the chain then alternates about its mean, and averages over it are
+more accurate.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpext.augmentations import Augmentation
-from gpext.posteriors import DensePosterior, SquareRoot
+from gpext.posteriors import DensePosterior, MatrixFreePosterior, SquareRoot
 from gpext.sites import GaussianSites
 
 
@@ -38,7 +39,7 @@ def draw_sites(
 
 
 def draw_latent(
-    posterior: DensePosterior,
+    posterior: DensePosterior | MatrixFreePosterior,
     prior_draw: Tensor,
     *,
     current: Tensor | None = None,

@@ -3,6 +3,10 @@ r"""A covariance whose solves are unbiased estimates, so that the log marginal l
     d(y' A^-1 y) = -s1' dA s2,     E s1 = E s2 = A^-1 y, truncated independently           [FE15 Eq. 9]
     d log|A|     = mean_i u_i' dA z_i,     z_i of random signs, E u_i = A^-1 z_i
 
+With a preconditioner P = L L' + D near A, of rank k, most of the second is known for k more columns in one product:
+
+    d log|A| = tr(P^-1 dA) + mean_i (u_i - P^-1 z_i)' dA z_i,     P^-1 = D^-1 - W W'          [cf. Wenger et al. 2022]
+
 One solve in both places, as linear_operator's `inv_quad` has it, is biased: E[s s'] is not E[s] E[s]'.
 """
 
@@ -20,9 +24,11 @@ from torch.autograd.function import once_differentiable
 
 from gpext.operators.kept_preconditioner import KeptPreconditioner
 from gpext.solvers import (
+    LinearSolve,
     LowRankPreconditioner,
     SolveStatus,
     Survival,
+    conjugate_gradients,
     lanczos_log_det,
     partial_cholesky,
     trace_probes,
@@ -48,6 +54,8 @@ class UnbiasedSolver:
         log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another
             matrix, or without one the sum of the logarithms of the diagonal, above; "lanczos": an estimate by
             stochastic Lanczos quadrature, at its own cost.
+        controlled: whether probes are for what P leaves of the derivatives of log|A| alone: many times less noise where
+            P is near A, and more where its rank is far too low. Its rank is chosen for accurate solves then.
         lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.
         generator: for probes and truncations, on the CPU.
     """
@@ -59,6 +67,7 @@ class UnbiasedSolver:
     keep: KeptPreconditioner | None = None
     max_steps: int | None = None
     log_det: Literal["rough", "lanczos"] = "rough"
+    controlled: bool = False
     lanczos_probes: int = 16
     lanczos_steps: int = 50
     generator: torch.Generator | None = None
@@ -158,6 +167,8 @@ class UnbiasedSolveOperator(LinearOperator):
         first, second = self._estimates(torch.cat([b.detach(), probes], -1), 2, share_columns=True)
         size = b.size(-1)
         s1, s2, u = first[..., :size], second[..., :size], first[..., size:]
+        P = self._control if logdet and has_derivatives else None
+        u = u if P is None else u - P(probes)
         quadratic = (2 * s1 * b).sum(-2)
         log_det = self._log_det() if logdet else b.new_zeros(self.batch_shape)
         if has_derivatives:
@@ -165,9 +176,21 @@ class UnbiasedSolveOperator(LinearOperator):
             quadratic = quadratic + surrogate[..., :size]
             if logdet:
                 trace = surrogate[..., size:].mean(-1)
+                trace = trace if P is None else trace + self._known_trace(P)
                 log_det = log_det + trace - trace.detach()
         quadratic = (s1 * b).sum(-2).detach() + quadratic - quadratic.detach()
         return quadratic.sum(-1) if reduce_inv_quad or inv_quad_rhs is None else quadratic, log_det
+
+    @torch.no_grad()
+    def solve_to(self, b: Tensor, tolerance: float) -> LinearSolve:
+        """Return A^-1 b by conjugate gradients, no estimate: residuals of this size relative to b (n,) or (n, R)."""
+        return conjugate_gradients(
+            self.base._matmul,
+            b,
+            precondition=self._low_rank,
+            tolerance=tolerance,
+            max_steps=self.solver.max_steps,
+        )
 
     @torch.no_grad()
     def lanczos_log_det(self) -> tuple[Tensor, Tensor]:
@@ -219,6 +242,23 @@ class UnbiasedSolveOperator(LinearOperator):
     def _like(self) -> Tensor:
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
+    @property
+    def _control(self) -> LowRankPreconditioner | None:
+        """P, if it is to reduce the noise of the derivatives of log|A|."""
+        if not self.solver.controlled:
+            return None
+        if self._low_rank is None:
+            raise ValueError(
+                "controlled derivatives of log|A| need a preconditioner: expected a covariance with noise added to it, "
+                "not a batch of them, and a rank other than 0. Or set controlled=False."
+            )
+        return self._low_rank
+
+    def _known_trace(self, P: LowRankPreconditioner) -> Tensor:
+        """Return tr(P^-1 A) (), whose derivative by A is P^-1."""
+        W = P.inverse_root
+        return (self.base._diagonal() / P.noise).sum() - (W * self.base.matmul(W)).sum()
+
     @cached_property
     @torch.no_grad()
     def _low_rank(self) -> LowRankPreconditioner | None:
@@ -227,6 +267,8 @@ class UnbiasedSolveOperator(LinearOperator):
             return None
         K, noise = self.base._linear_op.evaluate_kernel(), self.base._diag_tensor._diagonal()
         keep = self.solver.keep
+        # The random part goes about that much further.
+        accuracy = 1e-8 if self.solver.controlled else max(0.1 * self.solver.tolerance, 1e-8)
 
         def root() -> Tensor:
             return partial_cholesky(
@@ -234,7 +276,7 @@ class UnbiasedSolveOperator(LinearOperator):
                 K.diagonal(),
                 rank=self.solver.rank,
                 noise=float(noise.mean()),
-                tolerance=max(0.1 * self.solver.tolerance, 1e-8),  # the random part goes about that much further
+                tolerance=accuracy,
                 generator=self.solver.generator,
             )
 

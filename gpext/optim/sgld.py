@@ -7,6 +7,17 @@ together. With gradients of covariance V the noise they add is eps^2 / 4 M V M b
 falling where that no longer counts [FE15 Eq. 7],
 
     eps / 4 lambda_max(M^1/2 V M^1/2) < 0.002
+
+Two departures, each an option, both for a Gaussian posterior of covariance S:
+
+    averaged noise [Leimkuhler & Matthews 2013]: sqrt(eps) M^1/2 (xi_t + xi_{t+1}) / 2 in place of N(0, eps M). With
+    exact gradients the draws have the covariance S itself, at any step size with which they stay bounded; those of
+    Eq. 5 are wider, for M = S by the factor 1 / (1 - eps / 4).
+
+    compensated noise, for V that is known: M^1/2 (I - C) M^1/2 in place of M in the noise, where with v = M^1/2 V M^1/2
+    C = eps / 4 v in Eq. 5, and C = eps / (4 - eps) v with averaged noise. The draws have the covariance that exact
+    gradients would leave: in Eq. 5 for any M, with averaged noise for M = S. Where C is not below I there is more noise
+    in the gradients than there may be, and what is too much stays.
 """
 
 from __future__ import annotations
@@ -29,10 +40,13 @@ class SGLD(torch.optim.Optimizer):
         lr: eps, positive.
         preconditioner: M: None for the identity, a diagonal (P,), or a symmetric positive definite matrix (P, P), over
             all P numbers of all groups in their order.
+        averaged: average the noise of neighbouring steps.
+        gradient_noise: V (P, P) of gradients at the same parameters, if it is known.
+        compensated: whether to compensate it; else it serves the freeze rule alone.
         generator: for the noise, on the CPU; seeded with 0 by default.
 
     Raises:
-        ValueError: a learning rate that is not positive, or a preconditioner that does not fit.
+        ValueError: a learning rate that is not positive, or a preconditioner or V that does not fit.
 
     Example:
         >>> theta = torch.zeros(2, requires_grad=True)
@@ -47,15 +61,21 @@ class SGLD(torch.optim.Optimizer):
         lr: float,
         preconditioner: Tensor | None = None,
         *,
+        averaged: bool = False,
+        gradient_noise: Tensor | None = None,
+        compensated: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         if not lr > 0:
             raise ValueError(f"lr must be positive; got {lr}.")
         super().__init__(params, {"lr": lr})
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.averaged, self.compensated = averaged, compensated
+        self._xi: Tensor | None = None  # of the last step, where noise is averaged
         self._window: list[Tensor] = []
-        self._covariance: Tensor | None = None  # V of the last full window
+        self._covariance: Tensor | None = None  # of the last full window
         self.set_preconditioner(preconditioner)
+        self.set_gradient_noise(gradient_noise)
 
     def set_preconditioner(self, preconditioner: Tensor | None) -> None:
         """Replace M.
@@ -84,6 +104,27 @@ class SGLD(torch.optim.Optimizer):
             raise ValueError("the preconditioner is not positive definite.")
         self._root = root
 
+    def set_gradient_noise(self, gradient_noise: Tensor | None) -> None:
+        """Replace V.
+
+        Args:
+            gradient_noise: covariance of gradients at the same parameters (P, P), half that of the difference of two;
+                None where it is not known.
+
+        Raises:
+            ValueError: it does not fit, or is not symmetric.
+        """
+        if gradient_noise is not None:
+            size = len(self._matrix)
+            gradient_noise = gradient_noise.detach().double().cpu().clone()
+            if gradient_noise.shape != (size, size):
+                raise ValueError(
+                    f"expected gradient_noise ({size}, {size}) for {size} numbers; got {tuple(gradient_noise.shape)}."
+                )
+            if not torch.allclose(gradient_noise, gradient_noise.mT):
+                raise ValueError("gradient_noise is not symmetric.")
+        self._gradient_noise = gradient_noise
+
     @property
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -107,9 +148,9 @@ class SGLD(torch.optim.Optimizer):
         g = torch.cat([each.flatten().double().cpu() for each in gradients])
         if not bool(g.isfinite().all()):
             raise FloatingPointError("a gradient is NaN or infinite; no parameter has moved.")
-        sizes = [(sum(p.numel() for p in group["params"]), group["lr"]) for group in self.param_groups]
-        eps = torch.cat([torch.full((size,), lr, dtype=torch.float64) for size, lr in sizes])
-        noise = torch.randn(len(g), dtype=torch.float64, generator=self.generator)
+        eps, noise = self._eps(), self._noise(len(g))
+        if self.compensated and self._gradient_noise is not None:
+            noise = self._compensated(noise, eps, self._gradient_noise)
         if self._matrix.dim() == 1:
             move = -0.5 * eps * self._matrix * g + eps.sqrt() * self._root * noise
         else:
@@ -119,6 +160,53 @@ class SGLD(torch.optim.Optimizer):
         self._remember(g)
         return loss
 
+    def _eps(self) -> Tensor:
+        """Return the step size of every number (P,)."""
+        sizes = [(sum(p.numel() for p in group["params"]), group["lr"]) for group in self.param_groups]
+        return torch.cat([torch.full((size,), lr, dtype=torch.float64) for size, lr in sizes])
+
+    def _noise(self, size: int) -> Tensor:
+        """Return xi (P,), or half the sum of that and the one before."""
+        xi = torch.randn(size, dtype=torch.float64, generator=self.generator)
+        if not self.averaged:
+            return xi
+        before = torch.randn(size, dtype=torch.float64, generator=self.generator) if self._xi is None else self._xi
+        self._xi = xi
+        return 0.5 * (before + xi)
+
+    def _compensated(self, noise: Tensor, eps: Tensor, V: Tensor) -> Tensor:
+        """Return (I - C)^1/2 noise (P,); as all step sizes are one unless M is diagonal, D = diag(eps) and M commute.
+
+        C = D^1/2 v D^1/2 / 4, or, with averaged noise, its entries by 4 - (eps_i + eps_j) / 2: with contractions
+        I - D / 2 the stationary covariance is I where 4 Q - (D Q + Q D) / 2 = D - D^2 / 4 - D v D / 4 for Q, that of
+        one of both xi times its weight.
+        """
+        root = self._root.diag() if self._root.dim() == 1 else self._root
+        scaled = eps.sqrt().unsqueeze(-1) * (root.mT @ V @ root) * eps.sqrt()
+        C = scaled / (4 - 0.5 * (eps.unsqueeze(-1) + eps)) if self.averaged else 0.25 * scaled
+        values, axes = torch.linalg.eigh(C)
+        return axes @ ((1 - values).clamp_min(0).sqrt() * (axes.mT @ noise))
+
+    def largest_lr(self, share: float = 1.0) -> float:
+        """Return the step size at which the noise of the gradients is this share of all noise, inf if there is none.
+
+        Beyond a share of 1 it cannot be compensated. One step size for all parameters is assumed.
+
+        Raises:
+            ValueError: V is not known.
+        """
+        if self._gradient_noise is None:
+            raise ValueError("the noise of the gradients is not known: see set_gradient_noise.")
+        largest = self._largest(self._gradient_noise)
+        if largest <= 0:
+            return float("inf")
+        return 4 * share / (largest + share) if self.averaged else 4 * share / largest
+
+    def _largest(self, V: Tensor) -> float:
+        """Return lambda_max(M^1/2 V M^1/2)."""
+        root = self._root.diag() if self._root.dim() == 1 else self._root
+        return float(torch.linalg.eigvalsh(root.mT @ V @ root)[-1])
+
     def _remember(self, g: Tensor) -> None:
         self._window.append(g)
         if len(self._window) == _WINDOW:
@@ -126,21 +214,21 @@ class SGLD(torch.optim.Optimizer):
             self._window = []
 
     def noise_ratio(self) -> float:
-        """Return eps / 4 lambda_max(M^1/2 V M^1/2), V over the last hundred gradients; inf before there are so many.
+        """Return eps / 4 lambda_max(M^1/2 V M^1/2); inf before there is a V.
 
-        V contains how the gradient moved with the parameters, so that this is rather too large than too small.
+        V is the one that was given, or, without, the covariance of the last hundred gradients, which contains how they
+        moved with the parameters: that is rather too large than too small.
         """
-        if self._covariance is None:
-            return float("inf")
-        root = self._root.diag() if self._root.dim() == 1 else self._root
-        largest = torch.linalg.eigvalsh(root.mT @ self._covariance @ root)[-1]
-        return 0.25 * max(group["lr"] for group in self.param_groups) * float(largest)
+        V = self._covariance if self._gradient_noise is None else self._gradient_noise
+        return float("inf") if V is None else 0.25 * max(group["lr"] for group in self.param_groups) * self._largest(V)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs to go on bit for bit."""
         langevin = {
             "matrix": self._matrix,
             "generator": self.generator.get_state(),
+            "xi": self._xi,
+            "gradient_noise": self._gradient_noise,
             "window": list(self._window),
             "covariance": self._covariance,
         }
@@ -152,6 +240,8 @@ class SGLD(torch.optim.Optimizer):
         saved = state_dict["langevin"]
         self.set_preconditioner(saved["matrix"])
         self.generator.set_state(saved["generator"])
+        self.set_gradient_noise(saved["gradient_noise"])
+        self._xi = saved["xi"]
         self._window, self._covariance = list(saved["window"]), saved["covariance"]
 
 
@@ -162,7 +252,7 @@ class PolynomialDecay(LRScheduler):
         optimizer: whose `lr` to set.
         a: positive.
         b: positive.
-        gamma: in (0, 1]; draws converge for gamma in (1/2, 1].
+        gamma: in [0, 1]; draws converge for gamma in (1/2, 1], and at 0 the step size stays.
         freeze_below: the ratio of :meth:`SGLD.noise_ratio` at which to stop; 0 never to.
 
     Raises:
@@ -172,9 +262,9 @@ class PolynomialDecay(LRScheduler):
     def __init__(
         self, optimizer: torch.optim.Optimizer, a: float, b: float, gamma: float, *, freeze_below: float = 0.0
     ) -> None:
-        if not (a > 0 and b > 0 and 0 < gamma <= 1 and freeze_below >= 0):
+        if not (a > 0 and b > 0 and 0 <= gamma <= 1 and freeze_below >= 0):
             raise ValueError(
-                f"expected a, b > 0, gamma in (0, 1] and freeze_below >= 0; got {a}, {b}, {gamma}, {freeze_below}."
+                f"expected a, b > 0, gamma in [0, 1] and freeze_below >= 0; got {a}, {b}, {gamma}, {freeze_below}."
             )
         self.a, self.b, self.gamma, self.freeze_below = a, b, gamma, freeze_below
         self.frozen_at: int | None = None  # the step from which on the size stays

@@ -18,6 +18,7 @@ from gpext.posteriors.inducing import (
 from gpext.posteriors.joint import JointPosterior
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
+from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
 from gpext.posteriors.square_root import SquareRoot
 
 Posterior = DensePosterior | LowRankPosterior
@@ -34,6 +35,7 @@ __all__ = [
     "LowRankJointPosterior",
     "LowRankPosterior",
     "LowRankPrior",
+    "MatrixFreePosterior",
     "Posterior",
     "Prior",
     "SquareRoot",
@@ -44,6 +46,7 @@ __all__ = [
     "condition_inducing",
     "condition_low_rank",
     "condition_low_rank_joint",
+    "condition_matrix_free",
     "cross_gradient",
     "factor_gradient",
     "factorise",

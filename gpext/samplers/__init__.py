@@ -1,5 +1,6 @@
 """Draws from posteriors: of latent values and of hyperparameters."""
 
+from gpext.samplers.augmented_sgld import AugmentedSGLDSampler
 from gpext.samplers.draws import GibbsDraws, SamplingStatus
 from gpext.samplers.gibbs import GibbsSampler
 from gpext.samplers.hyperposterior import HyperPosterior
@@ -8,6 +9,7 @@ from gpext.samplers.metropolis import MetropolisHastings
 from gpext.samplers.sgld import SGLDSampler
 
 __all__ = [
+    "AugmentedSGLDSampler",
     "GibbsDraws",
     "GibbsSampler",
     "HyperPosterior",

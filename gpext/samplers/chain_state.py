@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ChainState:
-    """C chains of a Gibbs sampler between two sweeps."""
+    """C chains over latent values between two sweeps; plain enough for torch.load(weights_only=True)."""
 
     latent: Tensor  # f (C, ..., N), float64
     raw: Tensor  # hyperparameters in unconstrained space (C, P), float64
@@ -19,6 +19,7 @@ class ChainState:
     warmup_left: int  # sweeps
     since_draw: int  # sweeps since the last draw that was kept
     num_draws: int  # kept so far
+    walkers: tuple[dict[str, Any], ...] = ()  # what Langevin steps go on from, a chain each, if there are any
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Walker(Protocol):
 
     @property
     def place(self) -> Tensor:
-        """Where it is (P,), in unconstrained space."""
+        """Where it is (P,), in the coordinates of the target."""
 
     @property
     def acceptance(self) -> float:
@@ -58,6 +58,7 @@ class ChainSampler(ABC):
     Args:
         mll: see the members.
         hyperparameters: which parameters to draw; by default all that require gradients. The others stay.
+        logarithms: of the target.
 
     Raises:
         TypeError, ValueError: as :class:`gpext.samplers.LogPosterior`.
@@ -65,8 +66,14 @@ class ChainSampler(ABC):
 
     name: str
 
-    def __init__(self, mll: ExactMarginalLogLikelihood, hyperparameters: Sequence[str] | None = None) -> None:
-        self.target = LogPosterior(mll, hyperparameters)
+    def __init__(
+        self,
+        mll: ExactMarginalLogLikelihood,
+        hyperparameters: Sequence[str] | None = None,
+        *,
+        logarithms: bool = False,
+    ) -> None:
+        self.target = LogPosterior(mll, hyperparameters, logarithms=logarithms)
 
     @abstractmethod
     def _walker(self, state: dict[str, Any]) -> Walker:
@@ -82,11 +89,11 @@ class ChainSampler(ABC):
         path = Path(checkpoint) / _FILE
         if not path.exists():
             raise FileNotFoundError(f"expected a checkpoint of a sampler in {checkpoint}; found none.")
-        content = load(path)
+        content = load(path, mapped=False)
         names = self._names()
         if content["names"] != names:
             raise ValueError(f"the checkpoint is one of {content['names']}; this sampler draws {names}.")
-        return self._conclude(content["raw"].clone(), WalkState(**content["state"]), None, f" (read from {path})", 0.0)
+        return self._conclude(content["raw"], WalkState(**content["state"]), None, f" (read from {path})", 0.0)
 
     def _run(
         self,
@@ -164,7 +171,7 @@ class ChainSampler(ABC):
         save({"names": self._names(), "raw": raw, "state": fields}, path)
 
     def _names(self) -> list[str]:
-        return [slot.name for slot in self.target.moved.slots]
+        return [slot.coordinate for slot in self.target.moved.slots]
 
 
 def check_counts(num_samples: int, num_chains: int, thinning: int, warmup: int) -> None:
@@ -203,7 +210,7 @@ def _prepare(directory: Path, resume: HyperPosterior | None) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / _FILE
     if path.exists():
-        written = load(path)["raw"]
+        written = load(path, mapped=False)["raw"]
         if resume is None or not torch.equal(written, resume.raw[:, : written.size(1)]):
             raise ValueError(
                 f"{directory} holds draws of another run. Give another directory, or go on from them with "

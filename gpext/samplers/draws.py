@@ -23,10 +23,9 @@ from torch.distributions import Distribution
 
 from gpext.distributions import BatchMixture, Mixture
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.posteriors import DensePrior
 from gpext.samplers.chain_state import ChainState
 from gpext.samplers.storage import Chunks
-from gpext.samplers.target import ModelTarget, Target
+from gpext.samplers.target import ModelTarget, Target, conditional
 
 if TYPE_CHECKING:
     import arviz
@@ -126,7 +125,7 @@ class GibbsDraws:
             raise TypeError("hyperparameters of the prior moved, so that no one prior holds; call predict(x).")
         latent, raw = self._spread(num_draws)
         known = (test_mean.double(), cross_covariance.double(), test_variance.double())
-        return self._average(*_conditional(latent, self.target.prior(raw), *known))
+        return self._average(*conditional(latent, self.target.prior(raw), *known))
 
     def predict_targets(self, x: Tensor, *, num_draws: int = 200) -> Distribution:
         """Return the predictive distribution of targets at new inputs: p(y) averaged over draws.
@@ -190,8 +189,8 @@ class GibbsDraws:
         """Return the posterior of f at new inputs, averaged over draws (S', ..., N) and (S', P)."""
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         if not target.of_prior:
-            return self._average(*_conditional(latent, *target.joint_at(raw[0], x)))
-        parts = [_conditional(f, *target.joint_at(row, x)) for f, row in zip(latent, raw, strict=True)]
+            return self._average(*target.predicted_at(raw[0], latent, x))
+        parts = [target.predicted_at(row, f, x) for f, row in zip(latent, raw, strict=True)]
         return self._average(torch.stack([mean for mean, _ in parts]), torch.stack([var for _, var in parts]))
 
     def _spread(self, num_draws: int) -> tuple[Tensor, Tensor]:
@@ -212,14 +211,20 @@ class GibbsDraws:
 
 
 def conclude(
-    target: Target, chunks: Chunks, state: ChainState, status: SamplingStatus | None, note: str, seconds: float
+    name: str,
+    target: Target,
+    chunks: Chunks,
+    state: ChainState,
+    status: SamplingStatus | None,
+    note: str,
+    seconds: float,
 ) -> GibbsDraws:
-    """Return the draws of a run that ended with a status, or, with None, because it was done."""
+    """Return the draws of a sampler's run that ended with a status, or, with None, because it was done."""
     r_hat = _largest_r_hat(chunks)
     if status is None:
         status = SamplingStatus.MIXED if r_hat < WELL_MIXED else SamplingStatus.NOT_MIXED
     message = (
-        f"Gibbs, {state.latent.size(0)} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
+        f"{name}, {state.latent.size(0)} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
         f"{r_hat:.4f}: {status.value}" + (f" ({note})" if note else "") + "."
     )
     return GibbsDraws(target, chunks, state, status, message, seconds, r_hat)
@@ -269,19 +274,6 @@ def _r_hat(mean: Tensor, within: Tensor, half: int) -> float | None:
     if not bool(moved.any()):
         return None
     return float((1 - 1 / half + mean[:, moved].var(0) / within[moved]).sqrt().max())
-
-
-def _conditional(
-    latent: Tensor, prior: DensePrior, test_mean: Tensor, cross: Tensor, test_variance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of f_* given f = latent (..., N): (..., S) each."""
-    root = prior.square_root
-    reduced = root.solve(cross)  # A (..., N, S)
-    whitened = root.solve((latent - prior.mean).unsqueeze(-1))
-    mean = test_mean + (reduced.mT @ whitened).squeeze(-1)
-    # At a training input nothing is left but rounding, of either sign.
-    rounding = torch.finfo(test_variance.dtype).eps * test_variance
-    return mean, torch.maximum(test_variance - reduced.square().sum(-2), rounding)
 
 
 def _marginal(likelihood: AugmentedLikelihood, mean: Tensor, variance: Tensor) -> Distribution:

@@ -4,6 +4,9 @@ gpytorch states priors of constrained parameters, theta = T(raw). Their density 
 has the Jacobian of T:
 
     log p(raw) = log p(theta) + sum log |dT / draw|
+
+The scale of a posterior is often unbounded in theta with a tail that T = softplus leaves as heavy as it was. Where a
+lower bound a is the only one, log(theta - a) can be the coordinate instead: its density has the Jacobian theta - a.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 
 import gpytorch
 import torch
-from gpytorch.constraints import Interval
+from gpytorch.constraints import GreaterThan, Interval
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -26,20 +29,57 @@ class Slot:
     parameter: Parameter
     constraint: Interval | None
     place: slice
+    is_log: bool  # whether its coordinate x is log(theta - lower bound); else raw itself
+
+    @property
+    def coordinate(self) -> str:
+        """What is moved, in words."""
+        return f"log {self.name}" if self.is_log else self.name
 
     def log_slope(self, raw: Tensor) -> Tensor:
-        """Return sum log |dT / draw| () at raw values of the parameter's shape, differentiable in them."""
+        """Return sum log |dtheta / dx| () at raw values of the parameter's shape, differentiable in them."""
         if self.constraint is None:
             return raw.new_zeros(())
+        if self.is_log:
+            return (self.constraint.transform(raw) - self.constraint.lower_bound).log().sum()
+        return self._slope(raw).abs().log().sum()
+
+    def rate(self, raw: Tensor) -> Tensor:
+        """Return draw / dx at raw values of the parameter's shape."""
+        if not self.is_log or self.constraint is None:
+            return torch.ones_like(raw)
+        return (self.constraint.transform(raw) - self.constraint.lower_bound) / self._slope(raw).detach()
+
+    def constrained(self, x: Tensor) -> Tensor:
+        """Return theta (..., *shape) of coordinates (..., size)."""
+        x = x.view((*x.shape[:-1], *self.parameter.shape)).to(self.parameter)
+        if self.constraint is None:
+            return x
+        return self.constraint.lower_bound + x.exp() if self.is_log else self.constraint.transform(x)
+
+    def raw(self, x: Tensor) -> Tensor:
+        """Return raw values of the parameter's shape of coordinates (size,)."""
+        x = x.view(self.parameter.shape)
+        if not self.is_log or self.constraint is None:
+            return x
+        bound = self.constraint.lower_bound.double()
+        return self.constraint.inverse_transform(bound + x.to(bound).exp())
+
+    def read(self) -> Tensor:
+        """Return the present coordinates (size,), float64."""
+        raw = self.parameter.detach().double().flatten()
+        if not self.is_log or self.constraint is None:
+            return raw
+        theta = self.constraint.transform(raw.view(self.parameter.shape))
+        return (theta - self.constraint.lower_bound).log().flatten()
+
+    def _slope(self, raw: Tensor) -> Tensor:
+        """Return dT / draw, of the shape of raw."""
+        assert self.constraint is not None
         with torch.enable_grad():
             raw = raw if raw.requires_grad else raw.detach().requires_grad_(True)
             (slope,) = torch.autograd.grad(self.constraint.transform(raw).sum(), raw, create_graph=True)
-        return slope.abs().log().sum()
-
-    def constrained(self, raw: Tensor) -> Tensor:
-        """Return theta (..., *shape) of raw values (..., size)."""
-        raw = raw.view(*raw.shape[:-1], *self.parameter.shape).to(self.parameter)
-        return raw if self.constraint is None else self.constraint.transform(raw)
+        return slope
 
 
 class Hyperparameters:
@@ -50,12 +90,13 @@ class Hyperparameters:
         names: which, as `module.named_parameters()` calls them, with or without `raw_`. None for every parameter that
             a registered prior depends on, but those that do not require gradients. A parameter without a prior has a
             uniform one, of theta.
+        logarithms: whether the coordinates of parameters with a lower bound alone are log(theta - bound), not raw.
 
     Raises:
         ValueError: there is no such parameter.
     """
 
-    def __init__(self, module: gpytorch.Module, names: Sequence[str] | None) -> None:
+    def __init__(self, module: gpytorch.Module, names: Sequence[str] | None, *, logarithms: bool = False) -> None:
         self._priors = [(prior, closure, owner) for _, owner, prior, closure, _ in module.named_priors()]
         named = dict(module.named_parameters())
         learnt = {name for name, parameter in named.items() if parameter.requires_grad}
@@ -68,7 +109,8 @@ class Hyperparameters:
         for name, parameter, constraint in module.named_parameters_and_constraints():
             if name in chosen:
                 stop = start + parameter.numel()
-                slots.append(Slot(name.replace("raw_", ""), parameter, constraint, slice(start, stop)))
+                is_log = logarithms and isinstance(constraint, GreaterThan)
+                slots.append(Slot(name.replace("raw_", ""), parameter, constraint, slice(start, stop), is_log))
                 start = stop
         self.slots, self.size = tuple(slots), start
         raw_names = {id(parameter): name for name, parameter in named.items()}
@@ -85,19 +127,19 @@ class Hyperparameters:
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Return the present raw values (P,), float64."""
+        """Return the present coordinates (P,), float64."""
         if not self.slots:
             return torch.zeros(0, dtype=torch.float64)
-        return torch.cat([slot.parameter.detach().double().flatten() for slot in self.slots])
+        return torch.cat([slot.read() for slot in self.slots])
 
     @torch.no_grad()
-    def write(self, raw: Tensor) -> None:
-        """Set the module's parameters to raw values (P,)."""
+    def write(self, x: Tensor) -> None:
+        """Set the module's parameters by coordinates (P,)."""
         for slot in self.slots:
-            slot.parameter.copy_(raw[slot.place].view(slot.parameter.shape))
+            slot.parameter.copy_(slot.raw(x[slot.place]))
 
     def log_prior(self, coordinate: int) -> Tensor:
-        """Return the log prior density of the raw values as written, as far as it depends on one coordinate ().
+        """Return the log prior density of the coordinates as written, as far as it depends on one coordinate ().
 
         Args:
             coordinate: which of the P.
@@ -112,13 +154,18 @@ class Hyperparameters:
         return total
 
     def log_jacobian(self) -> Tensor:
-        """Return sum log |dT / draw| () at the raw values as written, differentiable in the parameters."""
+        """Return sum log |dtheta / dx| () at the coordinates as written, differentiable in the parameters."""
         return torch.stack([slot.log_slope(slot.parameter.double()).cpu() for slot in self.slots]).sum()
 
-    def constrained(self, raw: Tensor) -> dict[str, Tensor]:
-        """Return theta (..., *shape) by parameter name for raw values (..., P)."""
+    def by_coordinates(self, slopes: Sequence[Tensor]) -> Tensor:
+        """Return a gradient in the coordinates (P,), float64 on the CPU, from that in the parameters of the slots."""
+        rates = [slot.rate(slot.parameter.detach().double()) for slot in self.slots]
+        return torch.cat([(slope.double() * rate).cpu().flatten() for slope, rate in zip(slopes, rates, strict=True)])
+
+    def constrained(self, x: Tensor) -> dict[str, Tensor]:
+        """Return theta (..., *shape) by parameter name for coordinates (..., P)."""
         with torch.no_grad():
-            return {slot.name: slot.constrained(raw[..., slot.place]) for slot in self.slots}
+            return {slot.name: slot.constrained(x[..., slot.place]) for slot in self.slots}
 
 
 def _parameters_behind(value: Tensor, named: dict[str, Parameter]) -> set[str]:

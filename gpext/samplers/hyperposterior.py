@@ -13,6 +13,7 @@ from gpext.distributions import BatchMixture
 from gpext.samplers.chain_state import WalkState
 from gpext.samplers.draws import SamplingStatus
 from gpext.samplers.log_posterior import LogPosterior
+from gpext.samplers.predictive import predictive
 
 if TYPE_CHECKING:
     import arviz
@@ -23,7 +24,7 @@ class HyperPosterior:
     """Draws of C chains, S each.
 
     Attributes:
-        raw: in unconstrained space (C, S, P).
+        raw: in the coordinates of the target (C, S, P), without bounds.
         state: what the chains go on from, see `run(..., resume=)`.
         status: how it ended.
         message: one sentence on how it went.
@@ -62,27 +63,30 @@ class HyperPosterior:
     def predict(self, x: Tensor, *, num_draws: int = 100) -> BatchMixture:
         """Return p(y_* | y) at new inputs (S,), the average of Gaussians over draws.
 
+        Without a factorisation where draws came from unbiased gradients.
+
         Args:
             x: (S, d).
             num_draws: how many draws to average over, evenly spaced in the chains; all if there are fewer.
 
         Raises:
             ValueError: no draw.
+            FloatingPointError: a draw makes no covariance of the data that can be solved with.
         """
         raw = self.raw.transpose(0, 1).flatten(0, 1)
         if num_draws < 1 or not len(raw):
             raise ValueError(f"expected at least one draw to average over; got {num_draws} of {len(raw)}.")
         chosen = torch.linspace(0, len(raw) - 1, min(num_draws, len(raw))).round().long()
         means, variances = [], []
-        model = self.target.model
-        try:
-            for row in raw[chosen]:
-                self.target.moved.write(row)
-                model.train()  # forget what belonged to the last draw
-                with self.target.factorised():
-                    predicted = model.likelihood(model.eval()(x))
-                    means.append(predicted.mean)
-                    variances.append(predicted.variance)
-        finally:
-            model.train()
+        for index in chosen.tolist():
+            self.target.moved.write(raw[index])
+            try:
+                mean, variance = predictive(self.target, x)
+            except FloatingPointError as error:
+                at = ", ".join(
+                    f"{name} {each.tolist()}" for name, each in self.target.moved.constrained(raw[index]).items()
+                )
+                raise FloatingPointError(f"no prediction from draw {index}, {at}: {error}") from error
+            means.append(mean)
+            variances.append(variance)
         return BatchMixture(Normal(torch.stack(means), torch.stack(variances).sqrt()))

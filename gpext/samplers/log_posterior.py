@@ -1,4 +1,4 @@
-"""The log posterior of the hyperparameters of a GP, in unconstrained space, as samplers of them want it."""
+"""The log posterior of the hyperparameters of a GP, in coordinates without bounds, as samplers of them want it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from torch import Tensor
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers.hyperparameters import Hyperparameters
 
+# What gpytorch raises where a covariance cannot be factorised as it is, with its warnings as errors.
+NO_SUCH_MODEL = (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError)
+
 
 class LogPosterior:
     """log p(theta | y) up to a constant, of a copy of the model: its parameters stay as they are.
@@ -29,13 +32,17 @@ class LogPosterior:
         mll: an ExactMarginalLogLikelihood or a subclass, such as :class:`gpext.mlls.UnbiasedMarginalLogLikelihood`.
         names: which parameters, with or without `raw_`; by default all that require gradients. One without a prior has
             a uniform one.
+        logarithms: whether the coordinates are log(theta - bound) for parameters with a lower bound alone; else they
+            are gpytorch's raw values.
 
     Raises:
         TypeError: another objective.
         ValueError: there is no such parameter, or none.
     """
 
-    def __init__(self, mll: ExactMarginalLogLikelihood, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, mll: ExactMarginalLogLikelihood, names: Sequence[str] | None = None, *, logarithms: bool = False
+    ) -> None:
         if not isinstance(mll, ExactMarginalLogLikelihood):
             raise TypeError(
                 f"expected an ExactMarginalLogLikelihood or a subclass of it; got {type(mll).__qualname__}. For other "
@@ -45,10 +52,16 @@ class LogPosterior:
         self.model = self.mll.model
         if names is None:
             names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        self.moved = Hyperparameters(self.model, names)
+        self.logarithms = logarithms
+        self.moved = Hyperparameters(self.model, names, logarithms=logarithms)
         if not self.moved.size:
             raise ValueError("there is no hyperparameter to draw: none requires gradients.")
         self._x, self._y = self.model.train_inputs, self.model.train_targets
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether gradients are estimates."""
+        return isinstance(self.mll, UnbiasedMarginalLogLikelihood)
 
     @property
     def num_data(self) -> int:
@@ -56,12 +69,12 @@ class LogPosterior:
         return self._y.numel()
 
     def value(self, raw: Tensor) -> float:
-        """Return log p(theta | y) at raw values (P,); -inf where there is no such model."""
+        """Return log p(theta | y) at coordinates (P,); -inf where there is no such model."""
         with torch.no_grad():
             return float(self._log_density(raw))
 
     def gradient(self, raw: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return its gradient (P,), on the CPU, at raw values, or an unbiased estimate, as the objective has it.
+        """Return its gradient (P,), on the CPU, at coordinates, or an unbiased estimate, as the objective has it.
 
         Args:
             raw: (P,).
@@ -77,21 +90,23 @@ class LogPosterior:
             if not bool(value.isfinite()):
                 raise FloatingPointError("the log posterior is not finite at these hyperparameters.")
             slopes = torch.autograd.grad(value, [slot.parameter for slot in self.moved.slots])
-        return torch.cat([slope.double().cpu().flatten() for slope in slopes])
+        return self.moved.by_coordinates(slopes)
 
     def factorised(self) -> settings.max_cholesky_size:
         """Return the context in which gpytorch factorises the covariance of the data, unless solves are unbiased."""
         limit = settings.max_cholesky_size.value()
-        is_unbiased = isinstance(self.mll, UnbiasedMarginalLogLikelihood)
-        return settings.max_cholesky_size(limit if is_unbiased else max(limit, self.num_data))
+        return settings.max_cholesky_size(limit if self.is_estimated else max(limit, self.num_data))
 
     def _log_density(self, raw: Tensor) -> Tensor:
         self.moved.write(raw)
+        jacobian = self.moved.log_jacobian()
+        if not bool(jacobian.isfinite()):  # on the edge of a constraint, where some priors have no density to give
+            return raw.new_tensor(-torch.inf)
         try:
             with self.factorised(), warnings.catch_warnings():
                 warnings.simplefilter("error", NumericalWarning)  # jitter would make it another model
                 value = self.mll(self.model(*self._x), self._y).double() * self.num_data
-        except (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError):
+        except NO_SUCH_MODEL:
             return raw.new_tensor(-torch.inf)
-        value = value.cpu() + self.moved.log_jacobian()
+        value = value.cpu() + jacobian
         return torch.where(value.isnan(), -torch.inf, value)

@@ -1,8 +1,8 @@
 r"""Metropolis-Hastings over hyperparameters with exact marginal likelihoods: the reference for up to some 2000 data.
 
-A Gaussian random walk in unconstrained space. While warming up its covariance follows that of the chain, beginning with
-the curvature at the mode, and its size the acceptance [Haario et al. 2001, Andrieu & Thoms 2008]; then both stay as
-they are.
+A Gaussian random walk in the logarithms of what is only bounded below, and in unconstrained space else. While warming
+up its covariance follows that of the chain, beginning with the curvature at the mode, and its size the acceptance
+[Haario et al. 2001, Andrieu & Thoms 2008]; then both stay as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MetropolisHastings(ChainSampler):
                 "an UnbiasedMarginalLogLikelihood has unbiased gradients but not the value that a rejection needs; "
                 "pass gpytorch.mlls.ExactMarginalLogLikelihood, or use gpext.samplers.SGLDSampler."
             )
-        super().__init__(mll, hyperparameters)
+        super().__init__(mll, hyperparameters, logarithms=True)
 
     def run(
         self,

@@ -21,7 +21,7 @@ _FLATTEST = 0.1  # curvature in unconstrained space, below which a direction cou
 
 
 def mode_and_scale(target: LogPosterior, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the mode of the log posterior of a subset of the data (P,) and M (P, P), all in unconstrained space.
+    """Return the mode of the log posterior of a subset of the data (P,) and M (P, P), in the coordinates of the target.
 
     Raises:
         ValueError: the log posterior is not finite where the search begins.
@@ -66,4 +66,4 @@ def _of_subset(target: LogPosterior, generator: torch.Generator) -> LogPosterior
         inputs = tuple(x[index.to(x.device)] for x in model.train_inputs)
         model.set_train_data(inputs, model.train_targets[index.to(model.train_targets.device)], strict=False)
     exact = ExactMarginalLogLikelihood(model.likelihood, model)
-    return LogPosterior(exact, [slot.name for slot in target.moved.slots])
+    return LogPosterior(exact, [slot.name for slot in target.moved.slots], logarithms=target.logarithms)

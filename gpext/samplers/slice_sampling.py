@@ -5,7 +5,8 @@ No step size to tune and no rejection. The interval's width matters to cost alon
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,3 +67,37 @@ def slice_step(
         low = torch.where(searching & (proposal < value), proposal, low)
         high = torch.where(searching & (proposal >= value), proposal, high)
     return result
+
+
+def slice_sweep(
+    coordinates: Sequence[int],
+    raw: Tensor,
+    widths: Tensor,
+    log_density: Callable[[Tensor, int, Any], Tensor],
+    given: Sequence[Any],
+    generator: torch.Generator,
+) -> Tensor:
+    """Return hyperparameters (C, P) after a slice in each of some coordinates.
+
+    Args:
+        coordinates: which, one after another.
+        raw: (C, P).
+        widths: of the slices (P,).
+        log_density: (raw (P,), coordinate, what is given in a chain) -> log density ().
+        given: of each chain.
+        generator: for the random numbers.
+    """
+    for j in coordinates:
+
+        def along(values: Tensor, which: Tensor, j: int = j, raw: Tensor = raw) -> Tensor:
+            out = torch.full_like(values, -torch.inf)
+            for chain in which.nonzero().flatten().tolist():
+                trial = raw[chain].clone()
+                trial[j] = values[chain]
+                out[chain] = log_density(trial, j, given[chain])
+            return out
+
+        moved = slice_step(raw[:, j].clone(), along, float(widths[j]), generator=generator)
+        raw = raw.clone()
+        raw[:, j] = moved
+    return raw

@@ -119,7 +119,10 @@ class Store:
             self.chunks = self.chunks.extended(part, chunk.size)
 
     def flush_to_memory(self) -> None:
-        """Hand over the draws of the buffer without the directory."""
+        """Hand over the draws of the buffer without the directory, where no half-written file stays."""
+        if self._directory is not None:
+            for partial in self._directory.glob("*.part"):
+                partial.unlink()
         self._directory = None
         self.flush()
 
@@ -135,9 +138,18 @@ def files_in(directory: Path) -> list[Path]:
     return sorted(directory.glob("draws-*.pt"))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return what :func:`save` has written."""
-    return torch.load(path, mmap=True, weights_only=True)
+def load(path: Path, *, mapped: bool = True) -> dict[str, Any]:
+    """Return what :func:`save` has written.
+
+    Args:
+        path: of the file.
+        mapped: read numbers as they are asked for. Not for a file that may be replaced meanwhile: torch opens it twice,
+            and what it finds the second time may be another.
+    """
+    if mapped:
+        return torch.load(path, mmap=True, weights_only=True)
+    with path.open("rb") as file:
+        return torch.load(file, weights_only=True)
 
 
 def save(content: dict[str, Any], path: Path) -> None:

@@ -43,18 +43,25 @@ class Target:
     def __init__(
         self, prior: MultivariateNormal, likelihood: AugmentedLikelihood, targets: Tensor, jitter: float
     ) -> None:
-        self.likelihood, self.targets, self.jitter = require_augmentation(likelihood), targets, jitter
-        self.dtype = prior.mean.dtype
         with torch.no_grad():
-            problem = Problem.of(prior, likelihood, targets, jitter)
-            if not isinstance(problem.prior, DensePrior):
-                raise TypeError("GibbsSampler needs the exact prior of f; got a low-rank-plus-diagonal covariance.")
-            self._prior, self._augmentation = problem.prior, likelihood.augmentation(targets)
+            problem = Problem.of(prior, require_augmentation(likelihood), targets, jitter)
+        if not isinstance(problem.prior, DensePrior):
+            raise TypeError("GibbsSampler needs the exact prior of f; got a low-rank-plus-diagonal covariance.")
+        self._prior = problem.prior
+        self._observe(likelihood, targets, jitter, problem.prior.mean.shape, prior.mean.dtype)
 
-    @property
-    def latent_shape(self) -> torch.Size:
-        """The shape of f (..., N) of one chain."""
-        return self._prior.mean.shape
+    def _observe(
+        self,
+        likelihood: AugmentedLikelihood,
+        targets: Tensor,
+        jitter: float,
+        latent_shape: torch.Size,  # of f (..., N) of one chain
+        dtype: torch.dtype,
+    ) -> None:
+        self.likelihood, self.targets, self.jitter = require_augmentation(likelihood), targets, jitter
+        self.latent_shape, self.dtype = latent_shape, dtype
+        with torch.no_grad():
+            self._augmentation = likelihood.augmentation(targets)
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the hyperparameters of every chain at the start (C, P)."""
@@ -80,18 +87,24 @@ class ModelTarget(Target):
         model: with its likelihood and training data.
         names: parameters to move; None for those with a prior.
         jitter: added to the diagonal of the prior covariance.
+        logarithms: see :class:`gpext.samplers.hyperparameters.Hyperparameters`.
 
     Raises:
         TypeError, ValueError: as the inference rules; or a name that is not a parameter's.
     """
 
-    def __init__(self, model: LatentGP, names: Sequence[str] | None, jitter: float) -> None:
+    def __init__(
+        self, model: LatentGP, names: Sequence[str] | None, jitter: float, *, logarithms: bool = False
+    ) -> None:
+        self._take(model, names, logarithms)
+        super().__init__(self._forward(self._x), self.model.likelihood, model.train_targets, jitter)
+
+    def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
         if model.variational_strategy.sparse_inputs is not None:
             raise TypeError("GibbsSampler needs the exact prior of f; build the LatentGP without inducing_inputs.")
         self.model = copy.deepcopy(model).eval()
         self._x = self.model.train_inputs[0]
-        super().__init__(self._forward(self._x), self.model.likelihood, model.train_targets, jitter)
-        self._moved = Hyperparameters(self.model, names)
+        self._moved = Hyperparameters(self.model, names, logarithms=logarithms)
         likelihood = self.model.likelihood
         self.of_likelihood = self._moved.coordinates_of(likelihood)
         self.of_prior = [j for j in range(self._moved.size) if j not in self.of_likelihood]
@@ -120,6 +133,10 @@ class ModelTarget(Target):
     def constrained(self, raw: Tensor) -> dict[str, Tensor]:
         """Return hyperparameters (..., *shape) by parameter name for raw values (..., P)."""
         return self._moved.constrained(raw)
+
+    def names_of(self, coordinates: Sequence[int]) -> list[str]:
+        """Return the names of the parameters that coordinates belong to, in the order of the flat vector."""
+        return [slot.name for slot in self._moved.slots if slot.place.start in coordinates]
 
     def log_density_given_sites(self, raw: Tensor, coordinate: int, sites: GaussianSites) -> Tensor:
         """Return log p(theta_j | w, y, the rest) () up to a constant, f integrated out, at raw values (P,).
@@ -162,15 +179,38 @@ class ModelTarget(Target):
 
     def joint_at(self, raw: Tensor, x: Tensor) -> tuple[DensePrior, Tensor, Tensor, Tensor]:
         """Return the prior at the training inputs, and at new ones (..., S, d) its mean, cross covariance, variance."""
-        prior = self.prior_at(raw)
+        return self.prior_at(raw), *self._beside(x)
+
+    def predicted_at(self, raw: Tensor, latent: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances (..., S) of f at new inputs (..., S, d) given a draw."""
+        return conditional(latent, *self.joint_at(raw, x))
+
+    def _beside(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the prior mean at new inputs, the covariance with the training inputs, and the variance there."""
         size = self._x.size(-2)
         joint = self._forward(torch.cat([self._x, x], -2))
         cross = joint.lazy_covariance_matrix[..., :size, size:].to_dense().double()
-        return prior, joint.mean[..., size:].double(), cross, joint.variance[..., size:].double()
+        return joint.mean[..., size:].double(), cross, joint.variance[..., size:].double()
 
     @torch.no_grad()
     def _forward(self, x: Tensor) -> MultivariateNormal:
         return self.model.forward(x)
+
+
+def conditional(
+    latent: Tensor, prior: DensePrior, test_mean: Tensor, cross: Tensor, test_variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of f_* given f = latent (..., N): (..., S) each."""
+    root = prior.square_root
+    reduced = root.solve(cross)  # A (..., N, S)
+    whitened = root.solve((latent - prior.mean).unsqueeze(-1))
+    mean = test_mean + (reduced.mT @ whitened).squeeze(-1)
+    return mean, above_rounding(test_variance - reduced.square().sum(-2), test_variance)
+
+
+def above_rounding(variance: Tensor, prior_variance: Tensor) -> Tensor:
+    """Return variances that are no less than rounding: at a training input nothing else is left, of either sign."""
+    return torch.maximum(variance, torch.finfo(prior_variance.dtype).eps * prior_variance)
 
 
 def _or_nowhere(log_density: Tensor) -> Tensor:

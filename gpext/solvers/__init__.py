@@ -4,6 +4,7 @@ from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients
 from gpext.solvers.estimator_diagnostics import EstimatorDiagnostics, estimator_diagnostics
 from gpext.solvers.lanczos import lanczos_log_det, trace_probes
 from gpext.solvers.preconditioners import LowRankPreconditioner, nystrom, partial_cholesky
+from gpext.solvers.square_roots import RootProduct, square_root_times
 from gpext.solvers.steps import SolveStatus
 from gpext.solvers.survival import Geometric, Matched, NoSurvival, Survival, Ulisse
 from gpext.solvers.unbiased_cg import UnbiasedSolve, unbiased_cg
@@ -15,6 +16,7 @@ __all__ = [
     "LowRankPreconditioner",
     "Matched",
     "NoSurvival",
+    "RootProduct",
     "SolveStatus",
     "Survival",
     "Ulisse",
@@ -24,6 +26,7 @@ __all__ = [
     "lanczos_log_det",
     "nystrom",
     "partial_cholesky",
+    "square_root_times",
     "trace_probes",
     "unbiased_cg",
 ]

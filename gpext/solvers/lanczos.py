@@ -60,7 +60,7 @@ def lanczos_log_det(
     if num_probes < 1 or num_steps < 1:
         raise ValueError(f"num_probes and num_steps must be at least 1; got {num_probes} and {num_steps}.")
     probes = trace_probes(size, num_probes, like=like, generator=generator).expand(*batch_shape, size, -1)
-    nodes, axes = torch.linalg.eigh(_tridiagonal(matvec, probes / size**0.5, min(num_steps, size)))
+    nodes, axes = torch.linalg.eigh(tridiagonalise(matvec, probes / size**0.5, min(num_steps, size))[1])
     if not bool((nodes > 0).all()):
         raise ValueError(
             f"expected a positive definite matrix; a Lanczos quadrature has the node {float(nodes.min()):.3g}. "
@@ -75,10 +75,15 @@ def lanczos_log_det(
     return mean, (squares / (number - 1) / number).sqrt()
 
 
-def _tridiagonal(matvec: Product, start: Tensor, steps: int) -> Tensor:
-    """Return T = Q' A Q (..., R, k, k), Q a basis of the Krylov space of each column of start (..., n, R), of length 1.
+def tridiagonalise(matvec: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return Q (..., R, n, k) and T = Q' A Q (..., R, k, k), Q a basis of the Krylov space of each column of start.
 
-    Where that space is exhausted, what follows is the identity, apart from the rest.
+    Where that space is exhausted, what follows in T is the identity, apart from the rest, and Q is zero.
+
+    Args:
+        matvec: v -> A v for (..., n, R); A symmetric.
+        start: (..., n, R), of length 1.
+        steps: k, products with A.
     """
     *batch, size, number = start.shape
     Q = start.new_zeros(*batch, number, size, steps)
@@ -101,4 +106,4 @@ def _tridiagonal(matvec: Product, start: Tensor, steps: int) -> Tensor:
         live = live & (length > size * torch.finfo(q.dtype).eps * scale)
         beta[..., k] = torch.where(live, length, 0.0)
         q = torch.where(live.unsqueeze(-1), w.squeeze(-1) / length.unsqueeze(-1), 0.0).mT
-    return torch.diag_embed(alpha) + torch.diag_embed(beta, 1) + torch.diag_embed(beta, -1)
+    return Q, torch.diag_embed(alpha) + torch.diag_embed(beta, 1) + torch.diag_embed(beta, -1)

@@ -73,6 +73,12 @@ class LowRankPreconditioner:
         return lambda v: root(scale * matvec(scale * root(v)))
 
     @property
+    def inverse_root(self) -> Tensor:
+        """W (n, k) with P^-1 = D^-1 - W W'."""
+        scaled = self.root / self.noise.unsqueeze(-1)
+        return torch.linalg.solve_triangular(self.chol.mT, scaled, upper=True, left=False)
+
+    @property
     def rank(self) -> int:
         """The number of columns of L, k."""
         return self.root.size(-1)

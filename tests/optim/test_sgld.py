@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import scipy.linalg
 import torch
 
 from gpext.optim import SGLD, PolynomialDecay
@@ -11,10 +12,11 @@ F64 = torch.float64
 SIGMA = torch.tensor([[2.0, 0.6, 0.0], [0.6, 0.5, 0.1], [0.0, 0.1, 0.2]], dtype=F64)
 
 
-def chain(steps, *, lr, preconditioner=None, noise=0.0, seed=0, burn=100):
+def chain(steps, *, lr, preconditioner=None, noise=0.0, seed=0, burn=100, **options):
     """Draws of N(0, SIGMA) from exact gradients, or noisy ones of covariance noise^2 SIGMA^-1."""
     theta = torch.zeros(3, dtype=F64, requires_grad=True)
-    optimizer = SGLD([theta], lr=lr, preconditioner=preconditioner, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = SGLD([theta], lr=lr, preconditioner=preconditioner, generator=generator, **options)
     precision, generator = torch.linalg.inv(SIGMA), torch.Generator().manual_seed(seed + 1)
     root, draws = torch.linalg.cholesky(precision), []
     for step in range(steps + burn):
@@ -39,6 +41,122 @@ def test_the_stationary_covariance_is_the_one_of_the_recursion(noise):
     assert float((error / spread.sqrt()).abs().max()) < 4.5
 
 
+def stationary(optimizer, theta, precision, noise, monkeypatch):
+    """The covariance of draws of N(0, precision^-1) with gradients of this noise, by the Lyapunov equation.
+
+    theta' = F theta + A before xi + A now xi' + move of the noise; the columns of each are what single steps do.
+    """
+    size, origin = len(theta), copy.deepcopy(optimizer.state_dict())
+    now, before, drift = torch.zeros(3, size, size, dtype=F64).unbind()
+
+    def moved(xi, gradient):
+        with torch.no_grad():
+            theta.zero_()
+        theta.grad = gradient
+        monkeypatch.setattr(torch, "randn", lambda *_, **__: xi.clone())
+        optimizer.step()
+        monkeypatch.undo()
+        return theta.detach().clone()
+
+    nothing = torch.zeros(size, dtype=F64)
+    moved(nothing, nothing)  # whatever was before
+    for k, unit in enumerate(torch.eye(size, dtype=F64)):
+        now[:, k], before[:, k] = moved(unit, nothing), moved(nothing, nothing)
+        drift[:, k] = moved(nothing, unit)
+    optimizer.load_state_dict(origin)
+    transition = torch.eye(size, dtype=F64) + drift @ precision
+    zero = torch.zeros(size, size, dtype=F64)
+    whole = torch.cat([torch.cat([transition, before], 1), torch.cat([zero, zero], 1)])
+    injected = torch.cat([now, torch.eye(size, dtype=F64)])
+    added = injected @ injected.mT
+    added[:size, :size] += drift @ noise @ drift.mT
+    return torch.tensor(scipy.linalg.solve_discrete_lyapunov(whole.numpy(), added.numpy()))[:size, :size]
+
+
+OTHER = torch.tensor([[1.0, 0.2, 0.3], [0.2, 0.8, 0.0], [0.3, 0.0, 0.4]], dtype=F64)
+NOISE = torch.tensor([[2.0, -0.5, 0.3], [-0.5, 1.5, 0.2], [0.3, 0.2, 3.0]], dtype=F64)
+
+
+@pytest.mark.parametrize("eps", [0.1, 1.0, 1.9])
+@pytest.mark.parametrize("M", [None, SIGMA.diagonal(), OTHER, SIGMA])
+def test_with_averaged_noise_the_draws_of_a_gaussian_have_its_covariance_at_any_step(eps, M, monkeypatch):
+    theta, precision = torch.zeros(3, dtype=F64, requires_grad=True), torch.linalg.inv(SIGMA)
+    largest = torch.linalg.eigvals(precision @ (SIGMA if M is None else torch.eye(3, dtype=F64))).real.max()
+    eps = eps / float(largest) if M is None else eps * 0.5
+    optimizer = SGLD([theta], lr=eps, preconditioner=M, averaged=True)
+    found = stationary(optimizer, theta, precision, torch.zeros(3, 3, dtype=F64), monkeypatch)
+    torch.testing.assert_close(found, SIGMA, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("eps", [0.05, 0.3, 0.6])
+def test_compensated_noise_leaves_what_exact_gradients_would(averaged, eps, monkeypatch):
+    theta, precision = torch.zeros(3, dtype=F64, requires_grad=True), torch.linalg.inv(SIGMA)
+    optimizer = SGLD([theta], lr=eps, preconditioner=SIGMA, averaged=averaged, gradient_noise=NOISE)
+    exact = SIGMA if averaged else SIGMA / (1 - eps / 4)
+    assert eps < optimizer.largest_lr()
+    found = stationary(optimizer, theta, precision, NOISE, monkeypatch)
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
+    optimizer.set_gradient_noise(None)
+    wider = stationary(optimizer, theta, precision, NOISE, monkeypatch)
+    assert float(torch.linalg.eigvalsh(wider - exact)[0]) > 0.01 * eps**2
+    assert float((wider - exact).trace()) > 0.2 * eps
+
+
+def test_noise_is_compensated_in_eq_5_for_any_preconditioner(monkeypatch):
+    theta, precision = torch.zeros(3, dtype=F64, requires_grad=True), torch.linalg.inv(SIGMA)
+    optimizer = SGLD([theta], lr=0.2, preconditioner=OTHER, gradient_noise=NOISE)
+    exact = stationary(SGLD([theta], lr=0.2, preconditioner=OTHER), theta, precision, 0 * NOISE, monkeypatch)
+    found = stationary(optimizer, theta, precision, NOISE, monkeypatch)
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_noise_is_compensated_with_rates_of_their_own(averaged, monkeypatch):
+    """A posterior of independent parameters with M = S diagonal: each contracts at its own rate."""
+    variance, rates = torch.tensor([2.0, 0.5, 0.2], dtype=F64), torch.tensor([0.3, 0.3, 0.1], dtype=F64)
+    theta = torch.zeros(3, dtype=F64, requires_grad=True)
+    parts = [{"params": [part], "lr": lr} for part, lr in zip(theta.detach().split([2, 1]), (0.3, 0.1), strict=True)]
+
+    class Joined(SGLD):  # one tensor over both groups, for `stationary`
+        def step(self, closure=None):
+            for group, grad in zip(self.param_groups, theta.grad.split([2, 1]), strict=True):
+                group["params"][0].grad = grad.clone()
+            return super().step(closure)
+
+    optimizer = Joined(parts, 1.0, variance, averaged=averaged, gradient_noise=NOISE)
+    found = stationary(optimizer, theta, (1 / variance).diag(), NOISE, monkeypatch)
+    exact = variance if averaged else variance / (1 - rates / 4)
+    torch.testing.assert_close(found, exact.diag(), rtol=0, atol=1e-12)
+
+
+def test_noise_that_is_too_much_to_compensate_stays(monkeypatch):
+    theta, precision = torch.zeros(3, dtype=F64, requires_grad=True), torch.linalg.inv(SIGMA)
+    optimizer = SGLD([theta], lr=1.0, preconditioner=SIGMA, averaged=True, gradient_noise=NOISE)
+    largest = optimizer.largest_lr()
+    assert optimizer.largest_lr(0.5) < largest < 1.0
+    found = stationary(optimizer, theta, precision, NOISE, monkeypatch)
+    excess = torch.linalg.eigvalsh(found - SIGMA)
+    assert float(excess[-1]) > 0.1
+    assert float(excess[0]) > -1e-12
+    optimizer.param_groups[0]["lr"] = largest
+    found = stationary(optimizer, theta, precision, NOISE, monkeypatch)
+    torch.testing.assert_close(found, SIGMA, rtol=0, atol=1e-12)
+    optimizer.set_gradient_noise(torch.zeros(3, 3))
+    assert optimizer.largest_lr() == float("inf")
+
+
+def test_the_simulated_covariance_is_the_target_with_both():
+    """M = SIGMA and gradients of covariance 3 SIGMA^-1: phi = 1 - eps / 2 in every direction."""
+    eps, noise = 0.5, 3**0.5
+    V = noise**2 * torch.linalg.inv(SIGMA)
+    draws, _ = chain(16_000, lr=eps, preconditioner=SIGMA, noise=noise, averaged=True, gradient_noise=0.5 * (V + V.mT))
+    whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(SIGMA), draws.mT, upper=False)
+    blocks = (whitened.unsqueeze(0) * whitened.unsqueeze(1)).unflatten(-1, (160, 100)).mean(-1)
+    error = blocks.mean(-1) - torch.eye(3, dtype=F64)
+    assert float((error / (blocks.std(-1) / 160**0.5)).abs().max()) < 4.5
+
+
 def test_a_diagonal_preconditioner_and_groups_with_rates_of_their_own():
     first, second = torch.zeros(2, dtype=F64, requires_grad=True), torch.zeros(1, dtype=F64, requires_grad=True)
     groups = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.1}]
@@ -53,7 +171,8 @@ def test_a_diagonal_preconditioner_and_groups_with_rates_of_their_own():
     torch.testing.assert_close(variance, expected, rtol=0.15, atol=0)
 
 
-def test_resumes_bit_for_bit():
+@pytest.mark.parametrize("averaged", [False, True])
+def test_resumes_bit_for_bit(averaged):
     def advance(theta, optimizer, scheduler, steps):
         for _ in range(steps):
             optimizer.zero_grad()
@@ -63,7 +182,7 @@ def test_resumes_bit_for_bit():
 
     def fresh():
         theta = torch.ones(3, requires_grad=True)
-        optimizer = SGLD([theta], lr=0.1, preconditioner=SIGMA)
+        optimizer = SGLD([theta], 0.1, SIGMA, averaged=averaged, gradient_noise=NOISE if averaged else None)
         return theta, optimizer, PolynomialDecay(optimizer, 0.1, 10.0, 0.6, freeze_below=10.0)
 
     theta, optimizer, scheduler = fresh()
@@ -71,6 +190,7 @@ def test_resumes_bit_for_bit():
     saved = copy.deepcopy((theta.detach(), optimizer.state_dict(), scheduler.state_dict()))
     advance(theta, optimizer, scheduler, 120)
     again, other, other_scheduler = fresh()
+    other.set_gradient_noise(None)
     with torch.no_grad():
         again.copy_(saved[0])
     other.load_state_dict(saved[1])
@@ -95,6 +215,8 @@ def test_the_step_size_falls_and_is_frozen():
     optimizer.step()
     frozen.step()
     assert (frozen.frozen_at, optimizer.param_groups[0]["lr"]) == (0, size)
+    optimizer.set_gradient_noise(2.0 * torch.linalg.inv(SIGMA).round(decimals=12))  # M^1/2 V M^1/2 = 2 I
+    assert optimizer.noise_ratio() == pytest.approx(0.5 * size)
 
 
 def test_a_closure_is_called_and_bad_gradients_move_nothing():
@@ -125,6 +247,12 @@ def test_bad_options_are_refused():
         SGLD([theta], lr=0.1, preconditioner=-SIGMA)
     with pytest.raises(ValueError, match="must be positive"):
         SGLD([theta], lr=0.1, preconditioner=torch.zeros(3))
+    with pytest.raises(ValueError, match=r"gradient_noise \(3, 3\)"):
+        SGLD([theta], lr=0.1, gradient_noise=torch.ones(3))
+    with pytest.raises(ValueError, match="not symmetric"):
+        SGLD([theta], lr=0.1, gradient_noise=torch.ones(3, 3).triu())
+    with pytest.raises(ValueError, match="not known"):
+        SGLD([theta], lr=0.1).largest_lr()
     groups = [{"params": [theta], "lr": 0.1}, {"params": [torch.zeros(1, requires_grad=True)], "lr": 0.2}]
     with pytest.raises(ValueError, match="same lr"):
         SGLD(groups, lr=0.1, preconditioner=torch.eye(4))

@@ -312,7 +312,7 @@ def test_draws_of_f_are_independent_where_the_prior_has_moved(names, expected, m
         asked.append(overrelaxation)
         return draw_latent(*args, overrelaxation=overrelaxation, **kwargs)
 
-    monkeypatch.setattr("gpext.samplers.gibbs.draw_latent", spy)
+    monkeypatch.setattr("gpext.samplers.latent_chains.draw_latent", spy)
     x, y = data()
     model = Model(x, y, student(priors=True))
     run(GibbsSampler(model, hyperparameters=[n.replace("output", "covar_module.output") for n in names]), 2)

@@ -34,6 +34,62 @@ def test_the_density_in_raw_space_integrates_to_one(constraint, prior, grid):
     assert np.trapezoid(density, raw.numpy()) == pytest.approx(1, abs=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("constraint", "prior"),
+    [
+        (Positive(), LogNormalPrior(-0.5, 0.8)),
+        (Positive(transform=torch.exp, inv_transform=torch.log), GammaPrior(2.0, 3.0)),
+        (GreaterThan(0.3), GammaPrior(2.0, 3.0)),
+    ],
+)
+def test_the_density_of_a_logarithm_is_what_quadrature_says(constraint, prior):
+    """p(x) for x = log(theta - a) has the mass and the mean of theta that p(theta) has above a."""
+    moved = Hyperparameters(kernel(constraint, prior), None, logarithms=True)
+    assert [slot.coordinate for slot in moved.slots] == ["log lengthscale"]
+    x = torch.linspace(-14, 4, 3001, dtype=F64)
+    density, theta = [], []
+    for value in x:
+        moved.write(value.view(1))
+        torch.testing.assert_close(moved.read(), value.view(1), rtol=0, atol=1e-6)
+        density.append(float(moved.log_prior(0).exp()))
+        theta.append(float(moved.constrained(value.view(1))["lengthscale"]))
+    bound = float(constraint.lower_bound)
+    at = bound + np.linspace(1e-9, 40, 40_001)
+    direct = prior.log_prob(torch.tensor(at)).exp().numpy()
+    density, theta = np.array(density), np.array(theta)
+    assert np.trapezoid(density, x.numpy()) == pytest.approx(np.trapezoid(direct, at), abs=2e-4)
+    assert np.trapezoid(density * theta, x.numpy()) == pytest.approx(np.trapezoid(direct * at, at), rel=1e-3)
+
+
+def test_gradients_by_logarithms_follow_the_chain_rule():
+    module = gpytorch.kernels.ScaleKernel(kernel(GreaterThan(0.1), LogNormalPrior(0.0, 1.0))).double()
+    module.base_kernel.raw_lengthscale_constraint.lower_bound.double()
+    moved = Hyperparameters(module, ["outputscale", "base_kernel.lengthscale"], logarithms=True)
+    at = torch.tensor([0.4, -1.2], dtype=F64)
+
+    def value():
+        return module.outputscale.square() * module.base_kernel.lengthscale.sum().exp() + moved.log_jacobian()
+
+    moved.write(at)
+    found = moved.by_coordinates(torch.autograd.grad(value(), [slot.parameter for slot in moved.slots]))
+    for j in range(2):
+        ends = []
+        for step in (1e-5, -1e-5):
+            moved.write(at + step * torch.eye(2, dtype=F64)[j])
+            ends.append(value().item())
+        assert float(found[j]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-7)
+
+
+def test_what_has_another_bound_or_none_keeps_its_coordinate():
+    module = gpytorch.kernels.RBFKernel(lengthscale_constraint=Interval(1.0, 3.0)).double()
+    moved = Hyperparameters(module, ["lengthscale"], logarithms=True)
+    assert torch.equal(moved.read(), module.raw_lengthscale.flatten())
+    mean = gpytorch.means.ConstantMean().double()
+    moved = Hyperparameters(mean, ["raw_constant"], logarithms=True)
+    moved.write(torch.tensor([-2.0], dtype=F64))
+    assert (mean.constant.item(), moved.log_jacobian().item()) == (-2.0, 0.0)
+
+
 def test_a_uniform_prior_is_uniform_in_constrained_space():
     module = gpytorch.kernels.RBFKernel(lengthscale_constraint=Interval(1.0, 3.0)).double()
     moved = Hyperparameters(module, ["lengthscale"])

@@ -15,7 +15,7 @@ from gpext.inference import InferenceWarning
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, chains
 from gpext.samplers.mode import mode_and_scale
-from tests.samplers.hyper_cases import F64, constrained, covariance, grid_moments, problem, quick
+from tests.samplers.hyper_cases import F64, QuickLogPosterior, constrained, covariance, grid_moments, problem, quick
 
 BOTH = pytest.mark.parametrize("kind", [MetropolisHastings, SGLDSampler])
 
@@ -52,6 +52,53 @@ def test_langevin_draws_are_of_the_posterior():
     assert bool(found.acceptance.isnan().all())
 
 
+class NoisyLogPosterior(QuickLogPosterior):
+    """Gradients with noise of covariance 8 M^-1, as estimates have it."""
+
+    is_estimated = True
+
+    def gradient(self, raw, *, generator=None):
+        exact = super().gradient(raw)
+        if generator is None:
+            return exact
+        if not hasattr(self, "root"):
+            self.root = torch.linalg.cholesky(torch.linalg.inv(mode_and_scale(self, torch.Generator())[1]))
+        return exact + 8**0.5 * self.root @ torch.randn(2, dtype=F64, generator=generator)
+
+
+def test_noise_of_gradients_is_learnt_and_compensated():
+    sampler = SGLDSampler(problem())
+    sampler.target = NoisyLogPosterior(sampler.target.mll)
+    found = run(sampler, 500, 4, 250)
+    scores, sizes = z_scores(found)
+    assert np.abs(scores).max() < 4.5
+    assert sizes.min() > 50
+    for state in found.state.walkers:
+        v = state["V"] @ sampler.target.root.inverse().mT @ sampler.target.root.inverse()
+        assert 4 < float(torch.linalg.eigvals(v).real.min()) < float(torch.linalg.eigvals(v).real.max()) < 16
+        assert 0.15 < state["optimizer"]["param_groups"][0]["lr"] < 0.35
+    wide = run(sampler, 500, 4, 50, step_size=0.3, compensated=False)
+    ratio = wide.raw.flatten(0, 1).std(0) / found.raw.flatten(0, 1).std(0)
+    assert float(ratio.min()) > 1.1  # 1.27 on a Gaussian: 1 + eps v / (4 - eps) of the variance
+
+
+def test_steps_too_long_for_the_noise_are_told():
+    sampler = SGLDSampler(problem())
+    sampler.target = NoisyLogPosterior(sampler.target.mll)
+    with pytest.warns(InferenceWarning, match="draws are too wide"):
+        run(sampler, 5, 2, 60, step_size=0.9)
+
+
+def test_the_schedule_freezes_by_noise_that_was_learnt():
+    sampler = SGLDSampler(problem())
+    sampler.target = NoisyLogPosterior(sampler.target.mll)
+    found = run(sampler, 300, 1, 60, step_size=(0.9, 1.0, 0.6), freeze_below=0.1)
+    state = found.state.walkers[0]
+    frozen_at, lr = state["schedule"]["frozen_at"], state["optimizer"]["param_groups"][0]["lr"]
+    assert lr == pytest.approx(0.9 * frozen_at**-0.6)
+    assert 0.02 < lr < 0.1  # lr / 4 times 8 or so is 0.1
+
+
 def test_mode_and_scale_are_those_of_the_density():
     target = quick(SGLDSampler).target
     mode, M = mode_and_scale(target, torch.Generator().manual_seed(0))
@@ -65,7 +112,7 @@ def test_mode_and_scale_are_those_of_the_density():
 def test_the_step_freezes_by_its_noise_with_unbiased_gradients():
     exact = problem()
     sampler = SGLDSampler(UnbiasedMarginalLogLikelihood(exact.likelihood, exact.model, 4))
-    found = run(sampler, 130, 1, 0, freeze_below=0.5)
+    found = run(sampler, 130, 1, 0, step_size=(0.9, 9.0, 0.3), freeze_below=0.5)
     schedule = found.state.walkers[0]["schedule"]
     assert 100 <= schedule["frozen_at"] < 130
     rates = found.state.walkers[0]["optimizer"]["param_groups"][0]["lr"]
@@ -89,8 +136,8 @@ def test_estimates_of_gradients_are_gone_on_with_too():
         exact = problem()
         return SGLDSampler(UnbiasedMarginalLogLikelihood(exact.likelihood, exact.model, 2))
 
-    whole = run(sampler(), 8, 2, 2)
-    assert torch.equal(run(sampler(), 5, resume=run(sampler(), 3, 2, 2)).raw, whole.raw)
+    whole = run(sampler(), 8, 2, 45)
+    assert torch.equal(run(sampler(), 5, resume=run(sampler(), 3, 2, 45)).raw, whole.raw)
 
 
 class Interrupt:
@@ -126,9 +173,9 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(kind):
             sys.settrace(None)
         assert found.status is SamplingStatus.INTERRUPTED
         assert torch.equal(found.raw, whole.raw[:, : found.raw.size(1)])
-        resumed = run(quick(kind), 5 - found.raw.size(1), resume=found)
-        assert torch.equal(resumed.raw, whole.raw)
-        interrupted += 1
+        if (left := 5 - found.raw.size(1)) > 0:
+            assert torch.equal(run(quick(kind), left, resume=found).raw, whole.raw)
+            interrupted += 1
     assert interrupted > 1
 
 
@@ -215,8 +262,8 @@ def test_predictions_are_the_average_of_gaussians():
     x, y = model.train_inputs[0].numpy(), model.train_targets.numpy()
     new = torch.tensor([[0.3], [2.2], [9.0]], dtype=F64)
     means, variances = [], []
-    for raw in found.raw.flatten(0, 1).numpy():
-        noise, lengthscale = constrained(raw)
+    names = ("likelihood.noise_covar.noise", "covar_module.lengthscale")
+    for noise, lengthscale in zip(*(found.draws[name].flatten().numpy() for name in names), strict=True):
         matrix = covariance(x, x, lengthscale) + noise * np.eye(len(y))
         cross = covariance(new.numpy(), x, lengthscale)
         means.append(cross @ np.linalg.solve(matrix, y))
@@ -273,6 +320,8 @@ def test_bad_input():
             kind(mll).run(0)
         with pytest.raises(ValueError, match="warmup"):
             kind(mll).run(2, warmup=-1)
+    with pytest.raises(ValueError, match="warm-up of more than 40"):
+        SGLDSampler(UnbiasedMarginalLogLikelihood(mll.likelihood, mll.model)).run(2, warmup=40)
     with pytest.raises(ValueError, match=r"expected a preconditioner \(2, 2\)"):
         SGLDSampler(mll).run(2, preconditioner=torch.ones(3))
     mll.model.set_train_data(targets=torch.full_like(mll.model.train_targets, torch.nan), strict=False)

@@ -44,6 +44,21 @@ def test_the_gradient_is_its_derivative(raw):
         assert float(gradient[j]) == pytest.approx(slope, rel=1e-6, abs=1e-7)
 
 
+def test_in_logarithms_it_is_the_same_density_with_their_jacobian():
+    plain, logs = LogPosterior(problem()), LogPosterior(problem(), logarithms=True)
+    for raw in POINTS:
+        theta = torch.cat([each.flatten() for each in plain.moved.constrained(raw).values()])
+        bounds = torch.stack([slot.constraint.lower_bound.double() for slot in plain.moved.slots])
+        x = (theta - bounds).log()
+        value = plain.value(raw) - torch.nn.functional.logsigmoid(raw).sum() + x.sum()
+        assert logs.value(x) == pytest.approx(float(value), abs=1e-6)
+        gradient, step = logs.gradient(x), 1e-5
+        for j in range(2):
+            shift = step * torch.eye(2, dtype=F64)[j]
+            slope = (logs.value(x + shift) - logs.value(x - shift)) / (2 * step)
+            assert float(gradient[j]) == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
 def test_float32_follows_float64():
     raw = POINTS[0]
     single, double = LogPosterior(problem(torch.float32)), LogPosterior(problem())
@@ -78,7 +93,7 @@ def test_beyond_gpytorchs_limit_for_factorisations_the_value_is_still_exact():
     assert value == pytest.approx(by_hand(mll, POINTS[0]), abs=3e-9)
 
 
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -800.0])  # the softplus of the last is zero
 def test_where_there_is_no_model_the_probability_is_zero(poison):
     mll = problem()
     target = LogPosterior(mll)

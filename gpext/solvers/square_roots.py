@@ -1,0 +1,58 @@
+r"""The square root of a positive semidefinite matrix known by its products, times a vector [Chow & Saad 2014].
+
+    A^1/2 z ~ |z| Q_k T_k^1/2 e_1,      Q_k, T_k = Q_k' A Q_k  of k steps of Lanczos' recursion from z / |z|
+
+The largest eigenvalues are found first; where those that are left come down to zero the error falls like 1 / k, and the
+distance between k / 2 steps and k is about the error of the latter. Where it falls faster, that is an upper bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpext.solvers.lanczos import tridiagonalise
+from gpext.solvers.steps import Product
+
+_FIRST = 16  # steps; twice as many each time that they have proved too few
+
+
+@dataclass(frozen=True)
+class RootProduct:
+    """What has been found."""
+
+    value: Tensor  # A^1/2 z (n,)
+    error: float  # an estimate of its distance from that
+    num_steps: int  # k of the last attempt; all attempts together have taken less than twice as many products
+
+
+@torch.no_grad()
+def square_root_times(matvec: Product, z: Tensor, *, tolerance: float, max_steps: int | None = None) -> RootProduct:
+    """Return A^1/2 z.
+
+    Args:
+        matvec: v -> A v for (n, 1); A symmetric positive semidefinite, to rounding.
+        z: (n,).
+        tolerance: of the length of the error.
+        max_steps: most of them, n numbers kept for each; by default n, with which there is no error but rounding.
+    """
+    length = z.norm()
+    if not bool(length > 0):
+        return RootProduct(torch.zeros_like(z), 0.0, 0)
+    most = len(z) if max_steps is None else min(max_steps, len(z))
+    steps = min(_FIRST, most)
+    while True:
+        Q, T = tridiagonalise(matvec, (z / length).unsqueeze(-1), steps)
+        half, value = (length * _root_column(Q[0], T[0], k) for k in ((steps + 1) // 2, steps))
+        error = 0.0 if steps == len(z) else float((value - half).norm())
+        if error <= tolerance or steps == most:
+            return RootProduct(value, error, steps)
+        steps = min(2 * steps, most)
+
+
+def _root_column(Q: Tensor, T: Tensor, k: int) -> Tensor:
+    """Return Q_k T_k^1/2 e_1 (n,)."""
+    values, axes = torch.linalg.eigh(T[:k, :k])
+    return Q[:, :k] @ (axes @ (values.clamp_min(0).sqrt() * axes[0]))  # below zero by rounding alone

@@ -1,0 +1,54 @@
+"""Chains whose process is killed, and chains that diverge: what is finished is there, and is gone on with."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpext.inference import InferenceWarning
+from gpext.samplers import SamplingStatus, SGLDSampler
+from tests.samplers.hyper_cases import quick
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+from gpext.samplers import SGLDSampler, chains
+from tests.samplers.hyper_cases import quick
+chains._SECONDS = 0.0
+quick(SGLDSampler).run(10**6, 2, 3, checkpoint=sys.argv[1], progress=False)
+"""
+
+
+def test_a_process_that_is_killed_loses_nothing_that_was_written(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "chains.pt").exists() or quick(SGLDSampler).load(tmp_path).raw.size(1) < 5:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    found = quick(SGLDSampler).load(tmp_path)
+    written = found.raw.size(1)
+    assert written >= 5
+    more = quick(SGLDSampler).run(4, resume=found, checkpoint=tmp_path, progress=False)
+    whole = quick(SGLDSampler).run(written + 4, 2, 3, progress=False)
+    assert torch.equal(more.raw, whole.raw)
+
+
+def test_chains_that_diverge_leave_their_finished_draws_and_states(tmp_path):
+    with pytest.warns(InferenceWarning, match="smaller step"):
+        found = quick(SGLDSampler).run(4000, 3, 0, step_size=(3000.0, 1.0, 1e-9), checkpoint=tmp_path, progress=False)
+    assert found.status is SamplingStatus.DIVERGED
+    loaded = quick(SGLDSampler).load(tmp_path)
+    assert torch.equal(loaded.raw, found.raw)
+    assert loaded.state.num_draws == found.raw.size(1)
+    for mine, theirs in zip(loaded.state.walkers, found.state.walkers, strict=True):
+        assert torch.equal(mine["place"], theirs["place"])
+        assert bool(mine["place"].isfinite().all())
