@@ -6,17 +6,19 @@ would wait for it: so work that may fail is done `together`, which raises on eve
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class RankError(RuntimeError):
@@ -57,7 +59,8 @@ class Ranks:
         """Return what `work` returns on this rank.
 
         Raises:
-            RankError: it failed on another rank, whose error the message quotes. Where it failed itself, its own error.
+            Exception: its error, or that of the first rank where it fails, `from` a RankError that says which.
+            RankError: a rank cannot be reached.
         """
         if self.size == 1:
             return work()
@@ -74,7 +77,7 @@ class Ranks:
             like: tensors of their shapes, the same on each rank.
 
         Raises:
-            RankError: as :meth:`together`.
+            Exception, RankError: as :meth:`together`.
         """
         if self.size == 1:
             return list(work())
@@ -89,12 +92,12 @@ class Ranks:
         return [total.view(t.shape).to(t.dtype) for total, t in zip(sums, parts, strict=True)]
 
     def _fail(self, error: Exception | None) -> NoReturn:
-        """Raise on every rank what has failed on this one or another."""
-        reports = self.gather("" if error is None else f"{type(error).__name__}: {error}")
+        """Raise what has failed on this rank, or else the error of the first rank where it has."""
+        errors = self._gather(None if error is None else _portable(error))
         if error is not None:
             raise error
-        failed = [f"rank {rank} ({report})" for rank, report in enumerate(reports) if report]
-        raise RankError(f"no rank goes on, as this failed on {', '.join(failed)}.")
+        rank, first = next((rank, each) for rank, each in enumerate(errors) if each is not None)
+        raise first from RankError(f"this failed on rank {rank} of {self.size}, and no rank goes on without it")
 
     def any(self, here: bool) -> bool:
         """Return whether something holds on any rank."""
@@ -104,21 +107,13 @@ class Ranks:
         self._timed(lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group), 1)
         return bool(flag)
 
-    def gather(self, text: str) -> list[str]:
-        """Return the texts of all ranks, in their order."""
-        texts = [""] * self.size
-        if self.size == 1:
-            return [text]
-        self._timed(lambda: dist.all_gather_object(texts, text, group=self._group), 0)
-        return texts
-
     def require_same(self, what: str, here: str) -> None:
         """Raise on every rank unless all say the same.
 
         Raises:
             ValueError: they do not.
         """
-        texts = self.gather(here)
+        texts = self._gather(here)
         others = [rank for rank, text in enumerate(texts) if text != texts[0]]
         if others:
             raise ValueError(
@@ -134,6 +129,13 @@ class Ranks:
             held = tensor.contiguous()
             self._timed(partial(dist.broadcast, held, source, group=self._group), held.numel())
             tensor.copy_(held)
+
+    def _gather(self, item: Item) -> list[Item]:
+        """Return the items of all ranks, in their order."""
+        items: list[Any] = [item] * self.size
+        if self.size > 1:
+            self._timed(lambda: dist.all_gather_object(items, item, group=self._group), 0)
+        return items
 
     @property
     def _device(self) -> torch.device:
@@ -160,3 +162,12 @@ def _tried(work: Callable[[], Result]) -> tuple[list[Result], Exception | None]:
         return [work()], None
     except Exception as error:
         return [], error
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the error, or if it cannot be sent, its text in another."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # of any kind: constructors of exceptions may do anything
+        return RankError(f"{type(error).__name__}: {error}")
+    return error

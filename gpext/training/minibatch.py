@@ -14,6 +14,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
+from gpext.parallel import Ranks
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import SiteVariationalStrategy
@@ -46,9 +47,13 @@ class SiteStepper:
         bound: LikelihoodTerm,
         gradient: LikelihoodTerm,
         interval: int = 1,
+        share: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.interval = interval
         self.strategy, self.likelihood, self.num_data = strategy, mll.likelihood, num_data
+        self.share = num_data if share is None else share  # what this rank holds of them
+        self.ranks = Ranks.alone() if ranks is None else ranks
         self.rate, self.bound, self.gradient = rate, bound, gradient
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
@@ -70,6 +75,8 @@ class SiteStepper:
                 self.num_data,
                 bound=self.bound,
                 gradient=self.gradient if moving else None,
+                share=self.share,
+                ranks=self.ranks,
             )
         except BREAKDOWNS:
             self._restore()
@@ -104,6 +111,7 @@ class ObjectiveStepper:
 
     def __init__(self, mll: MarginalLogLikelihood, num_data: int, *, learning_rate: float) -> None:
         self.mll, self.num_data = mll, num_data
+        self.share, self.ranks = num_data, Ranks.alone()
         distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
         natural = [p for module in distributions for p in module.parameters()]
         chosen = {id(p) for p in natural}
@@ -137,25 +145,28 @@ def fit_minibatches(
     state: dict[str, Any] | None,
 ) -> FitResult:
     """Step through epochs until the mean objective of an epoch has stopped rising."""
-    batches = Minibatches(stepper.num_data, min(batch_size, stepper.num_data), generator)
+    batch_size = min(batch_size, stepper.num_data)
+    own = max(round(batch_size * stepper.share / stepper.num_data), 1)
+    batches = Minibatches(stepper.share, own, generator)
+    per_epoch = stepper.num_data // batch_size  # of all ranks together
     if state is not None:
         batches.load_state_dict(state["batches"])
         for optimizer, saved in zip(stepper.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         stepper.objective = state["objective"]
-    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / batches.per_epoch))
+    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / per_epoch))
     first = len(run.trace)
     status, note = FitStatus.MAX_STEPS, ""
     epochs: list[float] = []
     current: list[float] = []
     try:
-        for _ in range(run.steps_left(first + _EPOCHS * batches.per_epoch)):
+        for _ in range(run.steps_left(first + _EPOCHS * per_epoch)):
             index = batches.draw().to(x.device)
             current.append(stepper.step(x, y, index, batches.num_drawn - 1))
-            if run.step(current[-1]):
+            if stepper.ranks.any(run.step(current[-1])):
                 status = FitStatus.STOPPED
                 break
-            if len(current) == batches.per_epoch:
+            if len(current) == per_epoch:
                 epochs.append(sum(current) / len(current))
                 current = []
                 if len(epochs) > patience and max(epochs[-patience:]) - max(epochs[:-patience]) < tolerance:
@@ -170,7 +181,7 @@ def fit_minibatches(
         "optimizers": [optimizer.state_dict() for optimizer in stepper.optimizers],
         "objective": stepper.objective,
     }
-    recent = run.trace[first:][-batches.per_epoch :]
+    recent = run.trace[first:][-per_epoch:]
     return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), saved)
 
 

@@ -156,11 +156,13 @@ class SiteVariationalStrategy(VariationalStrategy):
             ValueError: bad data or rate. q(u) is unchanged after any error.
             torch.linalg.LinAlgError: K_zz or the precision of q(u) is not positive definite.
             FloatingPointError: the step is not finite.
-            gpext.parallel.RankError: any of these on another rank, or one that cannot be reached.
+            gpext.parallel.RankError: a rank cannot be reached. Any other error of one rank is raised on all.
         """
         bound = require_term(likelihood, bound)
         ranks = Ranks.alone() if ranks is None else ranks
-        parameters = [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 else []
+        parameters = (
+            [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 and gradient is not None else []
+        )
         eta, precision = (p.detach() for p in self._variational_distribution.parameters())
         scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
         seen: list[_Batch] = []
