@@ -84,16 +84,17 @@ def fit(
     ranks = Ranks() if ranks is None else ranks
 
     def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
-        return _checked(mll, x, y, batch_size, hyperparameters, has_state=state is not None)
-
-    strategy, bound, x, y = ranks.together(checked)
-    num_data = share = x.size(-2) if x.dim() > 1 else len(x)
-    if ranks.size > 1:
-        if strategy is None:
+        found = _checked(mll, x, y, batch_size, hyperparameters, has_state=state is not None)
+        if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
                 "several ranks: give ranks=gpext.parallel.Ranks.alone() to train on each by itself."
             )
+        return found
+
+    strategy, bound, x, y = ranks.together(checked)
+    num_data = share = x.size(-2) if x.dim() > 1 else len(x)
+    if ranks.size > 1:
         num_data = _join(mll, ranks, share, f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
