@@ -78,7 +78,7 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
 
 
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
-    """Return u' K v and its derivatives in everything K is made of, for u (n, R) and v (m, R): of a part of the rows."""
+    """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the rows."""
     if part != WHOLE:
         return _derivatives_of_rows(factors, u, v, _rows(len(factors[0].x), part))
     if factors[0].y is None:  # the pairs (i, j) and (j, i)
@@ -102,13 +102,13 @@ def _of_rows(factor: Factor, rows: slice) -> Factor:
 
 def _derivatives_of_rows(factors: Sequence[Factor], u: Tensor, v: Tensor, rows: slice) -> Derivatives:
     found = derivatives([_of_rows(f, rows) for f in factors], u[rows], v)
-    by_x, by_y = [], []
-    for f, x, y in zip(factors, found.x, found.y, strict=True):
-        whole = torch.zeros_like(f.x)
-        whole[rows] = x
-        by_x.append(whole if f.y is not None else whole + y)
-        by_y.append(y if f.y is not None else None)
-    return Derivatives(found.value, by_x, by_y, found.alpha)
+    by_x = [torch.zeros_like(f.x) for f in factors]
+    for whole, own in zip(by_x, found.x, strict=True):
+        whole[rows] = own
+    if factors[0].y is not None:
+        return Derivatives(found.value, by_x, found.y, found.alpha)
+    both = [x if y is None else x + y for x, y in zip(by_x, found.y, strict=True)]  # the inputs are in both places
+    return Derivatives(found.value, both, [None] * len(factors), found.alpha)
 
 
 def _in_rows(

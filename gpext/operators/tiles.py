@@ -147,7 +147,7 @@ class _Sums:
 
 
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
-    """Return u' K v and its derivatives in everything K is made of, for u (n, R) and v (m, R): of a part of the tiles."""
+    """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the tiles."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
@@ -229,6 +229,8 @@ def _columns(rows: slice, m: int, square: bool) -> list[slice]:
 def _share(starts: Sequence[int], part: Part) -> Sequence[int]:
     """Return a part of the row blocks that costs as much as any other, though the first ones are the longest."""
     k, number = part
+    if number == 1:
+        return starts
     return [*starts[k :: 2 * number], *starts[2 * number - 1 - k :: 2 * number]]
 
 
