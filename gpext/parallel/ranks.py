@@ -93,7 +93,7 @@ class Ranks:
 
     def _fail(self, error: Exception | None) -> NoReturn:
         """Raise what has failed on this rank, or else the error of the first rank where it has."""
-        errors = self._gather(None if error is None else _portable(error))
+        errors = self.gather(None if error is None else _portable(error))
         if error is not None:
             raise error
         rank, first = next((rank, each) for rank, each in enumerate(errors) if each is not None)
@@ -101,11 +101,22 @@ class Ranks:
 
     def any(self, here: bool) -> bool:
         """Return whether something holds on any rank."""
+        return self.most(int(here)) > 0
+
+    def most(self, here: int) -> int:
+        """Return the largest number of any rank."""
         if self.size == 1:
             return here
-        flag = torch.tensor([float(here)], dtype=torch.float64, device=self._device)
-        self._timed(lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group), 1)
-        return bool(flag)
+        number = torch.tensor([float(here)], dtype=torch.float64, device=self._device)
+        self._timed(lambda: dist.all_reduce(number, dist.ReduceOp.MAX, group=self._group), 1)
+        return int(number)
+
+    def gather(self, item: Item) -> list[Item]:
+        """Return the items of all ranks, in their order."""
+        items: list[Any] = [item] * self.size
+        if self.size > 1:
+            self._timed(lambda: dist.all_gather_object(items, item, group=self._group), 0)
+        return items
 
     def require_same(self, what: str, here: str) -> None:
         """Raise on every rank unless all say the same.
@@ -113,7 +124,7 @@ class Ranks:
         Raises:
             ValueError: they do not.
         """
-        texts = self._gather(here)
+        texts = self.gather(here)
         others = [rank for rank, text in enumerate(texts) if text != texts[0]]
         if others:
             raise ValueError(
@@ -129,13 +140,6 @@ class Ranks:
             held = tensor.contiguous()
             self._timed(partial(dist.broadcast, held, source, group=self._group), held.numel())
             tensor.copy_(held)
-
-    def _gather(self, item: Item) -> list[Item]:
-        """Return the items of all ranks, in their order."""
-        items: list[Any] = [item] * self.size
-        if self.size > 1:
-            self._timed(lambda: dist.all_gather_object(items, item, group=self._group), 0)
-        return items
 
     @property
     def _device(self) -> torch.device:

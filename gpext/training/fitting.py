@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite
 from gpext.mlls import AugmentedELBO
 from gpext.parallel import Ranks
+from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
     ObjectiveStepper,
@@ -43,6 +45,7 @@ def fit(
     progress: bool = True,
     callback: Callback | None = None,
     ranks: Ranks | None = None,
+    checkpoint: str | Path | None = None,
 ) -> FitResult:
     """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
 
@@ -72,6 +75,8 @@ def fit(
             stop, all ranks if one does.
         ranks: who trains together: by default the processes of torch.distributed's default group, if there is one;
             `Ranks.alone()` for each by itself.
+        checkpoint: with minibatches, a directory to write to every minute and at the end. Where it holds a checkpoint,
+            training goes on from there, as if it had never ended: a killed run is started again by the same call.
 
     Returns:
         The result; Ctrl-C ends training early and still returns one.
@@ -84,7 +89,7 @@ def fit(
     ranks = Ranks() if ranks is None else ranks
 
     def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
-        found = _checked(mll, x, y, batch_size, hyperparameters, has_state=state is not None)
+        found = _checked(mll, x, y, batch_size, hyperparameters, goes_on=state is not None or checkpoint is not None)
         if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
@@ -125,7 +130,15 @@ def fit(
                 ranks=ranks,
             )
         return fit_minibatches(
-            run, stepper, x, y, batch_size=batch_size, tolerance=tolerance, generator=generator, state=state
+            run,
+            stepper,
+            x,
+            y,
+            batch_size=batch_size,
+            tolerance=tolerance,
+            generator=generator,
+            state=state,
+            checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks),
         )
     except KeyboardInterrupt:
         return run.finish(FitStatus.INTERRUPTED)
@@ -138,7 +151,7 @@ def _checked(
     batch_size: int | None,
     hyperparameters: str,
     *,
-    has_state: bool,
+    goes_on: bool,
 ) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
     """Return the strategy to train, if there is one, on which bound, and the data as they will be used.
 
@@ -147,8 +160,8 @@ def _checked(
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be None or at least 1; got {batch_size}.")
-    if batch_size is None and has_state:
-        raise ValueError("state resumes training by minibatches: give the batch_size as well.")
+    if batch_size is None and goes_on:
+        raise ValueError("state and checkpoint resume training by minibatches: give the batch_size as well.")
     if hyperparameters not in ("augmented", "exact"):
         raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
     _check_data(x, y)
