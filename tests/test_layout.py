@@ -4,7 +4,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "gpext"
-ROOMS = ["_version", "quadrature", "distributions", "augmentations", "bounds", "likelihoods", "sites", "solvers"]
+ROOMS = [
+    "_version",
+    "parallel",
+    "quadrature",
+    "distributions",
+    "augmentations",
+    "bounds",
+    "likelihoods",
+    "sites",
+    "solvers",
+]
 ROOMS += ["operators", "kernels", "estimators", "posteriors", "inference", "variational", "models", "mlls", "optim"]
 ROOMS += ["samplers", "hyperposterior", "training", "ppl", "plots"]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -19,7 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gpext.operators.tiles import Derivatives, Factor
+from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part
 
 WIDTHS = (1, 4, 16)  # of blocks of right-hand sides
 
@@ -56,8 +56,13 @@ def _missing(reason: str) -> bool:
     return False
 
 
-def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
-    """Return K v (n, R), s left out, for v (m, R)."""
+def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
+    """Return K v (n, R), s left out, for v (m, R): of a part of the rows, the others zero."""
+    if part != WHOLE:
+        rows = _rows(len(factors[0].x), part)
+        out = v.new_zeros(len(factors[0].x), v.size(-1))
+        out[rows] = product([_of_rows(f, rows) for f in factors], v)
+        return out
     widths = _widths(v.size(-1))
     tensors = [t for f in factors for t in (f.x, f.columns, None if f.alpha is None else f.alpha.view(1))]
     tensors = [t.contiguous() for t in tensors if t is not None]
@@ -72,8 +77,10 @@ def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
     return torch.cat([v.new_zeros(len(factors[0].x), 0), *parts], -1)[:, : v.size(-1)]
 
 
-def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
-    """Return u' K v and its derivatives in everything K is made of, for u (n, R) and v (m, R)."""
+def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
+    """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the rows."""
+    if part != WHOLE:
+        return _derivatives_of_rows(factors, u, v, _rows(len(factors[0].x), part))
     if factors[0].y is None:  # the pairs (i, j) and (j, i)
         value, by_x, by_alpha = _in_rows(factors, torch.cat([u, v], -1), torch.cat([v, u], -1))
         halves = [None if a is None else 0.5 * a for a in by_alpha]
@@ -82,6 +89,26 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
     exchanged = [Factor(f.profile, f.columns, f.x, f.alpha) for f in factors]
     _, by_y, _ = _in_rows(exchanged, v, u, with_alpha=False)
     return Derivatives(value, by_x, list(by_y), by_alpha)
+
+
+def _rows(n: int, part: Part) -> slice:
+    k, number = part
+    return slice(k * n // number, (k + 1) * n // number)
+
+
+def _of_rows(factor: Factor, rows: slice) -> Factor:
+    return Factor(factor.profile, factor.x[rows], factor.columns, factor.alpha)
+
+
+def _derivatives_of_rows(factors: Sequence[Factor], u: Tensor, v: Tensor, rows: slice) -> Derivatives:
+    found = derivatives([_of_rows(f, rows) for f in factors], u[rows], v)
+    by_x = [torch.zeros_like(f.x) for f in factors]
+    for whole, own in zip(by_x, found.x, strict=True):
+        whole[rows] = own
+    if factors[0].y is not None:
+        return Derivatives(found.value, by_x, found.y, found.alpha)
+    both = [x if y is None else x + y for x, y in zip(by_x, found.y, strict=True)]  # the inputs are in both places
+    return Derivatives(found.value, both, [None] * len(factors), found.alpha)
 
 
 def _in_rows(

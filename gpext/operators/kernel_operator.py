@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from gpext.operators import keops_products, tiles
 from gpext.operators.profiles import FACTORS, smooth_value
 from gpext.operators.tiles import Factor
+from gpext.parallel import Ranks
 
 Backend = Literal["auto", "tiles", "keops", "dense"]
 _MOST_STORED = 2**24  # entries: 128 MiB in float64
@@ -35,6 +36,8 @@ class KernelOperator(LinearOperator):
             seconds on first use, or by tiles where it cannot, with a warning; "dense": by the stored matrix, made anew
             for each; "auto": by KeOps on CUDA; elsewhere by tiles, or, up to 2^24 entries, by a matrix that is stored
             at the first product.
+        ranks: processes that have the same inputs and vectors and make products together, a part of the tiles each;
+            this one alone by default. What is stored is not shared out.
 
     Raises:
         ValueError: the number or the shapes of the tensors do not belong together, or an unknown backend.
@@ -47,15 +50,23 @@ class KernelOperator(LinearOperator):
         profiles: tuple[str, ...],
         square: bool,
         backend: Backend = "auto",
+        ranks: Ranks | None = None,
     ) -> None:
         batch = torch.broadcast_shapes(*(t.shape[:-2] for t in (outputscale, *tensors)))
         outputscale, *rest = (t.expand(*batch, *t.shape[-2:]) for t in (outputscale, *tensors))
-        super().__init__(outputscale, *rest, profiles=profiles, square=square, backend=backend)
+        super().__init__(outputscale, *rest, profiles=profiles, square=square, backend=backend, ranks=ranks)
+        self.ranks = Ranks.alone() if ranks is None else ranks
         self.outputscale, self.profiles, self.square, self.backend = outputscale, profiles, square, backend
         self.factors = _split(rest, profiles, square)
 
     def _check_args(
-        self, outputscale: Tensor, *tensors: Tensor, profiles: tuple[str, ...], square: bool, backend: Backend = "auto"
+        self,
+        outputscale: Tensor,
+        *tensors: Tensor,
+        profiles: tuple[str, ...],
+        square: bool,
+        backend: Backend = "auto",
+        ranks: Ranks | None = None,
     ) -> str | None:
         if backend not in get_args(Backend):
             return f"expected a backend among {get_args(Backend)}; got {backend!r}."
@@ -91,9 +102,17 @@ class KernelOperator(LinearOperator):
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
         with torch.no_grad():
             v = rhs.expand(*batch, *rhs.shape[-2:]).reshape(math.prod(batch), *rhs.shape[-2:])
-            each = [self._route.product(factors, part) for factors, part in zip(self._flat(batch), v, strict=True)]
-            out = torch.stack(each).view(*batch, self.size(-2), rhs.size(-1))
+            pairs = list(zip(self._flat(batch), v, strict=True))
+            like = rhs.new_empty(*batch, self.size(-2), rhs.size(-1))
+            (out,) = self.ranks.sum(
+                lambda: [torch.stack([self._route.product(*pair, self._part) for pair in pairs]).view(like.shape)],
+                [like],
+            )
             return out * self.outputscale
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        return self.ranks.rank, self.ranks.size
 
     @property
     def _is_stored(self) -> bool:
@@ -126,16 +145,20 @@ class KernelOperator(LinearOperator):
         batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
         scale = self.outputscale.expand(*batch, 1, 1).reshape(-1, 1, 1)
         left, right = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (left_vecs, right_vecs))
-        with torch.no_grad():
+
+        def of_this_rank() -> list[Tensor]:
             each: list[list[Tensor]] = []
             for s, factors, u, v in zip(scale, self._flat(batch), left, right, strict=True):
-                found = self._route.derivatives(factors, u, v)
+                found = self._route.derivatives(factors, u, v, self._part)
                 gradients = [found.value.view(1, 1)]
                 for x, y, alpha in zip(found.x, found.y, found.alpha, strict=True):
                     gradients += [s * t for t in (x, y) if t is not None]
                     gradients += [] if alpha is None else [s * alpha]
                 each.append(gradients)
-            return tuple(torch.stack(column).view(*batch, *column[0].shape) for column in zip(*each, strict=True))
+            return [torch.stack(column).view(*batch, *column[0].shape) for column in zip(*each, strict=True)]
+
+        with torch.no_grad():
+            return tuple(self.ranks.sum(of_this_rank, [t.expand(*batch, *t.shape[-2:]) for t in self._args]))
 
     @property
     def _route(self) -> ModuleType:
@@ -224,12 +247,13 @@ class KernelOperator(LinearOperator):
             profiles=self.profiles + other.profiles,
             square=self.square,
             backend=backends.pop() if backends else "auto",
+            ranks=self.ranks,
         )
 
     def _of(self, *tensors: Tensor, square: bool | None = None) -> KernelOperator:
         """Return the operator of other tensors with all else as here."""
         own = self.square if square is None else square
-        return KernelOperator(*tensors, profiles=self.profiles, square=own, backend=self.backend)
+        return KernelOperator(*tensors, profiles=self.profiles, square=own, backend=self.backend, ranks=self.ranks)
 
     def to_dense(self) -> Tensor:
         """Return the matrix (..., n, m), differentiable through torch."""

@@ -30,6 +30,8 @@ _NEAR = {torch.float64: 1e-8, torch.float32: 1e-2}  # t of matern12 below which 
 _ERROR = {torch.float64: 1e-10, torch.float32: 1e-5}  # of t by squares, above which differences are taken themselves
 
 Result = TypeVar("Result")
+Part = tuple[int, int]  # which of how many
+WHOLE: Part = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class _Ready:
         return t
 
 
-def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
-    """Return K v (n, R), s left out, for v (m, R)."""
+def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
+    """Return K v (n, R), s left out, for v (m, R): of a part of the tiles."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
@@ -99,7 +101,7 @@ def product(factors: Sequence[Factor], v: Tensor) -> Tensor:
                     out[:, columns].addmm_(w[:, rows], K)
         return out
 
-    parts = _shared_out(rows_of, range(0, n, _ROWS), n * m, v.device)
+    parts = _shared_out(rows_of, _share(range(0, n, _ROWS), part), n * m, v.device)
     return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).mT
 
 
@@ -144,8 +146,8 @@ class _Sums:
     alpha: list[Tensor]  # (), zero but of rq
 
 
-def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
-    """Return u' K v and its derivatives in everything K is made of, for u (n, R) and v (m, R)."""
+def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
+    """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the tiles."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
@@ -184,7 +186,7 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor) -> Derivatives:
                     by_y[f][:, columns].addmm_(x_one[f][:, rows], B)
         return _Sums(total, by_x, by_y, by_alpha)
 
-    parts = _shared_out(rows_of, range(0, n, _ROWS), n * m, u.device)
+    parts = _shared_out(rows_of, _share(range(0, n, _ROWS), part), n * m, u.device)
     by_x, by_y, by_alpha = (
         [torch.stack(each).sum(0) for each in zip(*shares, strict=True)]
         for shares in ([p.x for p in parts], [p.y for p in parts], [p.alpha for p in parts])
@@ -224,6 +226,14 @@ def _columns(rows: slice, m: int, square: bool) -> list[slice]:
     return first + [slice(c, min(c + _COLUMNS, m)) for c in range(start, m, _COLUMNS)]
 
 
+def _share(starts: Sequence[int], part: Part) -> Sequence[int]:
+    """Return a part of the row blocks that costs as much as any other, though the first ones are the longest."""
+    k, number = part
+    if number == 1:
+        return starts
+    return [*starts[k :: 2 * number], *starts[2 * number - 1 - k :: 2 * number]]
+
+
 def _shared_out(
     work: Callable[[Sequence[int]], Result], starts: Sequence[int], entries: int, device: torch.device
 ) -> list[Result]:
@@ -231,7 +241,7 @@ def _shared_out(
     threads = min(torch.get_num_threads(), len(starts))
     if threads < 2 or entries < _FEW or device.type != "cpu":
         return [work(starts)]
-    shares = [[*starts[k :: 2 * threads], *starts[2 * threads - 1 - k :: 2 * threads]] for k in range(threads)]
+    shares = [_share(starts, (k, threads)) for k in range(threads)]
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return list(pool.map(torch.no_grad()(work), shares))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,8 @@ from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite
 from gpext.mlls import AugmentedELBO
+from gpext.parallel import Ranks
+from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
     ObjectiveStepper,
@@ -41,14 +44,20 @@ def fit(
     state: dict[str, Any] | None = None,
     progress: bool = True,
     callback: Callback | None = None,
+    ranks: Ranks | None = None,
+    checkpoint: str | Path | None = None,
 ) -> FitResult:
     """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
+
+    Where torch.distributed is initialised, every rank gives the data it holds, and all end with the same model, that of
+    all the data: a site strategy's sums over data are added up over ranks, and rank 0 says where training starts.
 
     Args:
         mll: a gpytorch objective holding the likelihood and the model.
         x: inputs (N, d), (..., N, d), or (N,) for d = 1.
         y: targets (N,), (..., N), or (N, T) for a multitask model.
-        batch_size: None for the full batch, or the size of minibatches; see the table in :mod:`gpext.training`.
+        batch_size: None for the full batch, or the size of minibatches, over all ranks, of which each draws its share
+            from what it holds; see the table in :mod:`gpext.training`.
         max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
         learning_rate: of Adam, with minibatches.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
@@ -63,42 +72,46 @@ def fit(
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
         progress: show a progress bar on a terminal.
         callback: called as callback(step, objective per datum) after every step, with q(u) up to date; returns True to
-            stop.
+            stop, all ranks if one does.
+        ranks: who trains together: by default the processes of torch.distributed's default group, if there is one;
+            `Ranks.alone()` for each by itself.
+        checkpoint: with minibatches, a directory to write to every minute and at the end. Where it holds a checkpoint,
+            training goes on from there, as if it had never ended: a killed run is started again by the same call.
 
     Returns:
         The result; Ctrl-C ends training early and still returns one.
 
     Raises:
-        TypeError, ValueError: bad data or options; nothing has changed then.
+        TypeError, ValueError: bad data or options, also those of another rank, or ranks whose models or options
+            differ; nothing has changed then.
+        gpext.parallel.RankError: a rank cannot be reached.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be None or at least 1; got {batch_size}.")
-    if batch_size is None and state is not None:
-        raise ValueError("state resumes training by minibatches: give the batch_size as well.")
-    if hyperparameters not in ("augmented", "exact"):
-        raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
-    _check_data(x, y)
-    strategy, bound, multitask = _site_strategy(mll)
-    if bound == "exact" and hyperparameters != "exact":
-        raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
-    if x.dim() == 1 and (strategy is not None or batch_size is not None):
-        x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
+    ranks = Ranks() if ranks is None else ranks
+
+    def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
+        found = _checked(mll, x, y, batch_size, hyperparameters, goes_on=state is not None or checkpoint is not None)
+        if found[0] is None and ranks.size > 1:
+            raise ValueError(
+                "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
+                "several ranks: give ranks=gpext.parallel.Ranks.alone() to train on each by itself."
+            )
+        return found
+
+    strategy, bound, x, y = ranks.together(checked)
+    num_data = share = x.size(-2) if x.dim() > 1 else len(x)
+    if ranks.size > 1:
+        num_data = _join(mll, ranks, share, f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
-    if strategy is not None:
-        check_dtype(x, strategy.inducing_points)
-        y = y.mT if multitask else y
-        mll.likelihood.check(y)  # refuses targets outside the support before anything changes
     mll.train()
-    run = Run(mll, max_steps, progress, callback)
-    num_data = x.size(-2) if x.dim() > 1 else len(x)
+    run = Run(mll, max_steps, progress and ranks.rank == 0, callback)
     try:
         if batch_size is None:
             if strategy is None:
                 return fit_objective(run, x, y, tolerance)
             sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
-            order = torch.randperm(num_data, generator=generator).to(x.device)
+            order = torch.randperm(share, generator=generator).to(x.device)
             x, y = x[..., order, :], mll.likelihood.take(y, order)
-            return fit_collapsed(run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance)
+            return fit_collapsed(run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks)
         stepper: SiteStepper | ObjectiveStepper
         if strategy is None:
             stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
@@ -113,12 +126,69 @@ def fit(
                 bound=bound,
                 gradient=hyperparameters,
                 interval=hyperparameter_interval(batch_size, num_data),
+                share=share,
+                ranks=ranks,
             )
         return fit_minibatches(
-            run, stepper, x, y, batch_size=batch_size, tolerance=tolerance, generator=generator, state=state
+            run,
+            stepper,
+            x,
+            y,
+            batch_size=batch_size,
+            tolerance=tolerance,
+            generator=generator,
+            state=state,
+            checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks),
         )
     except KeyboardInterrupt:
         return run.finish(FitStatus.INTERRUPTED)
+
+
+def _checked(
+    mll: MarginalLogLikelihood,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int | None,
+    hyperparameters: str,
+    *,
+    goes_on: bool,
+) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
+    """Return the strategy to train, if there is one, on which bound, and the data as they will be used.
+
+    Raises:
+        TypeError, ValueError: bad data or options, before anything changes.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be None or at least 1; got {batch_size}.")
+    if batch_size is None and goes_on:
+        raise ValueError("state and checkpoint resume training by minibatches: give the batch_size as well.")
+    if hyperparameters not in ("augmented", "exact"):
+        raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
+    _check_data(x, y)
+    strategy, bound, multitask = _site_strategy(mll)
+    if bound == "exact" and hyperparameters != "exact":
+        raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
+    if x.dim() == 1 and (strategy is not None or batch_size is not None):
+        x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
+    if strategy is not None:
+        check_dtype(x, strategy.inducing_points)
+        y = y.mT if multitask else y
+        mll.likelihood.check(y)
+    return strategy, bound, x, y
+
+
+@torch.no_grad()
+def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, options: str) -> int:
+    """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0."""
+    state = {**dict(mll.named_parameters()), **dict(mll.named_buffers())}
+    shapes = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
+    classes = ", ".join(sorted({type(module).__qualname__ for module in mll.modules()}))
+    ranks.require_same("model", f"{classes}: {shapes}")
+    ranks.require_same("options", options)
+    ranks.broadcast_(list(state.values()))
+    first = next(iter(state.values()))
+    number = torch.tensor(float(share), dtype=torch.float64, device=first.device)
+    return int(ranks.sum(lambda: [number], [number])[0])
 
 
 def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:

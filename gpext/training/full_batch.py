@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpext.inference import InferenceWarning, LikelihoodTerm
 from gpext.optim import minimize_lbfgs
+from gpext.parallel import Ranks
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
@@ -38,18 +39,23 @@ def fit_collapsed(
     *,
     bound: LikelihoodTerm,
     tolerance: float,
+    ranks: Ranks,
 ) -> FitResult:
     """Maximise the collapsed bound of the first `size` data for each size in turn; q(u) is that of the last.
 
     All but the last are left early: most of the way is made where a step is cheap. A step is a move of the
-    hyperparameters and one of the sites; the first of each size moves the sites alone.
+    hyperparameters and one of the sites; the first of each size moves the sites alone. Each rank has its
+    share of a size.
     """
+    held = x.size(-2)
     status, objective = FitStatus.MAX_STEPS, float("nan")
     for size in sizes:
         likelihood = run.mll.likelihood
-        subset = likelihood.take(y, slice(size))
-        collapsed = CollapsedBound(strategy, likelihood, x[..., :size, :], subset, bound=bound)
-        stage = _Stage(run, collapsed, size, is_last=size == sizes[-1])
+        own = slice(math.ceil(size * held / sizes[-1]))
+        subset = likelihood.take(y, own)
+        collapsed = CollapsedBound(strategy, likelihood, x[..., own, :], subset, bound=bound, ranks=ranks)
+        size = collapsed.num_data
+        stage = _Stage(run, collapsed, ranks, is_last=size == sizes[-1])
         try:
             collapsed.evaluate(gradient=False)
             if not stage.step() and run.steps_left(MAX_STEPS):
@@ -80,8 +86,9 @@ def fit_collapsed(
 class _Stage:
     """The collapsed bound of some of the data, as L-BFGS sees it."""
 
-    def __init__(self, run: Run, collapsed: CollapsedBound, size: int, *, is_last: bool) -> None:
-        self.run, self.collapsed, self.size, self.is_last = run, collapsed, size, is_last
+    def __init__(self, run: Run, collapsed: CollapsedBound, ranks: Ranks, *, is_last: bool) -> None:
+        self.run, self.collapsed, self.ranks, self.is_last = run, collapsed, ranks, is_last
+        self.size = collapsed.num_data
         self.stopped = False  # by the user's callback
         self._last = -math.inf
 
@@ -96,7 +103,7 @@ class _Stage:
         """
         value = float(self.collapsed.refresh().sum()) / self.size
         self.collapsed.commit()
-        self.stopped = self.run.step(value)
+        self.stopped = self.ranks.any(self.run.step(value))
         price = float(self.collapsed.divergence.sum()) / self.size
         gain, self._last = value - self._last, value
         return self.stopped or (not self.is_last and gain < _WORTHWHILE * price)

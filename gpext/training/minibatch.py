@@ -14,6 +14,8 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
+from gpext.parallel import Ranks
+from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import SiteVariationalStrategy
@@ -24,6 +26,7 @@ BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, FloatingPointError)  # of t
 
 _EPOCHS = 50
 _PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
+_WRITE, _STOP = 1, 2  # what a rank may wish after a step
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
@@ -46,9 +49,13 @@ class SiteStepper:
         bound: LikelihoodTerm,
         gradient: LikelihoodTerm,
         interval: int = 1,
+        share: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.interval = interval
         self.strategy, self.likelihood, self.num_data = strategy, mll.likelihood, num_data
+        self.share = num_data if share is None else share  # what this rank holds of them
+        self.ranks = Ranks.alone() if ranks is None else ranks
         self.rate, self.bound, self.gradient = rate, bound, gradient
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
@@ -70,6 +77,8 @@ class SiteStepper:
                 self.num_data,
                 bound=self.bound,
                 gradient=self.gradient if moving else None,
+                share=self.share,
+                ranks=self.ranks,
             )
         except BREAKDOWNS:
             self._restore()
@@ -104,6 +113,7 @@ class ObjectiveStepper:
 
     def __init__(self, mll: MarginalLogLikelihood, num_data: int, *, learning_rate: float) -> None:
         self.mll, self.num_data = mll, num_data
+        self.share, self.ranks = num_data, Ranks.alone()
         distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
         natural = [p for module in distributions for p in module.parameters()]
         chosen = {id(p) for p in natural}
@@ -135,43 +145,65 @@ def fit_minibatches(
     tolerance: float,
     generator: torch.Generator,
     state: dict[str, Any] | None,
+    checkpoint: Checkpoint | None = None,
 ) -> FitResult:
     """Step through epochs until the mean objective of an epoch has stopped rising."""
-    batches = Minibatches(stepper.num_data, min(batch_size, stepper.num_data), generator)
+    batch_size = min(batch_size, stepper.num_data)
+    own = max(round(batch_size * stepper.share / stepper.num_data), 1)
+    batches = Minibatches(stepper.share, own, generator)
+    per_epoch = stepper.num_data // batch_size  # of all ranks together
+    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / per_epoch))
+    known = None if checkpoint is None else checkpoint.read()
+    if known is not None:
+        state = known
+        run.trace.extend(known["trace"])
     if state is not None:
         batches.load_state_dict(state["batches"])
         for optimizer, saved in zip(stepper.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         stepper.objective = state["objective"]
-    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / batches.per_epoch))
-    first = len(run.trace)
+
+    def position() -> dict[str, Any]:
+        return {
+            "batches": batches.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in stepper.optimizers],
+            "objective": stepper.objective,
+        }
+
+    def has_converged() -> bool:
+        """Whether an epoch has just ended, after others of which the last gained nothing."""
+        if not run.trace or len(run.trace) % per_epoch:
+            return False
+        epochs = torch.tensor(run.trace, dtype=torch.float64).view(-1, per_epoch).mean(-1)
+        return len(epochs) > patience and bool(epochs[-patience:].max() - epochs[:-patience].max() < tolerance)
+
     status, note = FitStatus.MAX_STEPS, ""
-    epochs: list[float] = []
-    current: list[float] = []
     try:
-        for _ in range(run.steps_left(first + _EPOCHS * batches.per_epoch)):
-            index = batches.draw().to(x.device)
-            current.append(stepper.step(x, y, index, batches.num_drawn - 1))
-            if run.step(current[-1]):
-                status = FitStatus.STOPPED
-                break
-            if len(current) == batches.per_epoch:
-                epochs.append(sum(current) / len(current))
-                current = []
-                if len(epochs) > patience and max(epochs[-patience:]) - max(epochs[:-patience]) < tolerance:
+        if has_converged():  # where the checkpoint was written
+            status = FitStatus.CONVERGED
+        else:
+            for _ in range(run.steps_left(_EPOCHS * per_epoch)):
+                index = batches.draw().to(x.device)
+                value = stepper.step(x, y, index, batches.num_drawn - 1)
+                wish = _STOP if run.step(value) else _WRITE if checkpoint is not None and checkpoint.is_due else 0
+                wish = stepper.ranks.most(wish)
+                if wish == _STOP:
+                    status = FitStatus.STOPPED
+                    break
+                if has_converged():
                     status = FitStatus.CONVERGED
                     break
+                if wish == _WRITE and checkpoint is not None:
+                    checkpoint.write({**position(), "trace": run.trace})
     except KeyboardInterrupt:
         status = FitStatus.INTERRUPTED
     except BREAKDOWNS as error:
         status, note = FitStatus.BREAKDOWN, str(error)
-    saved = {
-        "batches": batches.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in stepper.optimizers],
-        "objective": stepper.objective,
-    }
-    recent = run.trace[first:][-batches.per_epoch :]
-    return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), saved)
+    is_with_others = stepper.ranks.size == 1 or status is not FitStatus.INTERRUPTED
+    if checkpoint is not None and is_with_others:
+        checkpoint.write({**position(), "trace": run.trace})
+    recent = run.trace[-per_epoch:]
+    return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), position())
 
 
 def default_rate(share: float) -> float:

@@ -1,9 +1,10 @@
 """Variational strategies for gpytorch's ApproximateGP, and the bounds that eliminate their q(u)."""
 
+from gpext.variational.batch_checks import check_batch, check_dtype
 from gpext.variational.collapsed_bound import CollapsedBound
 from gpext.variational.inducing_points import greedy_inducing_points, kmeans_inducing_points
 from gpext.variational.latent_variational_strategy import LatentVariationalStrategy, Rule
-from gpext.variational.site_variational_strategy import SiteVariationalStrategy, check_batch, check_dtype
+from gpext.variational.site_variational_strategy import SiteVariationalStrategy
 
 __all__ = [
     "CollapsedBound",

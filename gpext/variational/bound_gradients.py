@@ -7,6 +7,10 @@ and mu_i only. Its derivatives there need g_i = dF_i/dm_i and tau_i = -2 dF_i/dv
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+
 import torch
 from torch import Tensor
 
@@ -50,6 +54,26 @@ def backpropagate(
         (cross.mean, g),
         (local.values, torch.full_like(local.values, weight)),
     )
+
+
+@contextmanager
+def gradients_apart(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Hide the `.grad` of parameters while others are made; then add to it what has been put in the list that is given.
+
+    After an error `.grad` is what it was.
+    """
+    before = [p.grad for p in parameters]
+    sums: list[Tensor] = []
+    for p in parameters:
+        p.grad = None
+    try:
+        yield sums
+    except BaseException:
+        sums = []
+        raise
+    finally:
+        for p, old, new in zip_longest(parameters, before, sums):
+            p.grad = old if new is None else new if old is None else old + new
 
 
 def push_back(*pairs: tuple[Tensor, Tensor]) -> None:

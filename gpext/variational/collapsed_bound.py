@@ -29,9 +29,10 @@ from torch import Tensor
 
 from gpext.inference import LikelihoodTerm, LocalTerms, likelihood_terms
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
+from gpext.parallel import Ranks
 from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
 from gpext.sites import GaussianSites
-from gpext.variational.bound_gradients import push_back
+from gpext.variational.bound_gradients import gradients_apart, push_back
 from gpext.variational.prior_blocks import FactorCache
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy, total_divergence
 
@@ -64,6 +65,7 @@ class CollapsedBound:
         y: targets (..., N), or what the likelihood takes.
         bound: what F_i is: the augmented bound on E_q[log p(y_i | f_i)] or that expectation itself.
         block_size: data handled at a time.
+        ranks: processes with the same model, each with data of its own, whose bound it is; this one alone by default.
     """
 
     def __init__(
@@ -75,10 +77,14 @@ class CollapsedBound:
         *,
         bound: LikelihoodTerm = "augmented",
         block_size: int = 1024,
+        ranks: Ranks | None = None,
     ) -> None:
         self.strategy, self.likelihood, self.bound = strategy, likelihood, bound
-        self.num_data = x.size(-2)
-        blocks = [slice(start, start + block_size) for start in range(0, self.num_data, block_size)]
+        self.ranks = Ranks.alone() if ranks is None else ranks
+        held = x.size(-2)
+        number = torch.tensor(float(held), dtype=torch.float64, device=x.device)
+        self.num_data = int(self.ranks.sum(lambda: [number], [number])[0])  # N
+        blocks = [slice(start, start + block_size) for start in range(0, held, block_size)]
         self._blocks = [_Block(x[..., index, :], likelihood.take(y, index)) for index in blocks]
         self._loaded = FactorCache()  # the factor of K_zz, while what follows belongs to the present parameters
         self._posterior: InducingPosterior
@@ -102,12 +108,12 @@ class CollapsedBound:
         key = self.strategy.prior_key()
         chol = self._loaded.get(key)
         if chol is None:
-            chol = self._load_prior(inducing_covariance)
+            chol = self.ranks.together(lambda: self._load_prior(inducing_covariance))
             self._natural = self._project([_known(block.sites) for block in self._blocks])
             self._posterior = _condition(*self._natural)
             self._loaded.put(key, chol)
-        local = [self._local_terms(block) for block in self._blocks]
-        self._accept(local)
+        local, total = self._local_terms()
+        self._accept(local, total)
         if gradient:
             self._backpropagate(inducing_covariance, chol, local)
         return self._value
@@ -128,12 +134,12 @@ class CollapsedBound:
                 self._posterior = _condition(*self._natural)
             except torch.linalg.LinAlgError:  # a negative precision too many: shorten the step
                 continue
-            local = [self._local_terms(block) for block in self._blocks]
+            local, total = self._local_terms()
             sites = [_known(block.sites).lerp(block.proposal, rate) for block in self._blocks]
-            if bool((self._total(local) >= start[2] - tolerance).all()):
+            if bool((total >= start[2] - tolerance).all()):
                 for block, moved in zip(self._blocks, sites, strict=True):
                     block.sites = moved
-                self._accept(local)
+                self._accept(local, total)
                 return self._value
         self._posterior, self._natural, self._value = start
         return self._value
@@ -174,13 +180,30 @@ class CollapsedBound:
 
     @torch.no_grad()
     def _project(self, sites: list[GaussianSites]) -> tuple[Tensor, Tensor]:
-        sums = [project(block.whitened, block.prior_mean, s) for block, s in zip(self._blocks, sites, strict=True)]
-        vector = torch.stack([vector.double() for vector, _ in sums]).sum(0)
-        gram = torch.stack([gram.double() for _, gram in sums]).sum(0)
+        def of_this_rank() -> list[Tensor]:
+            sums = [project(block.whitened, block.prior_mean, s) for block, s in zip(self._blocks, sites, strict=True)]
+            return [torch.stack([each.double() for each in part]).sum(0) for part in zip(*sums, strict=True)]
+
+        vector, gram = self.ranks.sum(of_this_rank, [p.double() for p in self._natural_parameters])
         return vector, gram
 
-    def _local_terms(self, block: _Block) -> tuple[Tensor, LocalTerms]:
-        """Return the means m and the terms F_i of a block at the present q."""
+    @property
+    def _natural_parameters(self) -> list[Tensor]:
+        return [p.detach() for p in self.strategy._variational_distribution.parameters()]
+
+    def _local_terms(self) -> tuple[list[tuple[Tensor, LocalTerms]], Tensor]:
+        """Return the means m and the terms F_i of each block at the present q, and F (...)."""
+        local: list[tuple[Tensor, LocalTerms]] = []
+
+        def of_this_rank() -> list[Tensor]:
+            local.extend(self._terms_of(block) for block in self._blocks)
+            return [torch.stack([terms.total for _, terms in local]).sum(0)]
+
+        divergence = total_divergence(self._posterior, self.likelihood)
+        (total,) = self.ranks.sum(of_this_rank, [divergence])
+        return local, total - divergence
+
+    def _terms_of(self, block: _Block) -> tuple[Tensor, LocalTerms]:
         with torch.no_grad():
             mean, variance = block.marginals(self._posterior)
             if not bool((mean.isfinite() & variance.isfinite()).all()):
@@ -196,14 +219,9 @@ class CollapsedBound:
         known = best.precision >= 0
         return GaussianSites(best.shift.where(known, 0.0), best.precision.where(known, 0.0))
 
-    def _total(self, local: list[tuple[Tensor, LocalTerms]]) -> Tensor:
-        return torch.stack([terms.total for _, terms in local]).sum(0) - total_divergence(
-            self._posterior, self.likelihood
-        )
-
     @torch.no_grad()
-    def _accept(self, local: list[tuple[Tensor, LocalTerms]]) -> None:
-        self._value = self._total(local)
+    def _accept(self, local: list[tuple[Tensor, LocalTerms]], value: Tensor) -> None:
+        self._value = value
         self._next_natural = None
         for block, (mean, terms) in zip(self._blocks, local, strict=True):
             block.proposal = terms.best_sites(mean)
@@ -217,18 +235,27 @@ class CollapsedBound:
         """Push the derivatives of -F / N back to the parameters."""
         weight = -1 / self.num_data
         adjoint = FixedSites(chol, self._posterior, self._natural[1], *self._proposed_natural())
-        push_back((inducing_covariance, (weight * adjoint.inducing()).to(inducing_covariance.dtype)))
-        for block, (mean, terms) in zip(self._blocks, local, strict=True):
-            by_cross, by_mean = adjoint.cross(
-                block.whitened, mean, _known(block.sites), terms.mean_gradient, terms.precision
-            )
-            cross = self.strategy.cross_blocks(block.x)
-            push_back(
-                (cross.covariance, weight * by_cross),
-                (cross.variance, -0.5 * weight * terms.precision),
-                (cross.mean, weight * by_mean),
-                (terms.values, torch.full_like(terms.values, weight)),
-            )
+        everyone = self.ranks.size > 1
+        parameters = [*self.strategy.model.hyperparameters(), *self.likelihood.parameters()] if everyone else []
+
+        def of_this_rank() -> list[Tensor]:
+            if self.ranks.rank == 0:  # it belongs to all
+                push_back((inducing_covariance, (weight * adjoint.inducing()).to(inducing_covariance.dtype)))
+            for block, (mean, terms) in zip(self._blocks, local, strict=True):
+                by_cross, by_mean = adjoint.cross(
+                    block.whitened, mean, _known(block.sites), terms.mean_gradient, terms.precision
+                )
+                cross = self.strategy.cross_blocks(block.x)
+                push_back(
+                    (cross.covariance, weight * by_cross),
+                    (cross.variance, -0.5 * weight * terms.precision),
+                    (cross.mean, weight * by_mean),
+                    (terms.values, torch.full_like(terms.values, weight)),
+                )
+            return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+
+        with gradients_apart(parameters) as slopes:
+            slopes += self.ranks.sum(of_this_rank, parameters)
 
 
 def _condition(vector: Tensor, gram: Tensor) -> InducingPosterior:

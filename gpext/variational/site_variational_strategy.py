@@ -17,6 +17,7 @@ A likelihood of D latent functions wants D independent q(u), a batch of them: it
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -31,13 +32,27 @@ from gpext.inference import (
     exact_terms,
     require_augmentation,
 )
-from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
-from gpext.likelihoods.checks import check_finite
+from gpext.likelihoods import LatentLikelihood
+from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
-from gpext.variational.bound_gradients import backpropagate
+from gpext.variational.batch_checks import check_batch, check_dtype, require_term
+from gpext.variational.bound_gradients import backpropagate, gradients_apart
 from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
 
 _MOST_HALVINGS = 30  # counts of a million want twenty
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What a batch says at the present q(u), for the data it is a sample of."""
+
+    posterior: InducingPosterior  # q(u)
+    num_data: int  # N
+    vector: Tensor  # s A (nu - tau mu)
+    gram: Tensor  # s A diag(tau) A'
+    total: Tensor | None  # s sum_i F_i of the bound whose derivatives were asked for
+    gain: Tensor | None  # s sum_i E_i, if the sites are those of E
+    gain_at: Callable[[InducingPosterior], Tensor]  # the same at another q(u)
 
 
 class SiteVariationalStrategy(VariationalStrategy):
@@ -112,6 +127,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         *,
         bound: LikelihoodTerm | None = None,
         gradient: LikelihoodTerm | None = None,
+        share: int | None = None,
+        ranks: Ranks | None = None,
     ) -> Tensor | None:
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
@@ -127,6 +144,9 @@ class SiteVariationalStrategy(VariationalStrategy):
             gradient: also add the derivatives of the loss -ELBO / N, at q(u) before the step, to the `.grad` of the
                 hyperparameters and the likelihood's parameters, from the same kernel evaluation. The ELBO has the
                 augmented bound or the exact expectation of log p(y | f); None leaves `.grad` alone.
+            share: of how many of the N data the batch is a sample; of all by default.
+            ranks: processes with the same model and N, each with a batch and a `share` of its own: q(u), the
+                derivatives and the value become those of all of them. This one alone by default.
 
         Returns:
             With a `gradient`, the ELBO it belongs to, per datum, before the step, (...).
@@ -136,8 +156,53 @@ class SiteVariationalStrategy(VariationalStrategy):
             ValueError: bad data or rate. q(u) is unchanged after any error.
             torch.linalg.LinAlgError: K_zz or the precision of q(u) is not positive definite.
             FloatingPointError: the step is not finite.
+            gpext.parallel.RankError: a rank cannot be reached. Any other error of one rank is raised on all.
         """
-        bound = _require_term(likelihood, bound)
+        bound = require_term(likelihood, bound)
+        ranks = Ranks.alone() if ranks is None else ranks
+        parameters = (
+            [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 and gradient is not None else []
+        )
+        eta, precision = (p.detach() for p in self._variational_distribution.parameters())
+        scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
+        seen: list[_Batch] = []
+
+        def of_this_rank() -> list[Tensor]:
+            batch = self._see(x, y, likelihood, rate, num_data, share, bound, gradient)
+            seen.append(batch)
+            slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            none = torch.zeros_like(scalar)
+            totals = [none if total is None else total for total in (batch.total, batch.gain)]
+            return [batch.vector, batch.gram, *totals, *slopes]
+
+        with gradients_apart(parameters) as slopes:
+            like = [eta, precision, scalar, scalar, *parameters]
+            vector, gram, total, gain, *sums = ranks.sum(of_this_rank, like)
+            slopes += sums
+        (batch,) = seen
+        divergence = total_divergence(batch.posterior, likelihood)
+        if batch.gain is not None:
+
+            def bound_at(moved: InducingPosterior) -> Tensor:
+                (expected,) = ranks.sum(lambda: [batch.gain_at(moved)], [scalar])
+                return expected - total_divergence(moved, likelihood)
+
+            rate = self._rising_rate(vector, gram, rate, gain - divergence, bound_at)
+        self.move(vector, gram, rate)
+        return None if gradient is None else (total - divergence) / batch.num_data
+
+    def _see(
+        self,
+        x: Tensor,
+        y: Tensor,
+        likelihood: LatentLikelihood,
+        rate: float,
+        num_data: int | None,
+        share: int | None,
+        bound: LikelihoodTerm,
+        gradient: LikelihoodTerm | None,
+    ) -> _Batch:
+        """Return what a batch says at the present q(u), and with a `gradient` add its derivatives to `.grad`."""
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be in (0, 1]; got {rate}.")
         if gradient not in (None, "augmented", "exact"):
@@ -147,7 +212,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         size = check_batch(x, likelihood.datum_shape(y), num_data)
         check_dtype(x, self.inducing_points)
         num_data = num_data or size
-        scale = num_data / size
+        scale = (num_data if share is None else share) / size
         with torch.set_grad_enabled(gradient is not None):
             cross = self.cross_blocks(x)
             inducing_covariance = self.inducing_covariance() if gradient is not None else None
@@ -168,7 +233,7 @@ class SiteVariationalStrategy(VariationalStrategy):
                 "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
                 "infinite, or a value overflowed; check them, rescale the data or work in float64."
             )
-        value = None
+        local = None
         if inducing_covariance is not None:
             if gradient == "augmented":
                 local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
@@ -177,20 +242,21 @@ class SiteVariationalStrategy(VariationalStrategy):
             else:
                 local = exact_terms(likelihood, y, mean, variance)
                 local_gram = (whitened * local.precision.unsqueeze(-2)) @ whitened.mT
-            weight = -scale / num_data
-            backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, weight)
-            value = (scale * local.total - total_divergence(posterior, likelihood)) / num_data
-        if bound == "exact":
+            backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, -scale / num_data)
 
-            def batch_bound(moved: InducingPosterior) -> Tensor:
-                marginals = moved.marginals(whitened, cross.mean, conditional_variance)
-                expected = likelihood.expected_log_density(y, *marginals).double().sum(-1)
-                return scale * expected - total_divergence(moved, likelihood)
+        def gain_at(moved: InducingPosterior) -> Tensor:
+            marginals = moved.marginals(whitened, cross.mean, conditional_variance)
+            return scale * likelihood.expected_log_density(y, *marginals).double().sum(-1)
 
-            here = scale * terms.total - total_divergence(posterior, likelihood)
-            rate = self._rising_rate(vector, gram, rate, scale, here, batch_bound)
-        self.move(vector, gram, rate, scale)
-        return value
+        return _Batch(
+            posterior,
+            num_data,
+            scale * vector,
+            scale * gram,
+            None if local is None else scale * local.total,
+            scale * terms.total if bound == "exact" else None,
+            gain_at,
+        )
 
     @torch.no_grad()
     def _rising_rate(
@@ -198,21 +264,18 @@ class SiteVariationalStrategy(VariationalStrategy):
         vector: Tensor,
         gram: Tensor,
         rate: float,
-        scale: float,
         here: Tensor,
         bound_at: Callable[[InducingPosterior], Tensor],
     ) -> float:
         """Return the first of rate, rate / 2, ... whose step does not take a bound below `here`, or 0."""
         distribution = self._variational_distribution
         eta, precision = distribution.natural_vec.double(), -2 * distribution.natural_mat.double()
-        target = scale * gram.double()
+        target = gram.double().clone()
         target.diagonal(dim1=-2, dim2=-1).add_(1)
         rounding = 100 * torch.finfo(vector.dtype).eps * here.abs()
         for _ in range(_MOST_HALVINGS):
             try:
-                moved = condition_inducing(
-                    torch.lerp(eta, scale * vector.double(), rate), torch.lerp(precision, target, rate)
-                )
+                moved = condition_inducing(torch.lerp(eta, vector.double(), rate), torch.lerp(precision, target, rate))
                 if bool((bound_at(moved) >= here - rounding).all()):
                     return rate
             except torch.linalg.LinAlgError:  # a negative precision too many: shorten the step
@@ -261,12 +324,12 @@ class SiteVariationalStrategy(VariationalStrategy):
         return condition_inducing(distribution.natural_vec, -2 * distribution.natural_mat)
 
     @torch.no_grad()
-    def move(self, vector: Tensor, gram: Tensor, rate: float, scale: float = 1.0) -> None:
-        """Set eta <- (1 - rate) eta + rate scale vector and Lambda <- (1 - rate) Lambda + rate (I + scale gram)."""
+    def move(self, vector: Tensor, gram: Tensor, rate: float) -> None:
+        """Set eta <- (1 - rate) eta + rate vector and Lambda <- (1 - rate) Lambda + rate (I + gram)."""
         distribution = self._variational_distribution
         eta, half = distribution.natural_vec, distribution.natural_mat  # half is -Lambda / 2
-        eta.mul_(1 - rate).add_(vector.to(eta.dtype), alpha=rate * scale)
-        half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate * scale)
+        eta.mul_(1 - rate).add_(vector.to(eta.dtype), alpha=rate)
+        half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate)
         half.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
         self._clear_cache()
 
@@ -275,49 +338,3 @@ def total_divergence(posterior: InducingPosterior, likelihood: LatentLikelihood)
     """Return KL(q(v) || N(0, I)) (...), summed over the latents of a datum."""
     divergence = posterior.divergence_from_prior
     return divergence if likelihood.num_latents is None else divergence.sum(-1)
-
-
-def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None) -> int:
-    """Return B, the number of inputs x (..., B, d) that go with targets of `data` (..., B).
-
-    Raises:
-        ValueError: there are none, the numbers differ, or the inputs are not finite.
-    """
-    if x.dim() < 2 or not data or x.size(-2) != data[-1]:
-        raise ValueError(
-            f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(data)} targets."
-        )
-    if data[-1] == 0:
-        raise ValueError("the batch is empty: at least one datum is needed.")
-    if num_data is not None and num_data < data[-1]:
-        raise ValueError(f"num_data ({num_data}) is smaller than the batch ({data[-1]}).")
-    check_finite("inputs", x)
-    return data[-1]
-
-
-def check_dtype(x: Tensor, parameters: Tensor) -> None:
-    """Raise TypeError unless the inputs have the dtype of the model."""
-    if x.dtype != parameters.dtype:
-        raise TypeError(
-            f"the inputs are {x.dtype} and the model is {parameters.dtype}; convert the inputs with "
-            f"x.to({parameters.dtype}) or the model and the likelihood with .to({x.dtype}) (float32 or float64)."
-        )
-
-
-def _require_term(likelihood: LatentLikelihood, bound: LikelihoodTerm | None) -> LikelihoodTerm:
-    """Return whose sites to take.
-
-    Raises:
-        TypeError: the likelihood has none of them.
-        ValueError: no such bound.
-    """
-    if bound not in (None, "augmented", "exact"):
-        raise ValueError(f"bound must be None, 'augmented' or 'exact'; got {bound!r}.")
-    if bound == "augmented":
-        require_augmentation(likelihood)
-    if not isinstance(likelihood, LatentLikelihood):
-        raise TypeError(
-            f"sites need a likelihood of gpext; got {type(likelihood).__module__}.{type(likelihood).__qualname__}. "
-            "Any other trains by gpytorch.mlls.VariationalELBO with gpytorch.optim.NGD."
-        )
-    return bound or ("augmented" if isinstance(likelihood, AugmentedLikelihood) else "exact")

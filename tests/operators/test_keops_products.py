@@ -95,6 +95,20 @@ def test_all_derivatives_are_put_together_right(profiles, square, widths):
     assert widths
 
 
+@pytest.mark.parametrize("square", [True, False])
+def test_parts_add_up(square, widths):
+    op = made("rbf", "rq", square=square, n=40, m=30).detach()
+    u, v = vectors(op)
+    whole = keops_products.derivatives(op.factors, u, v)
+    found = [keops_products.derivatives(op.factors, u, v, (k, 3)) for k in range(3)]
+    total = sum(keops_products.product(op.factors, v, (k, 3)) for k in range(3))
+    torch.testing.assert_close(total, keops_products.product(op.factors, v), rtol=1e-12, atol=1e-12)
+    for name in ("x", "y", "alpha"):
+        for j, expected in enumerate(getattr(whole, name)):
+            if expected is not None:
+                torch.testing.assert_close(sum(getattr(f, name)[j] for f in found), expected, rtol=1e-10, atol=1e-10)
+
+
 def test_auto_is_tiles_on_the_cpu_and_keops_on_cuda(monkeypatch):
     op = made("rbf", n=5, backend="auto")
     assert op._route is tiles

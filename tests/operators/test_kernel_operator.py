@@ -161,6 +161,23 @@ def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatc
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("number", [2, 3, 7])
+@pytest.mark.parametrize("square", [True, False])
+def test_parts_add_up(square, number):
+    op = made("matern32", "rq", n=1100, square=square).detach()
+    u, v = vectors(op)
+    parts = [(k, number) for k in range(number)]
+    total = sum(tiles.product(op.factors, v, part) for part in parts)
+    torch.testing.assert_close(total, tiles.product(op.factors, v), rtol=1e-12, atol=1e-12)
+    whole = tiles.derivatives(op.factors, u, v)
+    found = [tiles.derivatives(op.factors, u, v, part) for part in parts]
+    torch.testing.assert_close(sum(f.value for f in found), whole.value, rtol=1e-12, atol=1e-12)
+    for name in ("x", "y", "alpha"):
+        for j, expected in enumerate(getattr(whole, name)):
+            if expected is not None:
+                torch.testing.assert_close(sum(getattr(f, name)[j] for f in found), expected, rtol=1e-10, atol=1e-10)
+
+
 def test_bad_tensors_are_refused():
     x = torch.zeros(5, 2)
     with pytest.raises(ValueError, match="expected profiles among"):

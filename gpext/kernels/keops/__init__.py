@@ -1,5 +1,5 @@
 """Kernels with gpytorch's names whose matrices are never stored: O(n) memory, exact products and derivatives."""
 
-from gpext.kernels.keops.kernels import MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, RQKernel
+from gpext.kernels.keops.kernels import MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, RQKernel, share_products
 
-__all__ = ["MaternKernel", "PeriodicKernel", "ProductKernel", "RBFKernel", "RQKernel"]
+__all__ = ["MaternKernel", "PeriodicKernel", "ProductKernel", "RBFKernel", "RQKernel", "share_products"]

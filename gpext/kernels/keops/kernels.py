@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpext.operators import KernelOperator
 from gpext.operators.kernel_operator import Backend
+from gpext.parallel import Ranks
 
 
 class LazyKernel(gpytorch.kernels.Kernel):
@@ -34,6 +35,7 @@ class LazyKernel(gpytorch.kernels.Kernel):
         if backend not in get_args(Backend):
             raise ValueError(f"expected a backend among {get_args(Backend)}; got {backend!r}.")
         self.backend = backend
+        self.ranks: Ranks | None = None  # see `share_products`
 
     def _features(self, x: Tensor) -> Tensor:
         """Return what is compared, in units of the length scales (..., n, d)."""
@@ -52,7 +54,9 @@ class LazyKernel(gpytorch.kernels.Kernel):
         square = _is_same(x1, x2)
         inputs = [self._features(x) for x in ((x1,) if square else (x1, x2))]
         one = x1.new_ones(1, 1)
-        return KernelOperator(one, *inputs, *own, profiles=(profile,), square=square, backend=self.backend)
+        return KernelOperator(
+            one, *inputs, *own, profiles=(profile,), square=square, backend=self.backend, ranks=self.ranks
+        )
 
     def __mul__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
         return _product(self, other)
@@ -105,6 +109,26 @@ class ProductKernel(gpytorch.kernels.ProductKernel):
 
     def __mul__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
         return _product(self, other)
+
+
+def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
+    """Let processes make the products of all lazy kernels of a module together, a part of the tiles each.
+
+    The module, its data and whatever is drawn at random have to be the same on all of them, and all call it at once:
+    then solves, gradients, samplers and predictions run as they do in one process, and give the same on each.
+
+    Args:
+        module: with kernels of this package somewhere inside.
+        ranks: who; by default torch.distributed's default group, if there is one.
+
+    Raises:
+        ValueError: there is no such kernel.
+    """
+    kernels = [m for m in module.modules() if isinstance(m, LazyKernel)]
+    if not kernels:
+        raise ValueError(f"expected kernels of gpext.kernels.keops in {type(module).__qualname__}; found none.")
+    for kernel in kernels:
+        kernel.ranks = Ranks() if ranks is None else ranks
 
 
 def _product(*kernels: gpytorch.kernels.Kernel) -> ProductKernel:

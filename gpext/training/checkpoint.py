@@ -1,0 +1,72 @@
+"""Where training by minibatches stands, on disk: written by one rank for all of them, whole or not at all."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from gpytorch.mlls import MarginalLogLikelihood
+
+from gpext.parallel import Ranks
+from gpext.samplers.storage import load, save
+
+_SECONDS = 60.0  # between two checkpoints
+_FILE = "fit.pt"
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; training goes on, and the last one written stays."""
+
+
+class Checkpoint:
+    """A file that training goes on from.
+
+    Args:
+        directory: made if need be; all ranks wait for rank 0, which alone reads and writes it.
+        mll: the objective, whose parameters and buffers are kept.
+        ranks: who trains.
+    """
+
+    def __init__(self, directory: str | Path, mll: MarginalLogLikelihood, ranks: Ranks) -> None:
+        self._path, self._mll, self._ranks = Path(directory) / _FILE, mll, ranks
+        self._written = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another, as rank 0 sees it."""
+        return self._ranks.rank == 0 and time.monotonic() - self._written > _SECONDS
+
+    def read(self) -> dict[str, Any] | None:
+        """Put the parameters back, and return this rank's state, if something was written.
+
+        Raises:
+            ValueError: it was written by another number of ranks.
+            RuntimeError: it is one of another model.
+        """
+
+        def found() -> dict[str, Any] | None:
+            return load(self._path) if self._ranks.rank == 0 and self._path.exists() else None
+
+        content = self._ranks.gather(self._ranks.together(found))[0]
+        if content is None:
+            return None
+        if len(content["ranks"]) != self._ranks.size:
+            raise ValueError(
+                f"{self._path} was written by {len(content['ranks'])} ranks; there are {self._ranks.size} now. Start "
+                "as many, or give another directory."
+            )
+        self._mll.load_state_dict(content["mll"])
+        return content["ranks"][self._ranks.rank]
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Write the parameters and the states of all ranks."""
+        states = self._ranks.gather(state)
+        if self._ranks.rank == 0:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                save({"mll": self._mll.state_dict(), "ranks": states}, self._path)
+            except OSError as error:
+                warnings.warn(f"no checkpoint was written: {error}.", CheckpointWarning, stacklevel=4)
+        self._written = time.monotonic()

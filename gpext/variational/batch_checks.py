@@ -1,0 +1,56 @@
+"""What a variational strategy refuses before anything changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpext.inference import LikelihoodTerm, require_augmentation
+from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
+from gpext.likelihoods.checks import check_finite
+
+
+def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None) -> int:
+    """Return B, the number of inputs x (..., B, d) that go with targets of `data` (..., B).
+
+    Raises:
+        ValueError: there are none, the numbers differ, or the inputs are not finite.
+    """
+    if x.dim() < 2 or not data or x.size(-2) != data[-1]:
+        raise ValueError(
+            f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(data)} targets."
+        )
+    if data[-1] == 0:
+        raise ValueError("the batch is empty: at least one datum is needed.")
+    if num_data is not None and num_data < data[-1]:
+        raise ValueError(f"num_data ({num_data}) is smaller than the batch ({data[-1]}).")
+    check_finite("inputs", x)
+    return data[-1]
+
+
+def check_dtype(x: Tensor, parameters: Tensor) -> None:
+    """Raise TypeError unless the inputs have the dtype of the model."""
+    if x.dtype != parameters.dtype:
+        raise TypeError(
+            f"the inputs are {x.dtype} and the model is {parameters.dtype}; convert the inputs with "
+            f"x.to({parameters.dtype}) or the model and the likelihood with .to({x.dtype}) (float32 or float64)."
+        )
+
+
+def require_term(likelihood: LatentLikelihood, bound: LikelihoodTerm | None) -> LikelihoodTerm:
+    """Return whose sites to take.
+
+    Raises:
+        TypeError: the likelihood has none of them.
+        ValueError: no such bound.
+    """
+    if bound not in (None, "augmented", "exact"):
+        raise ValueError(f"bound must be None, 'augmented' or 'exact'; got {bound!r}.")
+    if bound == "augmented":
+        require_augmentation(likelihood)
+    if not isinstance(likelihood, LatentLikelihood):
+        raise TypeError(
+            f"sites need a likelihood of gpext; got {type(likelihood).__module__}.{type(likelihood).__qualname__}. "
+            "Any other trains by gpytorch.mlls.VariationalELBO with gpytorch.optim.NGD."
+        )
+    return bound or ("augmented" if isinstance(likelihood, AugmentedLikelihood) else "exact")

@@ -1,0 +1,51 @@
+"""Start processes that form a group over gloo, run a function on each, and bring back what each returns or raises."""
+
+import multiprocessing
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["gpext", "tests.sparse_models"])
+
+
+def run(function, size, *arguments, timeout=60.0):
+    """What function(rank, *arguments) returns on each rank: (value, None); (None, error); or None if it was killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        workers = [
+            _CONTEXT.Process(target=_work, args=(function, rank, size, store, folder, timeout, arguments))
+            for rank in range(size)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(3 * timeout)
+            if worker.is_alive():
+                worker.kill()
+                raise TimeoutError("a rank hangs")
+        paths = [Path(folder) / f"{rank}.pt" for rank in range(size)]
+        return [torch.load(path, weights_only=False) if path.exists() else None for path in paths]
+
+
+def _work(function, rank, size, store, folder, timeout, arguments):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+    )
+    try:
+        outcome = function(rank, *arguments), None
+    except Exception as error:
+        cause = error.__cause__
+        source = "" if cause is None else f", from {type(cause).__name__}: {cause}"
+        outcome = None, f"{type(error).__name__}: {error}{source}"
+    path = Path(folder) / f"{rank}.pt"
+    torch.save(outcome, path.with_suffix(".part"))
+    path.with_suffix(".part").rename(path)
+    dist.barrier() if outcome[1] is None else None
+    dist.destroy_process_group()

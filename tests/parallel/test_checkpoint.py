@@ -1,0 +1,92 @@
+"""Training that is killed, and killed again, ends where it would have ended."""
+
+import os
+import random
+import signal
+
+import pytest
+import torch
+
+import gpext
+from gpext.training import checkpoint as module
+from tests.parallel.processes import run
+from tests.parallel.test_fit import numbers, problem
+
+STEPS = 60
+
+
+def train(rows, folder=None, callback=None, seconds=0.0, **more):
+    module._SECONDS = seconds  # in a process of its own, but for the test that says otherwise
+    mll, x, y = problem()
+    options = {"batch_size": 20, "max_steps": STEPS, "tolerance": 0.0, "progress": False, **more}
+    return numbers(mll, gpext.fit(mll, x[rows], y[rows], callback=callback, checkpoint=folder, **options))
+
+
+def _rank(rank, size, folder=None, victim=None, last=None):
+    taken = []
+
+    def callback(step, value):
+        taken.append(step)
+        if rank == victim and len(taken) == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return train(torch.arange(60).chunk(size)[rank], folder, callback)
+
+
+def test_twenty_kills_change_nothing(tmp_path):
+    (expected, _), _ = run(_rank, 2, 2)
+    rng, kills = random.Random(0), 0
+    while kills < 20:
+        outcome = run(_rank, 2, 2, str(tmp_path), rng.randrange(2), rng.randint(1, 4), timeout=20.0)
+        assert None in outcome, "it was done before it could be killed as often"
+        kills += 1
+    for found, error in run(_rank, 2, 2, str(tmp_path)):
+        assert error is None
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.fixture
+def _seconds(monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("_seconds")
+def test_one_process_too(tmp_path):
+    expected = train(slice(None))
+    train(slice(None), tmp_path, lambda step, value: step == 13)
+    found = train(slice(None), tmp_path)
+    again = train(slice(None), tmp_path)  # there is nothing left to do
+    for a, b, c in zip(found, expected, again, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+@pytest.mark.usefixtures("_seconds")
+def test_what_has_converged_stays_so(tmp_path):
+    first = train(slice(None), tmp_path, max_steps=None, tolerance=10.0)
+    second = train(slice(None), tmp_path, max_steps=None, tolerance=10.0)
+    assert len(first[0]) == len(second[0]) < 400
+
+
+@pytest.mark.usefixtures("_seconds")
+def test_other_numbers_of_ranks_are_refused(tmp_path):
+    train(slice(None), tmp_path, max_steps=2)
+    for _, error in run(_rank, 2, 2, str(tmp_path)):
+        assert "was written by 1 ranks; there are 2 now" in error
+
+
+@pytest.mark.usefixtures("_seconds")
+def test_a_disk_that_takes_nothing_does_not_end_training(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(module, "save", refuse)
+    with pytest.warns(module.CheckpointWarning, match="no space left"):
+        assert len(train(slice(None), tmp_path, max_steps=3)[0]) == 3
+
+
+def test_the_full_batch_has_none(tmp_path):
+    mll, x, y = problem()
+    with pytest.raises(ValueError, match="give the batch_size"):
+        gpext.fit(mll, x, y, checkpoint=tmp_path)

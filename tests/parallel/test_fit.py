@@ -1,0 +1,155 @@
+"""Training over several ranks is training by one process that has all the data."""
+
+import os
+import signal
+
+import gpytorch
+import pytest
+import torch
+
+import gpext
+from gpext.training import minibatch
+from gpext.training.minibatch import Minibatches
+from tests.members import F64
+from tests.parallel.processes import run
+from tests.sparse_models import SparseGP, inputs
+
+SIZES = {2: (36, 24), 4: (7, 23, 10, 20)}  # of the shards
+
+
+def problem(seed=1):
+    x = inputs(60, 2, seed=2)
+    y = torch.sin(2 * x.sum(-1)) + 0.1 * torch.randn(60, generator=torch.Generator().manual_seed(3), dtype=F64)
+    model = SparseGP(inputs(6, 2, seed=seed))
+    likelihood = gpext.likelihoods.StudentTLikelihood().to(F64)
+    return gpext.mlls.AugmentedELBO(likelihood, model, num_data=60), x, y
+
+
+def numbers(mll, result):
+    return [result.trace.double(), torch.tensor(result.objective), *(p.detach() for p in mll.parameters())]
+
+
+def full_batch(rows=slice(None), seed=1):
+    mll, x, y = problem(seed)
+    return numbers(mll, gpext.fit(mll, x[rows], y[rows], max_steps=15, progress=False))
+
+
+def _full_batch_of_rank(rank, size):
+    return full_batch(torch.arange(60).split(SIZES[size])[rank], seed=1 + rank)  # rank 0's start counts
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_full_batch(size):
+    expected = full_batch()
+    for found, error in run(_full_batch_of_rank, size, size):
+        assert error is None
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+class Together(Minibatches):
+    """What several ranks draw from equal shards, drawn by one process."""
+
+    size = 2
+
+    def __init__(self, num_data, batch_size, generator):
+        self.num_data, self.batch_size, self.generator, self.num_drawn = num_data, batch_size, generator, 0
+        seeds = [torch.Generator().manual_seed(0) for _ in range(self.size)]
+        share, own = num_data // self.size, batch_size // self.size
+        self.ranks = [Minibatches(share, own, seed) for seed in seeds]
+
+    def draw(self):
+        self.num_drawn += 1
+        return torch.cat([each.draw() + rank * each.num_data for rank, each in enumerate(self.ranks)])
+
+    def state_dict(self):
+        return {}
+
+
+def minibatches(rows=slice(None), max_steps=200, **more):
+    mll, x, y = problem()
+    result = gpext.fit(mll, x[rows], y[rows], batch_size=20, max_steps=max_steps, tolerance=0.0, progress=False, **more)
+    return [*numbers(mll, result), torch.tensor(result.num_steps)]
+
+
+def _minibatches_of_rank(rank, size):
+    return minibatches(torch.arange(60).chunk(size)[rank])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_two_hundred_steps_by_minibatches(size, monkeypatch):
+    monkeypatch.setattr(minibatch, "Minibatches", Together)
+    monkeypatch.setattr(Together, "size", size)
+    expected = minibatches()
+    for found, error in run(_minibatches_of_rank, size, size):
+        assert error is None
+        assert int(found[-1]) == 200
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def _alone(rank):
+    assert torch.distributed.get_world_size() == 1
+    return minibatches(max_steps=10)
+
+
+def test_a_world_of_one_is_no_world():
+    ((found, error),) = run(_alone, 1)
+    assert error is None
+    for a, b in zip(found, minibatches(max_steps=10), strict=True):
+        assert torch.equal(a, b)
+
+
+def _with(rank, fault):
+    mll, x, y = problem()
+    rows = torch.arange(60).chunk(2)[rank]
+    callback = None
+    if fault == "stops" and rank == 1:
+
+        def callback(step, value):
+            return step == 3
+
+    if fault == "dies" and rank == 1:
+
+        def callback(step, value):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 1:
+        rows = rows[:0] if fault == "empty" else rows
+        mll, x, y = (mll.float(), x.float(), y.float()) if fault == "dtype" else (mll, x, y)
+        mll.likelihood = gpext.likelihoods.LaplaceLikelihood().to(F64) if fault == "model" else mll.likelihood
+        x = x.where(x != x[rows[:1]], torch.nan) if fault == "nan" else x
+    options = {"learning_rate": 0.1 if fault == "options" and rank == 1 else 0.05}
+    if fault == "objective":
+        mll = gpytorch.mlls.VariationalELBO(gpytorch.likelihoods.StudentTLikelihood().to(F64), mll.model, num_data=60)
+    return gpext.fit(
+        mll, x[rows], y[rows], batch_size=20, max_steps=50, tolerance=0.0, progress=False, callback=callback, **options
+    ).status.name
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("empty", "expected inputs"),
+        ("dtype", "expected the same model on every rank"),
+        ("model", "expected the same model on every rank"),
+        ("options", "expected the same options on every rank"),
+        ("nan", "inputs"),
+        ("objective", "only models with a SiteVariationalStrategy"),
+    ],
+)
+def test_a_fault_of_one_rank_is_an_error_on_all(fault, message):
+    for value, error in run(_with, 2, fault):
+        assert value is None
+        assert error.startswith(f"ValueError: {message}")
+
+
+def test_all_stop_where_one_does():
+    assert [value for value, _ in run(_with, 2, "stops")] == ["STOPPED", "STOPPED"]
+
+
+def test_a_rank_that_dies_leaves_no_other_waiting():
+    (_, error), killed = run(_with, 2, "dies", timeout=20.0)
+    assert killed is None
+    assert error.startswith("RankError: rank 0 of 2 has lost another one")

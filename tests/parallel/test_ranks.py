@@ -1,0 +1,89 @@
+"""Sums over ranks, and errors that reach all of them."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from gpext.parallel import Ranks
+from tests.parallel.processes import run
+
+
+def _sums(rank):
+    ranks = Ranks()
+    a = torch.full((2, 3), float(rank + 1))
+    b = torch.tensor(10.0**rank, dtype=torch.float64)
+    found = ranks.sum(lambda: [a, b], [a, b])
+    ranks.broadcast_([a])
+    return found, a, ranks.any(rank == 1), ranks.any(False), vars(ranks.traffic)
+
+
+def test_sums_are_over_ranks_and_counted():
+    results = [value for value, _ in run(_sums, 3)]
+    for (total, powers), a, some, none, traffic in results:
+        assert torch.equal(total, torch.full((2, 3), 6.0))
+        assert total.dtype == torch.float32
+        assert float(powers) == 111
+        assert torch.equal(a, torch.ones(2, 3))
+        assert some
+        assert not none
+        assert traffic["numbers"] == 1 + 7 + 6 + 2
+
+
+def _fails_on_one(rank, how):
+    ranks = Ranks()
+
+    def work():
+        if rank == 1:
+            raise ValueError("no data here")
+        return [torch.ones(2)]
+
+    if how == "sum":
+        ranks.sum(work, [torch.ones(2)])
+    else:
+        ranks.together(work)
+
+
+@pytest.mark.parametrize("how", ["sum", "together"])
+def test_an_error_on_one_rank_is_raised_on_all(how):
+    errors = [error for _, error in run(_fails_on_one, 3, how)]
+    assert errors[1] == "ValueError: no data here"
+    said = "this failed on rank 1 of 3, and no rank goes on without it"
+    assert errors[0] == errors[2] == f"ValueError: no data here, from RankError: {said}"
+
+
+def _is_killed(rank):
+    ranks = Ranks()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ranks.sum(lambda: [torch.ones(2)], [torch.ones(2)])
+
+
+def test_a_killed_rank_is_missed():
+    first, killed, third = run(_is_killed, 3, timeout=10.0)
+    assert killed is None
+    for _, error in (first, third):
+        assert "RankError: rank" in error
+        assert "from the last checkpoint" in error
+
+
+def _disagrees(rank):
+    Ranks().require_same("dtype", "float32" if rank == 2 else "float64")
+
+
+def test_ranks_that_disagree_are_told_so():
+    for _, error in run(_disagrees, 3):
+        assert error == "ValueError: expected the same dtype on every rank; rank 0 has float64, rank 2 float32."
+
+
+def test_without_a_group_everything_is_trivial():
+    ranks = Ranks()
+    assert (ranks.size, ranks.rank) == (1, 0)
+    t = torch.ones(3)
+    assert ranks.sum(lambda: [t], [t])[0] is t
+    assert ranks.together(lambda: 5) == 5
+    assert ranks.any(True)
+    ranks.require_same("dtype", "float64")
+    ranks.broadcast_([t])
+    assert ranks.traffic.operations == 0

@@ -1,0 +1,14 @@
+"""The benchmark of several processes on a tiny problem."""
+
+from benchmarks import scale_out
+
+
+def test_it_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
+    arguments = ["--quick", "--tasks", "product", "--ranks", "1", "2", "--output", str(tmp_path / "rows.jsonl")]
+    assert scale_out.main(arguments) == 0
+    first = capsys.readouterr().out
+    assert "| product, n = 600 | 2 |" in first
+    assert "| 601 |" in first  # what a product puts into its one operation: n numbers and whether it has failed
+    monkeypatch.setattr(scale_out, "measure", None)
+    assert scale_out.main(arguments) == 0
+    assert capsys.readouterr().out == first
