@@ -172,7 +172,8 @@ class UnbiasedSolveOperator(LinearOperator):
         quadratic = (2 * s1 * b).sum(-2)
         log_det = self._log_det() if logdet else b.new_zeros(self.batch_shape)
         if has_derivatives:
-            surrogate = (torch.cat([-s1, u], -1) * self.base.matmul(torch.cat([s2, probes], -1))).sum(-2)
+            left, right = torch.cat([-s1, u], -1), torch.cat([s2, probes], -1)
+            surrogate = _Slopes.apply(self.base, left, right, *self.base.representation())
             quadratic = quadratic + surrogate[..., :size]
             if logdet:
                 trace = surrogate[..., size:].mean(-1)
@@ -289,6 +290,24 @@ class UnbiasedSolveOperator(LinearOperator):
         if self._low_rank is not None:
             return self._low_rank.log_det
         return self._diagonal().log().sum(-1)
+
+
+class _Slopes(torch.autograd.Function):
+    """Zero for each pair of columns, with the derivatives of u' A v, whose value costs a product and is not wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, base: LinearOperator, left: Tensor, right: Tensor, *tensors: Tensor) -> Tensor:
+        """Return zeros (..., R) for u and v (..., n, R); the tensors are those A is made of."""
+        ctx.base = base
+        ctx.save_for_backward(left, right)
+        return left.new_zeros(*left.shape[:-2], left.size(-1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Return nothing for the operator and the vectors, g u' dA v for each tensor."""
+        left, right = ctx.saved_tensors
+        return None, None, None, *ctx.base._bilinear_derivative(left * cotangent.unsqueeze(-2), right)
 
 
 class _Solve(torch.autograd.Function):

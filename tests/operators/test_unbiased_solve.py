@@ -189,22 +189,24 @@ def test_derivatives_need_two_estimates():
 def test_nothing_is_done_for_derivatives_that_nobody_wants():
     model, likelihood, x, y = problem()
     covariance = likelihood(model(x)).lazy_covariance_matrix.evaluate_kernel()
-    columns, products = [], []
+    columns, products, derivatives = [], [], []
 
     class Counted(UnbiasedSolveOperator):
         def _estimates(self, b, number, **options):
             columns.append(b.size(-1))
             return super()._estimates(b, number, **options)
 
-    matmul = covariance.matmul
+    matmul, derivative = covariance.matmul, covariance._bilinear_derivative
     covariance.matmul = lambda v: products.append(v.size(-1)) or matmul(v)
+    covariance._bilinear_derivative = lambda u, v: derivatives.append(v.size(-1)) or derivative(u, v)
     operator = Counted(covariance, solver=UnbiasedSolver(num_probes=3, tolerance=1e-12))
     with torch.no_grad():
         value, log_det = operator.inv_quad_logdet(y, logdet=True)
     assert (columns, products) == ([1], [])
     torch.testing.assert_close(value, y @ torch.linalg.solve(covariance.to_dense(), y), rtol=1e-8, atol=1e-8)
     again = operator.inv_quad_logdet(y, logdet=True)
-    assert (columns, products) == ([1, 4], [4])
+    sum(again).backward()
+    assert (columns, products, derivatives) == ([1, 4], [], [4])
     torch.testing.assert_close((value, log_det), again, rtol=1e-8, atol=1e-8)
     fixed = Counted(to_linear_operator(covariance.to_dense().detach()), solver=operator.solver)
     b = y.clone().requires_grad_()
