@@ -167,17 +167,21 @@ class UnbiasedSolveOperator(LinearOperator):
         first, second = self._estimates(torch.cat([b.detach(), probes], -1), 2, share_columns=True)
         size = b.size(-1)
         s1, s2, u = first[..., :size], second[..., :size], first[..., size:]
+        W = b[..., :0].detach()
         P = self._control if logdet and has_derivatives else None
-        u = u if P is None else u - P(probes)
+        if P is not None:
+            u, W = u - P(probes), P.inverse_root
         quadratic = (2 * s1 * b).sum(-2)
         log_det = self._log_det() if logdet else b.new_zeros(self.batch_shape)
         if has_derivatives:
-            left, right = torch.cat([-s1, u], -1), torch.cat([s2, probes], -1)
-            surrogate = _Slopes.apply(self.base, left, right, *self.base.representation())
-            quadratic = quadratic + surrogate[..., :size]
+            left, right = torch.cat([-s1, u, W], -1), torch.cat([s2, probes, W], -1)
+            slopes = _Slopes.apply(self.base, left, right, *self.base.representation())
+            surrogate, by_probe, by_root = slopes.split([size, probes.size(-1), W.size(-1)], -1)
+            quadratic = quadratic + surrogate
             if logdet:
-                trace = surrogate[..., size:].mean(-1)
-                trace = trace if P is None else trace + self._known_trace(P)
+                trace = by_probe.mean(-1)
+                if P is not None:
+                    trace = trace + (self.base._diagonal() / P.noise).sum() - by_root.sum(-1)
                 log_det = log_det + trace - trace.detach()
         quadratic = (s1 * b).sum(-2).detach() + quadratic - quadratic.detach()
         return quadratic.sum(-1) if reduce_inv_quad or inv_quad_rhs is None else quadratic, log_det
@@ -254,11 +258,6 @@ class UnbiasedSolveOperator(LinearOperator):
                 "not a batch of them, and a rank other than 0. Or set controlled=False."
             )
         return self._low_rank
-
-    def _known_trace(self, P: LowRankPreconditioner) -> Tensor:
-        """Return tr(P^-1 A) (), whose derivative by A is P^-1."""
-        W = P.inverse_root
-        return (self.base._diagonal() / P.noise).sum() - (W * self.base.matmul(W)).sum()
 
     @cached_property
     @torch.no_grad()
