@@ -30,7 +30,7 @@ def data():
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_both_sides_of_the_diff_run(data, sign):
-    diff, _ = blocks("diff")
+    diff, *_ = blocks("diff")
     torch.manual_seed(0)
     exec(compile(side(diff, sign), f"README diff {sign}", "exec"), data)
     assert data["predictive"].mean.shape[-1] == 30
@@ -42,7 +42,7 @@ def test_both_sides_of_the_diff_run(data, sign):
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_both_sides_of_the_full_data_diff_run(data, sign, capsys):
-    _, diff = blocks("diff")
+    _, diff, _ = blocks("diff")
     exec(compile(side(diff, sign), f"README diff {sign}", "exec"), data)
     assert data["predictive"].mean.shape[-1] == 30
     if sign == "-":

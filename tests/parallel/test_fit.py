@@ -1,7 +1,9 @@
 """Training over several ranks is training by one process that has all the data."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import gpytorch
 import pytest
@@ -153,3 +155,30 @@ def test_a_rank_that_dies_leaves_no_other_waiting():
     (_, error), killed = run(_with, 2, "dies", timeout=20.0)
     assert killed is None
     assert error.startswith("RankError: rank 0 of 2 has lost another one")
+
+
+def _of_the_readme(rank, folder):
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    *_, diff = re.findall(r"^```diff\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
+    start, *lines = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
+    assert start.startswith("torch.distributed.init_process_group(")  # which these processes have done
+    mll, x, y = problem()
+    names = {
+        "gpext": gpext,
+        "torch": torch,
+        "likelihood": mll.likelihood,
+        "model": mll.model,
+        "train_x": x,
+        "train_y": y,
+    }
+    os.chdir(folder)
+    exec(compile("\n".join(lines), "README", "exec"), names)
+    return numbers(names["mll"], names["result"]), len(names["train_x"]), os.listdir("checkpoints")
+
+
+def test_what_the_readme_shows(tmp_path):
+    (first, size, files), (second, *_) = (value for value, _ in run(_of_the_readme, 2, str(tmp_path)))
+    assert size == 30
+    assert files == ["fit.pt"]
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
