@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gpext.inference import InferenceWarning
+from gpext.parallel import Ranks
 from gpext.samplers.chain_state import WalkState
 from gpext.samplers.draws import WELL_MIXED, SamplingStatus, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
@@ -105,37 +106,65 @@ class ChainSampler(ABC):
         resume: HyperPosterior | None,
         checkpoint: str | Path | None,
         progress: bool,
+        ranks: Ranks | None,
     ) -> HyperPosterior:
-        """Return draws; `begin` returns the states that new chains start from."""
+        """Return draws; `begin` returns the states that new chains start from, the same on all ranks."""
         started = time.perf_counter()
-        path = None if checkpoint is None else _prepare(Path(checkpoint), resume)
-        state = WalkState(tuple(begin()), warmup, 0, 0) if resume is None else resume.state
+        ranks = Ranks.alone() if ranks is None else ranks
+
+        def opened() -> tuple[Path | None, WalkState]:
+            path = None if checkpoint is None else _prepare(Path(checkpoint), resume)
+            state = WalkState(tuple(begin()), warmup, 0, 0) if resume is None else resume.state
+            if len(state.walkers) < ranks.size:
+                raise ValueError(
+                    f"expected a chain for each of {ranks.size} ranks at least; got {len(state.walkers)} chains."
+                )
+            return path, state
+
+        path, state = ranks.together(opened)
         earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64)
-        earlier = earlier if resume is None else resume.raw
+        earlier = (earlier if resume is None else resume.raw)[ranks.rank :: ranks.size]
+        state = dataclasses.replace(state, walkers=state.walkers[ranks.rank :: ranks.size])  # those of this rank
         walkers = [self._walker(each) for each in state.walkers]
         places: list[Tensor] = []  # of new draws (C, P); an interrupt may leave one too many
         goal, written = state.num_draws + num_samples, time.perf_counter()
         status, note = None, ""
 
-        def raw() -> Tensor:
+        def together() -> tuple[Tensor, WalkState]:
+            """Return the draws (C, S, P) and the state of the chains of all ranks."""
             new = torch.stack(places, 1) if places else earlier[:, :0]
-            return torch.cat([earlier, new], 1)[:, : state.num_draws]
+            own = torch.cat([earlier, new], 1)[:, : state.num_draws]
+            parts = ranks.gather((own, state.walkers))
+            number = sum(len(each) for _, each in parts)
+            order = [(c % ranks.size, c // ranks.size) for c in range(number)]
+            raw = torch.stack([parts[rank][0][k] for rank, k in order])
+            return raw, dataclasses.replace(state, walkers=tuple(parts[rank][1][k] for rank, k in order))
+
+        def write(path: Path) -> None:
+            raw, whole = together()
+            ranks.together(lambda: self._write(path, raw, whole) if ranks.rank == 0 else None)
+
+        def move() -> None:
+            for walker in walkers:
+                walker.step(adapt=state.warmup_left > 0)
 
         total = state.warmup_left + num_samples * thinning - state.since_draw
-        with tqdm(total=total, desc=self.name, disable=None if progress else True, leave=False) as bar:
+        shown = progress and ranks.rank == 0
+        with tqdm(total=total, desc=self.name, disable=None if shown else True, leave=False) as bar:
             try:
                 while state.num_draws < goal:
-                    for walker in walkers:
-                        walker.step(adapt=state.warmup_left > 0)
+                    ranks.together(move)
                     following = _after(state, walkers, thinning)
                     if following.num_draws > state.num_draws:
                         places.append(torch.stack([walker.place for walker in walkers]))
                     state = following
                     bar.update()
-                    if path is not None and time.perf_counter() - written > _SECONDS:
-                        self._write(path, raw(), state)
+                    if path is not None and ranks.any(time.perf_counter() - written > _SECONDS):
+                        write(path)
                         written = time.perf_counter()
             except KeyboardInterrupt:
+                if ranks.size > 1:
+                    raise  # the others may be in another step; what was written is whole
                 status = SamplingStatus.INTERRUPTED
             except FloatingPointError as error:
                 status, note = SamplingStatus.DIVERGED, f" ({error})"
@@ -143,10 +172,10 @@ class ChainSampler(ABC):
                 status, note = SamplingStatus.NOT_WRITTEN, f" ({error})"
         if path is not None and status is not SamplingStatus.NOT_WRITTEN:
             try:
-                self._write(path, raw(), state)
+                write(path)
             except OSError as error:
                 status, note = SamplingStatus.NOT_WRITTEN, f" ({error})"
-        found = self._conclude(raw(), state, status, note, time.perf_counter() - started)
+        found = self._conclude(*together(), status, note, time.perf_counter() - started)
         if status is not None:
             warnings.warn(found.message, InferenceWarning, stacklevel=3)
         return found

@@ -17,6 +17,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from gpext.mlls import UnbiasedMarginalLogLikelihood
+from gpext.parallel import Ranks
 from gpext.samplers.chains import ChainSampler, check_counts, offspring
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
@@ -59,6 +60,7 @@ class MetropolisHastings(ChainSampler):
         resume: HyperPosterior | None = None,
         checkpoint: str | Path | None = None,
         progress: bool = True,
+        ranks: Ranks | None = None,
     ) -> HyperPosterior:
         """Return draws; Ctrl-C ends it early and keeps the finished ones of all chains.
 
@@ -72,6 +74,8 @@ class MetropolisHastings(ChainSampler):
                 had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
             checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`.
             progress: show a progress bar on a terminal.
+            ranks: processes that share the chains out and all get the draws of all, those that one process would have
+                got; this one alone by default. Ctrl-C then leaves what was written.
 
         Raises:
             ValueError: a number that is not positive; the directory holds draws of another run; the log posterior is
@@ -93,6 +97,7 @@ class MetropolisHastings(ChainSampler):
             resume=resume,
             checkpoint=checkpoint,
             progress=progress,
+            ranks=ranks,
         )
 
     def _walker(self, state: dict[str, Any]) -> _Walk:

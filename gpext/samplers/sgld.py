@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gpext.inference import InferenceWarning
 from gpext.optim import SGLD, PolynomialDecay
+from gpext.parallel import Ranks
 from gpext.samplers.chains import ChainSampler, check_counts, offspring
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
@@ -74,6 +75,7 @@ class SGLDSampler(ChainSampler):
         resume: HyperPosterior | None = None,
         checkpoint: str | Path | None = None,
         progress: bool = True,
+        ranks: Ranks | None = None,
     ) -> HyperPosterior:
         """Return draws; Ctrl-C, or a chain that diverges, ends it early and keeps the finished ones of all chains.
 
@@ -94,6 +96,8 @@ class SGLDSampler(ChainSampler):
                 had been drawn at once. Options other than `thinning` do not apply.
             checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`.
             progress: show a progress bar on a terminal.
+            ranks: processes that share the chains out and all get the draws of all, those that one process would have
+                got; this one alone by default. Ctrl-C then leaves what was written.
 
         Raises:
             ValueError: a number that is not positive; a preconditioner that does not fit; the directory holds draws of
@@ -133,6 +137,7 @@ class SGLDSampler(ChainSampler):
             resume=resume,
             checkpoint=checkpoint,
             progress=progress,
+            ranks=ranks,
         )
         overload = max(self._walker(each).overload for each in found.state.walkers)
         if overload > 1:
