@@ -24,7 +24,9 @@ from torch import Tensor
 
 from gpext.operators.profiles import FACTORS, scale, value, value_and_slopes
 
-_ROWS, _COLUMNS = 256, 512  # of a tile
+_ROWS = 512  # of a tile
+_COLUMNS = 1024  # of a tile of products: larger ones leave the cache, smaller ones have threads wait for each other
+_COLUMNS_OF_DERIVATIVES = 512  # of those of derivatives, which keep more
 _FEW = 2**18  # entries for which threads do not pay
 _NEAR = {torch.float64: 1e-8, torch.float32: 1e-2}  # t of matern12 below which its root would lose digits
 _ERROR = {torch.float64: 1e-10, torch.float32: 1e-5}  # of t by squares, above which differences are taken themselves
@@ -162,10 +164,10 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WH
         by_x = [torch.zeros_like(t) for t in x_one]
         by_y = by_x if square else [torch.zeros_like(t) for t in y_one]
         by_alpha = [u.new_zeros(()) for _ in factors]
-        total, scratch = u.new_zeros(()), u.new_empty(1 + len(factors), _ROWS * _COLUMNS)
+        total, scratch = u.new_zeros(()), u.new_empty(1 + len(factors), _ROWS * _COLUMNS_OF_DERIVATIVES)
         for start in starts:
             rows = slice(start, min(start + _ROWS, n))
-            for columns in _columns(rows, m, square):
+            for columns in _columns(rows, m, square, _COLUMNS_OF_DERIVATIVES):
                 shape = rows.stop - rows.start, columns.stop - columns.start
                 A, *buffers = scratch[:, : shape[0] * shape[1]].view(-1, *shape)
                 torch.mm(outer_left[rows], outer_right[columns].mT, out=A)
@@ -219,11 +221,11 @@ def _tile(ready: Sequence[_Ready], rows: slice, columns: slice, scratch: Tensor)
     return K
 
 
-def _columns(rows: slice, m: int, square: bool) -> list[slice]:
+def _columns(rows: slice, m: int, square: bool, width: int = _COLUMNS) -> list[slice]:
     """Return the columns to visit for these rows: of a square, the tile on the diagonal and what is right of it."""
     first = [rows] if square else []
     start = rows.stop if square else 0
-    return first + [slice(c, min(c + _COLUMNS, m)) for c in range(start, m, _COLUMNS)]
+    return first + [slice(c, min(c + width, m)) for c in range(start, m, width)]
 
 
 def _share(starts: Sequence[int], part: Part) -> Sequence[int]:

@@ -148,7 +148,7 @@ def test_a_bilinear_form_and_its_derivatives_come_from_one_pass(profiles, square
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("n", [1, 255, 256, 257, 1100])
+@pytest.mark.parametrize("n", [1, 511, 512, 513, 1600])
 def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatch):
     monkeypatch.setattr(tiles, "_FEW", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
