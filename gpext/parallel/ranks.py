@@ -55,6 +55,12 @@ class Ranks:
         ranks._group, ranks.size, ranks.rank, ranks.traffic = None, 1, 0, Traffic()
         return ranks
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        return self  # a copy of a model stays with the same processes
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return (Ranks.alone if self.size == 1 else Ranks), ()  # where it is read, that process's default group
+
     def together(self, work: Callable[[], Result]) -> Result:
         """Return what `work` returns on this rank.
 

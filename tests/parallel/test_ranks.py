@@ -1,6 +1,8 @@
 """Sums over ranks, and errors that reach all of them."""
 
+import copy
 import os
+import pickle
 import signal
 
 import pytest
@@ -29,6 +31,16 @@ def test_sums_are_over_ranks_and_counted():
         assert some
         assert not none
         assert traffic["numbers"] == 1 + 7 + 6 + 2
+
+
+def _copied(rank):
+    ranks = Ranks(torch.distributed.new_group([0, 1]))
+    return copy.deepcopy(ranks) is ranks, pickle.loads(pickle.dumps(ranks)).size
+
+
+def test_copies_of_models_stay_with_their_ranks():
+    assert [value for value, _ in run(_copied, 2)] == [(True, 2)] * 2
+    assert pickle.loads(pickle.dumps(Ranks.alone())).size == 1
 
 
 def _fails_on_one(rank, how):
