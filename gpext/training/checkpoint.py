@@ -69,4 +69,5 @@ class Checkpoint:
                 save({"mll": self._mll.state_dict(), "ranks": states}, self._path)
             except OSError as error:
                 warnings.warn(f"no checkpoint was written: {error}.", CheckpointWarning, stacklevel=4)
+        self._ranks.any(False)  # no rank goes on, or home, before it is there
         self._written = time.monotonic()

@@ -177,7 +177,9 @@ def _of_the_readme(rank, folder):
 
 
 def test_what_the_readme_shows(tmp_path):
-    (first, size, files), (second, *_) = (value for value, _ in run(_of_the_readme, 2, str(tmp_path)))
+    outcomes = run(_of_the_readme, 2, str(tmp_path))
+    assert [error for _, error in outcomes] == [None, None]
+    (first, size, files), (second, *_) = (value for value, _ in outcomes)
     assert size == 30
     assert files == ["fit.pt"]
     for a, b in zip(first, second, strict=True):
