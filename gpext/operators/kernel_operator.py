@@ -14,7 +14,7 @@ from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpext.operators import keops_products, tiles
+from gpext.operators import compiled_tiles, keops_products, tiles
 from gpext.operators.profiles import FACTORS, smooth_value
 from gpext.operators.tiles import Factor
 from gpext.parallel import Ranks
@@ -32,10 +32,11 @@ class KernelOperator(LinearOperator):
             y (..., m, d); then, for rq, alpha (..., 1, 1).
         profiles: of each factor, a key of `gpext.operators.profiles.FACTORS`.
         square: whether the columns stand for the same inputs as the rows.
-        backend: how products are made. "tiles": by torch, a tile at a time; "keops": by KeOps, which compiles for some
-            seconds on first use, or by tiles where it cannot, with a warning; "dense": by the stored matrix, made anew
-            for each; "auto": by KeOps on CUDA; elsewhere by tiles, or, up to 2^24 entries, by a matrix that is stored
-            at the first product.
+        backend: how products are made. "tiles": a tile at a time, on a CPU by a program compiled at the first use on a
+            machine, in some seconds, or by torch where it cannot be, with a warning, and for rq; "keops": by KeOps,
+            which compiles each formula, or by tiles where it cannot, with a warning; "dense": by the stored matrix,
+            made anew for each; "auto": by KeOps on CUDA; elsewhere by tiles, or, up to 2^24 entries, by a matrix that
+            is stored at the first product.
         ranks: processes that have the same inputs and vectors and make products together, a part of the tiles each;
             this one alone by default. What is stored is not shared out.
 
@@ -164,7 +165,9 @@ class KernelOperator(LinearOperator):
     def _route(self) -> ModuleType:
         """The module whose `product` and `derivatives` serve."""
         by_keops = self.backend == "keops" or (self.backend == "auto" and self.device.type == "cuda")
-        return keops_products if by_keops and keops_products.is_available() else tiles
+        if by_keops and keops_products.is_available():
+            return keops_products
+        return compiled_tiles if compiled_tiles.serves(self.factors) else tiles
 
     def _flat(self, batch: torch.Size) -> list[list[Factor]]:
         """Return the factors of every matrix of a batch."""

@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gpext.operators.profiles import FACTORS, scale, value, value_and_slopes
+from gpext.operators.profiles import FACTORS, value, value_and_slopes
 
 _ROWS = 512  # of a tile
 _COLUMNS = 1024  # of a tile of products: larger ones leave the cache, smaller ones have threads wait for each other
@@ -61,7 +61,7 @@ class _Ready:
 
     @classmethod
     def of(cls, factor: Factor) -> _Ready:
-        c, x, y = scale(factor.profile, factor.x), factor.x, factor.columns
+        c, x, y = FACTORS[factor.profile], factor.x, factor.columns
         centre = x.mean(0)
         x, y = x - centre, y - centre
         depth, height = x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
@@ -76,8 +76,8 @@ class _Ready:
         """Return t of a tile, in `out` where that can be."""
         x, y = self.factor.x[rows], self.factor.columns[columns]
         if self.left is None or self.right is None:
-            c = scale(self.factor.profile, x)
-            return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_().mul_(c)
+            distance = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+            return distance.square_().mul_(FACTORS[self.factor.profile])
         t = torch.mm(self.left[rows], self.right[columns].mT, out=out)
         if self.factor.profile == "matern12":
             i, j = (t < _NEAR[t.dtype]).nonzero(as_tuple=True)
@@ -103,7 +103,7 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
                     out[:, columns].addmm_(w[:, rows], K)
         return out
 
-    parts = _shared_out(rows_of, _share(range(0, n, _ROWS), part), n * m, v.device)
+    parts = shared_out(rows_of, share(range(0, n, _ROWS), part), n * m, v.device)
     return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).mT
 
 
@@ -124,7 +124,7 @@ def matrix(factors: Sequence[Factor]) -> Tensor:
                 if square and columns.start != rows.start:
                     out[columns, rows] = K.mT
 
-    _shared_out(rows_of, range(0, n, _ROWS), n * m, out.device)
+    shared_out(rows_of, range(0, n, _ROWS), n * m, out.device)
     return out
 
 
@@ -188,7 +188,7 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WH
                     by_y[f][:, columns].addmm_(x_one[f][:, rows], B)
         return _Sums(total, by_x, by_y, by_alpha)
 
-    parts = _shared_out(rows_of, _share(range(0, n, _ROWS), part), n * m, u.device)
+    parts = shared_out(rows_of, share(range(0, n, _ROWS), part), n * m, u.device)
     by_x, by_y, by_alpha = (
         [torch.stack(each).sum(0) for each in zip(*shares, strict=True)]
         for shares in ([p.x for p in parts], [p.y for p in parts], [p.alpha for p in parts])
@@ -228,7 +228,7 @@ def _columns(rows: slice, m: int, square: bool, width: int = _COLUMNS) -> list[s
     return first + [slice(c, min(c + width, m)) for c in range(start, m, width)]
 
 
-def _share(starts: Sequence[int], part: Part) -> Sequence[int]:
+def share(starts: Sequence[int], part: Part) -> Sequence[int]:
     """Return a part of the row blocks that costs as much as any other, though the first ones are the longest."""
     k, number = part
     if number == 1:
@@ -236,14 +236,14 @@ def _share(starts: Sequence[int], part: Part) -> Sequence[int]:
     return [*starts[k :: 2 * number], *starts[2 * number - 1 - k :: 2 * number]]
 
 
-def _shared_out(
+def shared_out(
     work: Callable[[Sequence[int]], Result], starts: Sequence[int], entries: int, device: torch.device
 ) -> list[Result]:
     """Return what each of torch's threads makes of its share of the row blocks; the first ones are the longest."""
     threads = min(torch.get_num_threads(), len(starts))
     if threads < 2 or entries < _FEW or device.type != "cpu":
         return [work(starts)]
-    shares = [_share(starts, (k, threads)) for k in range(threads)]
+    shares = [share(starts, (k, threads)) for k in range(threads)]
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return list(pool.map(torch.no_grad()(work), shares))
 

@@ -8,7 +8,7 @@ import torch
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
 
 from gpext.kernels import keops
-from gpext.operators import KernelOperator, kernel_operator, profiles, tiles
+from gpext.operators import KernelOperator, compiled_tiles, kernel_operator, tiles
 from gpext.operators.profiles import FACTORS
 
 F64 = torch.float64
@@ -36,9 +36,17 @@ def vectors(op, columns=2, seed=1):
     )
 
 
+@pytest.fixture(params=["program", "torch"])
+def route(request, monkeypatch):
+    """Tiles by the compiled program, or by torch where there is none."""
+    if request.param == "torch":
+        monkeypatch.setattr(compiled_tiles, "serves", lambda factors: False)
+
+
 CASES = [(name,) for name in FACTORS] + [("rbf", "matern32"), ("rq", "matern12", "rbf")]
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("square", [True, False])
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)
 def test_products_and_derivatives_are_those_of_the_stored_matrix(profiles, square):
@@ -53,6 +61,7 @@ def test_products_and_derivatives_are_those_of_the_stored_matrix(profiles, squar
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)
 def test_float32(profiles):
     op = made(*profiles, dtype=torch.float32)
@@ -63,6 +72,7 @@ def test_float32(profiles):
     assert float((found - exact @ v.double()).div(size).abs().max()) < 1e-5
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("square", [True, False])
 def test_batches_are_loops(square):
     op = made("matern52", "rq", square=square, n=40, m=30, batch=(2, 3))
@@ -76,6 +86,7 @@ def test_batches_are_loops(square):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("profile", ["rbf", "matern32"])
 def test_inputs_far_apart_keep_their_digits(profile, dtype):
@@ -88,14 +99,7 @@ def test_inputs_far_apart_keep_their_digits(profile, dtype):
     torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("quicker", [True, False])
-@pytest.mark.parametrize("name", FACTORS)
-def test_either_exponential_and_root_serve(name, quicker, monkeypatch):
-    monkeypatch.setattr(profiles, "_is_quicker", lambda one, other, dtype: quicker)
-    test_products_and_derivatives_are_those_of_the_stored_matrix((name,), True)
-    test_float32((name,))
-
-
+@pytest.mark.usefixtures("route")
 def test_duplicate_inputs_have_correlation_one():
     x = torch.randn(300, 5, generator=torch.Generator().manual_seed(0), dtype=F64)
     x[150:] = x[:150]
@@ -137,6 +141,7 @@ def test_a_bilinear_form_and_its_derivatives_come_from_one_pass(profiles, square
     u, v = (t.requires_grad_() for t in vectors(op))
     expected = (u * (op.to_dense() @ v)).sum((-2, -1))
     theirs = torch.autograd.grad(expected.square().sum(), [*op._args, u, v])
+    monkeypatch.setattr(compiled_tiles, "product", None)
     monkeypatch.setattr(tiles, "product", None)
     found = op.bilinear_form(u.detach(), v.detach())
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -147,6 +152,7 @@ def test_a_bilinear_form_and_its_derivatives_come_from_one_pass(profiles, square
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 511, 512, 513, 1600])
 def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatch):
@@ -163,14 +169,15 @@ def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatc
 
 @pytest.mark.parametrize("number", [2, 3, 7])
 @pytest.mark.parametrize("square", [True, False])
-def test_parts_add_up(square, number):
-    op = made("matern32", "rq", n=1100, square=square).detach()
+@pytest.mark.parametrize(("route", "profiles"), [(tiles, ("matern32", "rq")), (compiled_tiles, ("matern32", "rbf"))])
+def test_parts_add_up(route, profiles, square, number):
+    op = made(*profiles, n=1100, square=square).detach()
     u, v = vectors(op)
     parts = [(k, number) for k in range(number)]
-    total = sum(tiles.product(op.factors, v, part) for part in parts)
-    torch.testing.assert_close(total, tiles.product(op.factors, v), rtol=1e-12, atol=1e-12)
-    whole = tiles.derivatives(op.factors, u, v)
-    found = [tiles.derivatives(op.factors, u, v, part) for part in parts]
+    total = sum(route.product(op.factors, v, part) for part in parts)
+    torch.testing.assert_close(total, route.product(op.factors, v), rtol=1e-12, atol=1e-12)
+    whole = route.derivatives(op.factors, u, v)
+    found = [route.derivatives(op.factors, u, v, part) for part in parts]
     torch.testing.assert_close(sum(f.value for f in found), whole.value, rtol=1e-12, atol=1e-12)
     for name in ("x", "y", "alpha"):
         for j, expected in enumerate(getattr(whole, name)):

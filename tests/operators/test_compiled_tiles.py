@@ -1,0 +1,140 @@
+"""The compiled program: its exponential, what it is given and what it refuses, and life without a compiler."""
+
+import os
+import warnings
+
+import pytest
+import torch
+
+from gpext.operators import KernelOperator, compiled_tiles, tiles
+from gpext.operators.tiles import Factor
+
+F64 = torch.float64
+
+
+def factors_of(*profiles, n=300, m=None, dtype=F64, dimension=3):
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(size):
+        return torch.randn(size, dimension, generator=generator, dtype=F64).to(dtype)
+
+    return [Factor(profile, randn(n), None if m is None else randn(m), None) for profile in profiles]
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_its_exponential_is_that_of_torch(dtype):
+    """exp(-q / 2) of one point against points further and further away, to where it is no normal number."""
+    last = 1400.0 if dtype == F64 else 170.0
+    q = torch.cat([torch.zeros(1, dtype=F64), torch.logspace(-12, 0, 200, dtype=F64), torch.linspace(1, last, 3000)])
+    points = q.sqrt().to(dtype).unsqueeze(-1)
+    found = compiled_tiles.product([Factor("rbf", points, points[:1].repeat(64, 1), None)], torch.eye(64, 1).to(dtype))
+    exact = (-0.5 * points.double().square()).exp()
+    # in units of eps: 2 q from x / sqrt 2, half of q from its square, q from log2 e; 2 for the rest
+    allowed = torch.finfo(dtype).eps * (2 + 3.5 * q.unsqueeze(-1) / 2) * exact
+    assert bool(((found.double() - exact).abs() <= allowed).all())
+    assert float(found[0]) == 1.0
+    beyond = torch.tensor([[1e3 * last]], dtype=dtype).sqrt()
+    far = [Factor("rbf", beyond, points[:1].repeat(64, 1), None)]
+    assert float(compiled_tiles.product(far, torch.ones(64, 1, dtype=dtype))) == 0.0
+
+
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize(("n", "m", "dimension", "columns"), [(1, 64, 1, 1), (5, 700, 17, 4), (1030, 513, 8, 3)])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_any_size_is_that_of_torch(dtype, n, m, dimension, columns, square):
+    names = ("matern52", "rbf", "matern12")
+    factors = factors_of(*names, n=n, m=None if square else m, dtype=dtype, dimension=dimension)
+    exact = [Factor(f.profile, f.x.double(), None if f.y is None else f.y.double(), None) for f in factors]
+    generator = torch.Generator().manual_seed(1)
+    u, v = (torch.randn(size, columns, generator=generator, dtype=F64).to(dtype) for size in (n, n if square else m))
+    tolerance = {"rtol": 1e-10, "atol": 1e-11} if dtype == F64 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(
+        compiled_tiles.product(factors, v).double(), tiles.product(exact, v.double()), **tolerance
+    )
+    ours, theirs = compiled_tiles.derivatives(factors, u, v), tiles.derivatives(exact, u.double(), v.double())
+    torch.testing.assert_close(ours.value.double(), theirs.value, **tolerance)
+    for a, b in zip([*ours.x, *ours.y], [*theirs.x, *theirs.y], strict=True):
+        if b is None:
+            assert a is None
+        else:
+            torch.testing.assert_close(a.double(), b, **tolerance)
+
+
+def test_sums_in_float32_keep_their_digits():
+    """The sum of 40000 numbers near one, for which a running sum would be off by more."""
+    points = torch.linspace(0, 1e-3, 40_000).unsqueeze(-1)
+    found = compiled_tiles.product([Factor("rbf", points, None, None)], torch.ones(40_000, 1))
+    torch.testing.assert_close(found, torch.full_like(found, 40_000.0), rtol=2e-6, atol=0)
+
+
+def test_nan_stays_where_it_is():
+    factors = factors_of("matern32", n=100, m=80)
+    factors[0].x[7, 1] = torch.nan
+    found = compiled_tiles.product(factors, torch.ones(80, 2, dtype=F64))
+    assert bool(found[7].isnan().all())
+    assert int(found.isnan().sum()) == 2
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        factors_of("rbf", n=100, m=3),
+        [Factor("rq", torch.zeros(100, 2), None, torch.tensor(1.0))],
+        factors_of("rbf", dtype=torch.float16),
+    ],
+    ids=["few columns", "rq", "float16"],
+)
+def test_what_it_does_not_serve(factors):
+    assert not compiled_tiles.serves(factors)
+    assert compiled_tiles.serves(factors_of("rbf", "matern12"))
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch, tmp_path):
+    """A process that has not looked for the program yet, on a machine that never had it."""
+    monkeypatch.setattr(compiled_tiles, "_program", compiled_tiles._program.__wrapped__)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"), [("no-such-compiler", "found no C.. compiler"), ("false", "false .* failed")]
+)
+def test_without_a_compiler_torch_serves(compiler, reason, nothing_compiled, monkeypatch):
+    monkeypatch.setenv("CXX", compiler)
+    x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    op = KernelOperator(torch.ones(1, 1, dtype=F64), x, profiles=("rbf",), square=True, backend="tiles")
+    with pytest.warns(compiled_tiles.NotCompiledWarning, match=reason):
+        found = op @ x
+    torch.testing.assert_close(found, op.to_dense() @ x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_folder_that_cannot_be_written_is_named(nothing_compiled, monkeypatch):
+    blocked = nothing_compiled / "file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    with pytest.warns(compiled_tiles.NotCompiledWarning, match="XDG_CACHE_HOME"):
+        assert not compiled_tiles.serves(factors_of("rbf"))
+
+
+def test_it_is_said_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    compiled_tiles._program.cache_clear()
+    try:
+        with pytest.warns(compiled_tiles.NotCompiledWarning):
+            assert not compiled_tiles.serves(factors_of("rbf"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not compiled_tiles.serves(factors_of("rbf"))
+    finally:
+        compiled_tiles._program.cache_clear()
+
+
+def test_it_is_compiled_once(nothing_compiled):
+    compiler = os.environ.get("CXX", "c++")
+    path = compiled_tiles._compiled(compiler)
+    made = path.stat().st_mtime_ns
+    assert compiled_tiles._compiled(compiler) == path
+    assert path.stat().st_mtime_ns == made
+    assert list((nothing_compiled / "gpext").iterdir()) == [path]
