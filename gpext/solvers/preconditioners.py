@@ -20,6 +20,8 @@ from torch import Tensor
 
 _BLOCK = 50
 _ENTRY = 60.0  # what an entry of K costs, in floating-point operations of a product of matrices; half by symmetry
+_WIDTH = 256  # of a block of columns of a Gram matrix
+_ROOM = 512  # columns that L has room for at first; twice as many whenever they are full
 _PATIENCE = 3  # blocks in a row that seem not to pay: what a single one takes from the trace says little
 _MOST_NUMBERS = 2**27  # of L: a gigabyte in float64
 _ROUNDING = 1e-12  # of the trace: what is left is rounding
@@ -42,16 +44,14 @@ class LowRankPreconditioner:
         """
         if not bool((noise > 0).all()):
             raise ValueError(f"a preconditioner needs positive noise; the smallest is {noise.min().item():g}.")
-        inner = root.mT @ (root / noise.unsqueeze(-1))
-        inner.diagonal().add_(1)
-        return cls(root, noise, torch.linalg.cholesky(inner))
+        return cls(root, noise, torch.linalg.cholesky(_one_plus_gram(root * noise.rsqrt().unsqueeze(-1))))
 
     def __call__(self, r: Tensor) -> Tensor:
         """Return P^-1 r (..., n, R)."""
         scaled = r / self.noise.unsqueeze(-1)
         rows = scaled.mT.contiguous() @ self.root  # for a few columns several times as fast as L' @ scaled
         inner = torch.cholesky_solve(rows.mT, self.chol)
-        return scaled - (self.root @ inner) / self.noise.unsqueeze(-1)
+        return scaled - (inner.mT.contiguous() @ self.root.mT).mT / self.noise.unsqueeze(-1)
 
     def whitened(self, matvec: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return v -> R A R' v, where R P R' = I: a matrix near I, with log|R A R'| = log|A| - log|P|.
@@ -122,27 +122,40 @@ def partial_cholesky(
         raise ValueError(f"noise must be positive; got {noise}.")
     n = len(diagonal)
     most = min(n, rank if rank is not None else max(_MOST_NUMBERS // n, 1))
-    L, left = diagonal.new_zeros(n, 0), diagonal.clone()
+    room, left = diagonal.new_empty(min(most, _ROOM), n), diagonal.clone()  # of L'
+    rows = room[:0]
     trace = [float(left.sum())]
     block = _BLOCK if pivots == "random" else 1
     in_vain = 0
-    while L.size(-1) < most and trace[-1] > _ROUNDING * trace[0]:
-        size = min(block, most - L.size(-1))
+    while len(rows) < most and trace[-1] > _ROUNDING * trace[0]:
+        size = min(block, most - len(rows))
         if pivots == "random":
             chosen = _drawn(left, size, generator)
         else:
             chosen = left.argmax().unsqueeze(0)
-        G = columns(chosen) - L @ L[chosen].mT
-        added = _columns_of_factor(G, chosen, _ROUNDING * trace[0] / n)
-        L = torch.cat([L, added], -1)
-        left = (left - added.square().sum(-1)).clamp_min_(0)  # by rounding alone
+        G = columns(chosen).mT - rows[:, chosen].mT @ rows
+        added = _rows_of_factor(G, chosen, _ROUNDING * trace[0] / n)
+        if len(rows) + len(added) > len(room):
+            room = torch.cat([rows, rows.new_empty(min(most, 2 * len(room)) - len(rows), n)])
+        room[len(rows) : len(rows) + len(added)] = added
+        rows = room[: len(rows) + len(added)]
+        left = (left - added.square().sum(0)).clamp_min_(0)  # by rounding alone
         left[chosen] = 0
         trace.append(float(left.sum()))
         if rank is None and noise is not None:
-            in_vain = 0 if _pays(trace, block, L.size(-1), n, noise, tolerance) else in_vain + 1
+            in_vain = 0 if _pays(trace, block, len(rows), n, noise, tolerance) else in_vain + 1
             if in_vain == _PATIENCE:
                 break
-    return L
+    return rows.mT.contiguous()
+
+
+def _one_plus_gram(B: Tensor) -> Tensor:
+    """Return I + B'B (k, k), of which only the lower triangle's blocks are computed; the rest is zero."""
+    inner = torch.eye(B.size(-1), dtype=B.dtype, device=B.device)
+    for start in range(0, B.size(-1), _WIDTH):
+        block = slice(start, start + _WIDTH)
+        inner[start:, block] += B[:, start:].mT @ B[:, block]
+    return inner
 
 
 def _drawn(left: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
@@ -152,12 +165,12 @@ def _drawn(left: Tensor, size: int, generator: torch.Generator | None) -> Tensor
     return drawn.to(left.device)
 
 
-def _columns_of_factor(G: Tensor, chosen: Tensor, negligible: float) -> Tensor:
-    """Return columns whose outer products add up to G G[chosen]^-1 G', the directions that are rounding left out."""
-    inner = G[chosen]
+def _rows_of_factor(G: Tensor, chosen: Tensor, negligible: float) -> Tensor:
+    """Return rows whose outer products add up to G' G[:, chosen]^-1 G, the directions that are rounding left out."""
+    inner = G[:, chosen]
     values, axes = torch.linalg.eigh(0.5 * (inner + inner.mT))
     kept = values > max(negligible, 1e-10 * float(values[-1]))
-    return G @ (axes[:, kept] * values[kept].rsqrt())
+    return (axes[:, kept] * values[kept].rsqrt()).mT @ G
 
 
 def _pays(trace: list[float], block: int, rank: int, n: int, noise: float, tolerance: float) -> bool:
