@@ -1,7 +1,15 @@
 """What all tests share."""
 
+import os
+import tempfile
+
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ and "KEOPS_CACHE_FOLDER" not in os.environ:
+    # pykeops reads a file when it is imported and writes it when a process ends: workers must not share it
+    worker = f"gpext-keops-{os.getuid()}-{os.environ['PYTEST_XDIST_WORKER']}"
+    os.environ["KEOPS_CACHE_FOLDER"] = os.path.join(tempfile.gettempdir(), worker)
 
 
 @pytest.fixture(autouse=True)

@@ -187,7 +187,7 @@ def _program() -> ctypes.CDLL | None:
 def _compiled(compiler: str) -> Path:
     """Return the program's file, whose name tells source, compiler and processor apart."""
     macros = _run(compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull)
-    parts = (_SOURCE.read_text(), macros, compiler, *_FLAGS, platform.machine())
+    parts = (_SOURCE.read_text(encoding="utf-8"), macros, compiler, *_FLAGS, platform.machine())
     path = _folder() / f"tiles-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
