@@ -22,14 +22,13 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.infer.mcmc import HMC, NUTS
-from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
-from pyro.infer.mcmc.util import initialize_model
 from torch import Tensor
 
 from gpext.inference.gibbs import draw_latent, draw_sites
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.ppl.latent import WHITENED, WhitenedPrior
 from gpext.ppl.observe import Observation
+from gpext.ppl.program_kernel import ProgramKernel
 from gpext.sites import GaussianSites
 
 
@@ -60,7 +59,7 @@ class _State:
     log_rest: Tensor  # log R(f), up to a constant
 
 
-class GibbsKernel(MCMCKernel):
+class GibbsKernel(ProgramKernel):
     """A kernel for `pyro.infer.MCMC`: alternates the exact conditionals of a latent GP with NUTS on all other sites.
 
     Args:
@@ -88,34 +87,21 @@ class GibbsKernel(MCMCKernel):
         inner: Callable[..., HMC] = NUTS,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.model, self.latent, self.inner, self.generator = model, latent, inner, generator
-        self.transforms: dict[str, Any] | None = None
+        self.latent, self.inner = latent, inner
         self._site = latent + WHITENED
-        self.cleanup()
+        super().__init__(model, generator)
 
     def cleanup(self) -> None:
         """Forget the last run."""
-        self._initial_params: dict[str, Tensor] | None = None
+        super().cleanup()
         self._kernel: HMC | None = None
         self._num_accepted = self._num_steps = 0
-
-    @property
-    def initial_params(self) -> dict[str, Tensor] | None:
-        """Where the chain starts, in unconstrained space."""
-        return self._initial_params
-
-    @initial_params.setter
-    def initial_params(self, params: dict[str, Tensor]) -> None:
-        self._initial_params = params
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Find a start and set up the inner kernel; see the class for the errors."""
         self._arguments = args, kwargs
-        params, self._potential, self.transforms, trace = initialize_model(
-            self.model, args, kwargs, initial_params=self._initial_params
-        )
+        params, trace = self._start(args, kwargs)
         self._check(trace, params)
-        self._initial_params = params
         self._state(params)  # raises if the program does not suit
         rest = {name: value for name, value in params.items() if name != self._site}
         if rest:

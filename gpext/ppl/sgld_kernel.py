@@ -13,14 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
-from pyro.infer.mcmc.util import initialize_model
 from torch import Tensor
 
 from gpext.optim import SGLD
+from gpext.ppl.program_kernel import ProgramKernel
 
 
-class SGLDKernel(MCMCKernel):
+class SGLDKernel(ProgramKernel):
     """A kernel for `pyro.infer.MCMC`: unadjusted Langevin steps.
 
     Args:
@@ -48,30 +47,17 @@ class SGLDKernel(MCMCKernel):
     ) -> None:
         if not step_size > 0:
             raise ValueError(f"step_size must be positive; got {step_size}.")
-        self.model, self.step_size, self.preconditioner, self.generator = model, step_size, preconditioner, generator
-        self.transforms: dict[str, Any] | None = None
-        self.cleanup()
+        self.step_size, self.preconditioner = step_size, preconditioner
+        super().__init__(model, generator)
 
     def cleanup(self) -> None:
         """Forget the last run."""
-        self._initial_params: dict[str, Tensor] | None = None
+        super().cleanup()
         self._optimizer: SGLD | None = None
-
-    @property
-    def initial_params(self) -> dict[str, Tensor] | None:
-        """Where the chain starts, in unconstrained space."""
-        return self._initial_params
-
-    @initial_params.setter
-    def initial_params(self, params: dict[str, Tensor]) -> None:
-        self._initial_params = params
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Find a start; see the class for the errors."""
-        params, self._potential, self.transforms, _ = initialize_model(
-            self.model, args, kwargs, initial_params=self._initial_params
-        )
-        self._initial_params = params
+        params, _ = self._start(args, kwargs)
         self._sites = {name: params[name].detach().clone().requires_grad_() for name in sorted(params)}
         generator = self.generator
         if generator is None:
