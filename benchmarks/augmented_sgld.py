@@ -39,7 +39,8 @@ from scipy.spatial.distance import pdist, squareform
 from torch import Tensor
 
 from benchmarks.datasets import load
-from benchmarks.ledger import Ledger, Row
+from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.tables import AGAINST, against, table
 from gpext.likelihoods import AugmentedLikelihood, BernoulliLogitLikelihood, StudentTLikelihood
 from gpext.models import LatentGP
 from gpext.operators import UnbiasedSolver
@@ -297,36 +298,29 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
 def report(ledger: Ledger) -> str:
     """Return both tables: against the first row of the problem, and what a sweep costs."""
     rows = list(ledger.rows.values())
-    lines = [
-        "| problem | method | parameter | mean | sd | error of the mean / sd | ratio of sds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    compared, costs = [], []
     for row in rows:
-        reference = next(r for r in rows if (r["problem"], r["rows"]) == (row["problem"], row["rows"]))
+        first = next(r for r in rows if (r["problem"], r["rows"]) == (row["problem"], row["rows"]))
+        named = [row["problem"], row["method"]]
         for j, name in enumerate(row["names"]):
-            cells = ["", ""]
-            if row is not reference:
-                sd = reference["sd"][j]
-                error = np.hypot(row["mcse"][j], reference["mcse"][j]) / sd
-                ratio = row["sd"][j] / sd
-                spread = ratio * np.hypot(row["mcse_sd"][j] / row["sd"][j], reference["mcse_sd"][j] / sd)
-                cells = [f"{(row['mean'][j] - reference['mean'][j]) / sd:+.3f} +- {error:.3f}"]
-                cells.append(f"{ratio:.3f} +- {spread:.3f}")
-            lines.append(
-                f"| {row['problem']} | {row['method']} | log {name} | {row['mean'][j]:.4f} | {row['sd'][j]:.4f} | "
-                f"{cells[0]} | {cells[1]} |"
-            )
-    lines += [
-        "",
-        "| problem | method | chains x draws | ms a sweep | least ESS | ESS a minute | rank R-hat |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['problem']} | {row['method']} | {row['chains']} x {row['draws']} | {row['ms']:.1f} | "
-            f"{min(row['ess']):.0f} | {row['ess_a_minute']:.1f} | {row['rhat']:.4f} |"
+            compared.append([*named, f"log {name}", *against(row, None if row is first else first, j)])
+        costs.append(
+            [
+                *named,
+                f"{row['chains']} x {row['draws']}",
+                f"{row['ms']:.1f}",
+                f"{min(row['ess']):.0f}",
+                f"{row['ess_a_minute']:.1f}",
+                f"{row['rhat']:.4f}",
+            ]
         )
-    return "\n".join(lines)
+    head = ["chains x draws", "ms a sweep", "least ESS", "ESS a minute", "rank R-hat"]
+    return "\n\n".join(
+        [
+            table(["problem", "method", "parameter", *AGAINST], compared),
+            table(["problem", "method", *head], costs),
+        ]
+    )
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -355,12 +349,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and print the tables."""
-    options = parse(arguments)
-    torch.set_num_threads(options.threads)
-    ledger = Ledger(options.output)
-    if not options.report_only:
-        run(ledger, options)
-    print(report(ledger))
+    measure_and_report(parse(arguments), run, report)
     return 0
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.ledger import Ledger, Row
+from benchmarks.tables import table
 from gpext.kernels import keops
 
 MOST_STORED = 2**31  # bytes
@@ -120,31 +121,30 @@ def in_turns(calls: Mapping[str, Callable[[], Tensor]], rounds: int) -> tuple[di
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
     """A markdown table: milliseconds of the tiles, and the others' times over theirs."""
-    lines = [
-        "| kernel | type | d | n | columns | threads | flags | K V, ms | Gel/s | KeOps | stored "
-        "| and gradient, ms | KeOps | in one pass, ms | KeOps |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["kernel", "type", "d", "n", "columns", "threads", "flags", "K V, ms", "Gel/s", "KeOps", "stored"]
+    head += ["and gradient, ms", "KeOps", "in one pass, ms", "KeOps"]
+    lines = []
     for row in rows:
         product, derivatives = row["seconds"]["product"], row["seconds"]["derivatives"]
 
         def ratio(times: Mapping[str, float], name: str, ours: str = "tiles") -> str:
             return f"{times[name] / times[ours]:.2f}" if name in times else ""
 
-        cells = [
-            *(str(row[name]) for name in ("profile", "dtype", "dimension", "n", "columns", "threads")),
-            row["flags"] or "default",
-            f"{1e3 * product['tiles']:.1f}",
-            f"{1e-9 * row['n'] ** 2 / product['tiles']:.2f}",
-            ratio(product, "keops"),
-            ratio(product, "stored"),
-            f"{1e3 * derivatives['tiles']:.1f}",
-            ratio(derivatives, "keops"),
-            f"{1e3 * derivatives['one pass']:.1f}",
-            ratio(derivatives, "keops", "one pass"),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(
+            [
+                *(str(row[name]) for name in ("profile", "dtype", "dimension", "n", "columns", "threads")),
+                row["flags"] or "default",
+                f"{1e3 * product['tiles']:.1f}",
+                f"{1e-9 * row['n'] ** 2 / product['tiles']:.2f}",
+                ratio(product, "keops"),
+                ratio(product, "stored"),
+                f"{1e3 * derivatives['tiles']:.1f}",
+                ratio(derivatives, "keops"),
+                f"{1e3 * derivatives['one pass']:.1f}",
+                ratio(derivatives, "keops", "one pass"),
+            ]
+        )
+    return table(head, lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.augmented_svi import machine, package_versions
 
@@ -40,3 +43,21 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+
+
+def measure_and_report(
+    options: argparse.Namespace, run: Callable[[Ledger, argparse.Namespace], None], report: Callable[[Ledger], str]
+) -> Ledger:
+    """Measure what is missing, unless there is only to report, print the tables, and return the rows.
+
+    Args:
+        options: with `threads`, `output` and `report_only`.
+        run: makes the rows that are missing.
+        report: returns the tables.
+    """
+    torch.set_num_threads(options.threads)
+    ledger = Ledger(options.output)
+    if not options.report_only:
+        run(ledger, options)
+    print(report(ledger))
+    return ledger

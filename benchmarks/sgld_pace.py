@@ -22,6 +22,7 @@ from torch import Tensor
 from benchmarks.datasets import load
 from benchmarks.ledger import Ledger, Row
 from benchmarks.sgld_posterior import ALL_ROWS, PROBES, Model
+from benchmarks.tables import table
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver
 from gpext.samplers import SGLDSampler
@@ -77,18 +78,23 @@ def measure(options: argparse.Namespace) -> Row:
 
 def report(ledger: Ledger) -> str:
     """Return the table."""
-    lines = [
-        "| data | rows | numbers | probes | seconds a step | seconds of processors | steps a day | peak memory |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    cells = []
     for row in ledger.rows.values():
         seconds, used = (sorted(row[name])[len(row[name]) // 2] for name in ("clock", "processor"))
         probes = f"{row['probes']}" + ", controlled" * row["controlled"]
-        lines.append(
-            f"| {row['data']} | {row['rows']} | {row['dtype']} | {probes} | {seconds:.1f} | {used:.1f} | "
-            f"{DAY / seconds:.0f} | {row['mib']:.0f} MiB |"
-        )
-    return "\n".join(lines)
+        named = [row["data"], str(row["rows"]), row["dtype"], probes]
+        cells.append([*named, f"{seconds:.1f}", f"{used:.1f}", f"{DAY / seconds:.0f}", f"{row['mib']:.0f} MiB"])
+    head = [
+        "data",
+        "rows",
+        "numbers",
+        "probes",
+        "seconds a step",
+        "seconds of processors",
+        "steps a day",
+        "peak memory",
+    ]
+    return table(head, cells)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

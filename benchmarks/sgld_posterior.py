@@ -20,15 +20,14 @@ from pathlib import Path
 
 import arviz
 import gpytorch
-import numpy as np
-import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
 from benchmarks.datasets import load
-from benchmarks.ledger import Ledger, Row
+from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.tables import AGAINST, against, table
 from gpext.kernels import keops
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver
@@ -158,39 +157,32 @@ def seconds_a_step(sampler: MetropolisHastings | SGLDSampler) -> tuple[float, fl
 def report(ledger: Ledger) -> str:
     """Return both tables: against the reference, and what a draw costs."""
     rows = list(ledger.rows.values())
-    lines = [
-        "| rows | method | parameter | mean | sd | error of the mean / sd | ratio of sds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    compared, costs = [], []
     for row in rows:
-        same = [r for r in rows if (r["data"], r["rows"]) == (row["data"], row["rows"])]
+        same = [r for r in rows if (r["data"], r["rows"]) == (row["data"], row["rows"]) and r is not row]
         reference = next((r for r in same if r["method"] == METHODS[0]), None)
+        named = [str(row["rows"]), row["method"]]
         for j, name in enumerate(row["names"]):
-            cells = ["", ""]
-            if reference is not None and row is not reference:
-                sd = reference["sd"][j]
-                error = np.hypot(row["mcse"][j], reference["mcse"][j]) / sd
-                spread = row["sd"][j] / sd * np.hypot(row["mcse_sd"][j] / row["sd"][j], reference["mcse_sd"][j] / sd)
-                shift = (row["mean"][j] - reference["mean"][j]) / sd
-                cells = [f"{shift:+.3f} +- {error:.3f}", f"{row['sd'][j] / sd:.3f} +- {spread:.3f}"]
-            lines.append(
-                f"| {row['rows']} | {row['method']} | log {name.rsplit('.', 1)[-1]} | {row['mean'][j]:.4f} | "
-                f"{row['sd'][j]:.4f} | {cells[0]} | {cells[1]} |"
-            )
-    parts = ", ".join(f"{100 * part:g} %" for part in SLICES)
-    lines += [
-        "",
-        "| rows | method | chains x draws | ms a step (of the processor) | least ESS | ESS a minute | rank R-hat | "
-        f"PSRF after {parts} |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        psrf, least = ", ".join(f"{value:.3f}" for value in row["psrf"].values()), min(row["ess"])
-        lines.append(
-            f"| {row['rows']} | {row['method']} | {row['chains']} x {row['draws']} | {row['ms']:.1f} "
-            f"({row['processor_ms']:.1f}) | {least:.0f} | {row['ess_a_minute']:.1f} | {row['rhat']:.4f} | {psrf} |"
+            compared.append([*named, f"log {name.rsplit('.', 1)[-1]}", *against(row, reference, j)])
+        costs.append(
+            [
+                *named,
+                f"{row['chains']} x {row['draws']}",
+                f"{row['ms']:.1f} ({row['processor_ms']:.1f})",
+                f"{min(row['ess']):.0f}",
+                f"{row['ess_a_minute']:.1f}",
+                f"{row['rhat']:.4f}",
+                ", ".join(f"{value:.3f}" for value in row["psrf"].values()),
+            ]
         )
-    return "\n".join(lines)
+    parts = ", ".join(f"{100 * part:g} %" for part in SLICES)
+    head = ["chains x draws", "ms a step (of the processor)", "least ESS", "ESS a minute", "rank R-hat"]
+    return "\n\n".join(
+        [
+            table(["rows", "method", "parameter", *AGAINST], compared),
+            table(["rows", "method", *head, f"PSRF after {parts}"], costs),
+        ]
+    )
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -221,12 +213,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and print the tables."""
-    options = parse(arguments)
-    torch.set_num_threads(options.threads)
-    ledger = Ledger(options.output)
-    if not options.report_only:
-        run(ledger, options)
-    print(report(ledger))
+    measure_and_report(parse(arguments), run, report)
     return 0
 
 

@@ -19,12 +19,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from benchmarks import unbiased_cg_parts as parts
 from benchmarks.datasets import load
-from benchmarks.ledger import Ledger
+from benchmarks.ledger import Ledger, measure_and_report
 from benchmarks.unbiased_cg_problems import Problem
 from benchmarks.unbiased_cg_report import figures, report
 from gpext.solvers import Geometric, Matched, NoSurvival, Ulisse
@@ -150,17 +149,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Measure the parts asked for."""
+    measured = {"conditioning": conditioning, "schedules": schedules, "draws": draws, "preconditioner": preconditioner}
+    for part in options.parts:
+        measured[part](ledger, options)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is missing, print the tables and draw the figures."""
     options = parse(arguments)
-    torch.set_num_threads(options.threads)
-    ledger = Ledger(options.output)
-    if not options.report_only:
-        for part in options.parts:
-            {"conditioning": conditioning, "schedules": schedules, "draws": draws, "preconditioner": preconditioner}[
-                part
-            ](ledger, options)
-    print(report(ledger))
+    ledger = measure_and_report(options, run, report)
     if options.figures is not None:
         figures(ledger, options.figures)
     return 0

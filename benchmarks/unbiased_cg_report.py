@@ -13,12 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib import ticker
 
 from benchmarks.ledger import Ledger, Row
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a markdown table."""
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+from benchmarks.tables import table
 
 
 def report(ledger: Ledger) -> str:
