@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import getpass
 import os
 import tempfile
 
@@ -8,7 +9,7 @@ import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ and "KEOPS_CACHE_FOLDER" not in os.environ:
     # pykeops reads a file when it is imported and writes it when a process ends: workers must not share it
-    worker = f"gpext-keops-{os.getuid()}-{os.environ['PYTEST_XDIST_WORKER']}"
+    worker = f"gpext-keops-{getpass.getuser()}-{os.environ['PYTEST_XDIST_WORKER']}"
     os.environ["KEOPS_CACHE_FOLDER"] = os.path.join(tempfile.gettempdir(), worker)
 
 

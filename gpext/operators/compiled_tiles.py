@@ -13,6 +13,7 @@ import hashlib
 import math
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -167,7 +168,8 @@ def _derivative(factor: Factor, sums: Tensor) -> Tensor:
 def _program() -> ctypes.CDLL | None:
     """Return the program, compiled unless a cache has it; None, with a warning, where that cannot be."""
     named = os.environ.get("CXX")
-    found = [path for path in map(shutil.which, [named] if named else ["c++", "g++", "clang++"]) if path]
+    commands = [shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]
+    found = [command for command in commands if shutil.which(command[0])]
     reason = f"found no C++ compiler ({named or 'c++, g++ or clang++'}); install one or set CXX"
     if found:
         try:
@@ -184,16 +186,16 @@ def _program() -> ctypes.CDLL | None:
     return None
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled(compiler: Sequence[str]) -> Path:
     """Return the program's file, whose name tells source, compiler and processor apart."""
-    macros = _run(compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull)
-    parts = (_SOURCE.read_text(encoding="utf-8"), macros, compiler, *_FLAGS, platform.machine())
+    macros = _run(*compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull)
+    parts = (_SOURCE.read_text(encoding="utf-8"), macros, *compiler, *_FLAGS, platform.machine())
     path = _folder() / f"tiles-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             draft = Path(folder) / path.name
-            _run(compiler, *_FLAGS, str(_SOURCE), "-o", str(draft))
+            _run(*compiler, *_FLAGS, str(_SOURCE), "-o", str(draft))
             draft.replace(path)  # at once: other processes find it whole or not at all
     return path
 

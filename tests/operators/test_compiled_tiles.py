@@ -1,6 +1,7 @@
 """The compiled program: its exponential, what it is given and what it refuses, and life without a compiler."""
 
 import os
+import shlex
 import warnings
 
 import pytest
@@ -98,7 +99,8 @@ def nothing_compiled(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "reason"), [("no-such-compiler", "found no C.. compiler"), ("false", "false .* failed")]
+    ("compiler", "reason"),
+    [("no-such-compiler", "found no C.. compiler"), ("false", "false .* failed"), ("env false", "env false .* failed")],
 )
 def test_without_a_compiler_torch_serves(compiler, reason, nothing_compiled, monkeypatch):
     monkeypatch.setenv("CXX", compiler)
@@ -132,7 +134,7 @@ def test_it_is_said_once(monkeypatch, tmp_path):
 
 
 def test_it_is_compiled_once(nothing_compiled):
-    compiler = os.environ.get("CXX", "c++")
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
     path = compiled_tiles._compiled(compiler)
     made = path.stat().st_mtime_ns
     assert compiled_tiles._compiled(compiler) == path
