@@ -19,13 +19,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from tqdm import tqdm
 
+from gpext.files import load, save
 from gpext.inference import InferenceWarning
 from gpext.parallel import Ranks
 from gpext.samplers.chain_state import WalkState
 from gpext.samplers.draws import WELL_MIXED, SamplingStatus, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
-from gpext.samplers.storage import load, save
 
 _SECONDS = 120.0  # between two checkpoints
 _FILE = "chains.pt"

@@ -1,21 +1,19 @@
 """Where draws are kept: in memory, or chunk by chunk in a directory, so that memory does not grow with their number.
 
-A chunk is written beside its final name and then renamed: what stands under the final name is whole, whatever happens.
-With it goes the state of the chains at its last draw, so that a run that was killed can go on from there.
+With a chunk goes the state of the chains at its last draw, so that a run that was killed can go on from there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpext.files import load, save
 from gpext.samplers.chain_state import ChainState
 
 _CHUNK_BYTES = 2**25
@@ -136,37 +134,3 @@ class Store:
 def files_in(directory: Path) -> list[Path]:
     """Return the files of draws in a directory, in order."""
     return sorted(directory.glob("draws-*.pt"))
-
-
-def load(path: Path, *, mapped: bool = True) -> dict[str, Any]:
-    """Return what :func:`save` has written.
-
-    Args:
-        path: of the file.
-        mapped: read numbers as they are asked for. Not for a file that may be replaced meanwhile: torch opens it twice,
-            and what it finds the second time may be another.
-    """
-    if mapped:
-        return torch.load(path, mmap=True, weights_only=True)
-    with path.open("rb") as file:
-        return torch.load(file, weights_only=True)
-
-
-def save(content: dict[str, Any], path: Path) -> None:
-    """Write a file completely or not at all.
-
-    Raises:
-        OSError: it could not be written.
-    """
-    partial = path.with_suffix(".part")
-    try:
-        with partial.open("wb") as file:
-            try:
-                torch.save(content, file)
-            except RuntimeError as error:  # how torch's writer may report a full disk
-                raise OSError(f"{partial}: {error}") from error
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

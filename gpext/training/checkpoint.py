@@ -9,8 +9,8 @@ from typing import Any
 
 from gpytorch.mlls import MarginalLogLikelihood
 
+from gpext.files import load, save
 from gpext.parallel import Ranks
-from gpext.samplers.storage import load, save
 
 _SECONDS = 60.0  # between two checkpoints
 _FILE = "fit.pt"
