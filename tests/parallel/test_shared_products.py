@@ -47,7 +47,7 @@ def _results(ranks):
     K = kernel(x).evaluate_kernel()
     with torch.no_grad():
         product = K @ y
-        per_product = (ranks.traffic.numbers - before if ranks is not None else 0, 2 * N + 2)  # two kernels
+        per_product = (ranks.traffic.numbers - before if ranks is not None else 0, 2 * (N + 5))  # two kernels
         solution = conjugate_gradients(lambda v: K._matmul(v) + 0.2 * v, y, tolerance=1e-10).solution
     mll = UnbiasedMarginalLogLikelihood(
         model.likelihood, model, solver=UnbiasedSolver(generator=torch.Generator().manual_seed(1))
