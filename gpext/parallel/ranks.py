@@ -102,15 +102,7 @@ class Ranks:
         if self.size == 1:
             return list(work())
         result, error = _tried(work)
-        mark = _mark(alike)
-        numbers = sum(t.numel() for t in like)
-        most, least = self._meet(f"sum {numbers} numbers", error=error, number=mark)
-        if alike and not (most == least or most - least <= torch.finfo(alike[0].dtype).eps ** 0.5):
-            raise ValueError(
-                "expected the same inputs and vectors on every rank, and random numbers from generators seeded alike; "
-                f"those of rank {self.rank} have the mark {mark:.9g}, and marks are from {least:.9g} to {most:.9g} "
-                "(inf for NaN)."
-            )
+        self._compare(alike, f"sum {sum(t.numel() for t in like)} numbers", error)
         parts = [t.detach() for t in result[0]]
         buffer = torch.cat([t.double().flatten() for t in parts])
         self._timed(lambda: dist.all_reduce(buffer, group=self._group), buffer.numel())
@@ -158,6 +150,15 @@ class Ranks:
                 f"expected the same {what} on every rank; rank 0 has {texts[0]}, rank {others[0]} {texts[others[0]]}."
             )
 
+    def require_alike(self, tensors: Sequence[Tensor]) -> None:
+        """Raise on every rank unless all have these tensors, of floating point, up to rounding.
+
+        Raises:
+            ValueError: they do not, or there are NaN in those of one rank and not of another.
+        """
+        if self.size > 1:
+            self._compare(tensors, "compare", None)
+
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
         if self.size == 1:
@@ -168,6 +169,17 @@ class Ranks:
             held = tensor.contiguous()
             self._timed(partial(dist.broadcast, held, source, group=self._group), held.numel())
             tensor.copy_(held)
+
+    def _compare(self, tensors: Sequence[Tensor], operation: str, error: Exception | None) -> None:
+        """Meet before an operation and raise on every rank if tensors differ, or one has failed."""
+        mark = _mark(tensors)
+        most, least = self._meet(operation, error=error, number=mark)
+        if tensors and not (most == least or most - least <= torch.finfo(tensors[0].dtype).eps ** 0.5):
+            raise ValueError(
+                "expected the same inputs and vectors on every rank, and random numbers from generators seeded alike; "
+                f"those of rank {self.rank} have the mark {mark:.9g}, and marks are from {least:.9g} to {most:.9g} "
+                "(inf for NaN)."
+            )
 
     def _meet(self, operation: str, *, error: Exception | None = None, number: float = 0.0) -> tuple[float, float]:
         """Wait for all ranks, before an operation; return the largest and the smallest number of any.

@@ -131,6 +131,12 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
         kernel.ranks = Ranks() if ranks is None else ranks
 
 
+def sharing_ranks(module: torch.nn.Module) -> Ranks:
+    """Return who makes the products of a module's lazy kernels together; one rank for nobody else."""
+    shared = [m.ranks for m in module.modules() if isinstance(m, LazyKernel) and m.ranks is not None]
+    return next((ranks for ranks in shared if ranks.size > 1), Ranks.alone())
+
+
 def _product(*kernels: gpytorch.kernels.Kernel) -> ProductKernel:
     """Return the product of kernels, those of products among them taken one by one."""
     return ProductKernel(
