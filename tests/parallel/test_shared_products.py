@@ -9,6 +9,7 @@ from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver
 from gpext.optim import SGLD
 from gpext.parallel import Ranks
+from gpext.samplers import SGLDSampler
 from gpext.solvers import conjugate_gradients
 from tests.members import F64
 from tests.parallel.processes import run
@@ -29,19 +30,41 @@ class Model(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+def shared_sampler(ranks=None, n=60):
+    """SGLD whose gradients are made of products of lazy kernels, also at this size."""
+    with gpytorch.settings.max_cholesky_size(10):
+        made = SGLDSampler(_mll(n, ranks), ["likelihood.noise_covar.noise", "covar_module.kernels.0.outputscale"])
+    gradient = made.target.gradient
+
+    def lazily(*args, **kwargs):
+        with gpytorch.settings.max_cholesky_size(10):
+            return gradient(*args, **kwargs)
+
+    made.target.gradient = lazily
+    return made
+
+
 def results(ranks=None):
     """Products, a solve, a stochastic gradient and draws, lazily also at this size."""
     with gpytorch.settings.max_cholesky_size(10):
         return _results(ranks)
 
 
-def _results(ranks):
+def _mll(n, ranks):
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(N, 2, generator=generator, dtype=F64)
-    y = torch.sin(4 * x.sum(-1)) + 0.3 * torch.randn(N, generator=generator, dtype=F64)
+    x = torch.rand(n, 2, generator=generator, dtype=F64)
+    y = torch.sin(4 * x.sum(-1)) + 0.3 * torch.randn(n, generator=generator, dtype=F64)
     model = Model(x, y)
     if ranks is not None:
         keops.share_products(model, ranks)
+    solver = UnbiasedSolver(generator=torch.Generator().manual_seed(1))
+    return UnbiasedMarginalLogLikelihood(model.likelihood, model, solver=solver)
+
+
+def _results(ranks):
+    mll = _mll(N, ranks)
+    model = mll.model
+    (x,), y = model.train_inputs, model.train_targets
     kernel = model.covar_module
     before = 0 if ranks is None else ranks.traffic.numbers
     K = kernel(x).evaluate_kernel()
@@ -49,9 +72,6 @@ def _results(ranks):
         product = K @ y
         per_product = (ranks.traffic.numbers - before if ranks is not None else 0, 2 * (N + 5))  # two kernels
         solution = conjugate_gradients(lambda v: K._matmul(v) + 0.2 * v, y, tolerance=1e-10).solution
-    mll = UnbiasedMarginalLogLikelihood(
-        model.likelihood, model, solver=UnbiasedSolver(generator=torch.Generator().manual_seed(1))
-    )
     (-mll(model(x), y)).backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     optimizer = SGLD(list(model.parameters()), lr=1e-3, generator=torch.Generator().manual_seed(2))
