@@ -49,13 +49,14 @@ class Ranks:
         is_open = dist.is_available() and dist.is_initialized()
         self.size = dist.get_world_size(group) if is_open else 1
         self.rank = dist.get_rank(group) if is_open else 0
+        self._talks = self.size > 1
         self.traffic = Traffic()
 
     @classmethod
     def alone(cls) -> Ranks:
         """Return the single rank, whatever torch.distributed says."""
         ranks = cls.__new__(cls)
-        ranks._group, ranks.size, ranks.rank, ranks.traffic = None, 1, 0, Traffic()
+        ranks._group, ranks.size, ranks.rank, ranks._talks, ranks.traffic = None, 1, 0, False, Traffic()
         return ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
@@ -71,7 +72,7 @@ class Ranks:
             Exception: its error, or that of the first rank where it fails, `from` a RankError that says on which.
             RankError: a rank cannot be reached, or does something else.
         """
-        if self.size == 1:
+        if not self._talks:
             return work()
         result, error = _tried(work)
         self._meet("go on", error=error)
@@ -99,7 +100,7 @@ class Ranks:
             ValueError: they are not, or there are NaN in those of one rank and not of another.
             Exception, RankError: as :meth:`together`.
         """
-        if self.size == 1:
+        if not self._talks:
             return list(work())
         result, error = _tried(work)
         self._compare(alike, f"sum {sum(t.numel() for t in like)} numbers", error)
@@ -115,14 +116,14 @@ class Ranks:
 
     def most(self, here: int) -> int:
         """Return the largest number of any rank."""
-        if self.size == 1:
+        if not self._talks:
             return here
         most, _ = self._meet("take the largest number", number=float(here))
         return int(most)
 
     def gather(self, item: Item) -> list[Item]:
         """Return the items of all ranks, in their order; tensors have to be on the CPU."""
-        if self.size == 1:
+        if not self._talks:
             return [item]
         self._meet("gather")
         return self._gathered(item)
@@ -156,12 +157,12 @@ class Ranks:
         Raises:
             ValueError: they do not, or there are NaN in those of one rank and not of another.
         """
-        if self.size > 1:
+        if self._talks:
             self._compare(tensors, "compare", None)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
-        if self.size == 1:
+        if not self._talks:
             return
         self._meet(f"broadcast {sum(t.numel() for t in tensors)} numbers")
         source = 0 if self._group is None else dist.get_global_rank(self._group, 0)
