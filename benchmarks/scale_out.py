@@ -1,7 +1,8 @@
 r"""How much faster several processes are than one, and what they tell each other: torch.distributed over loopback.
 
-Three tasks, one thread a process, gloo. "svi": closed-form steps of q(u) and derivatives, with M inducing points and
-for every rank a minibatch of its own, so that a step sees more data. "svi, one batch": the same minibatch shared out.
+One thread a process, gloo. "svi": closed-form steps of q(u) with derivatives of all hyperparameters, M inducing points
+and for every rank a minibatch of its own, so that a step sees more data. "svi, one batch": the same minibatch shared
+out. "svi as in fit": derivatives at every tenth step alone, as `gpext.fit` takes them for 50000 data or more.
 "product": K @ v by tiles shared out. Throughput is data (or products) a second over that of one process, which takes
 its turn in every round, as the machine's speed drifts. Seconds and numbers of communication are those a rank counts.
 
@@ -11,6 +12,7 @@ its turn in every round, as the machine's speed drifts. Seconds and numbers of c
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import statistics
 import sys
@@ -30,7 +32,7 @@ from benchmarks.ledger import Ledger, Row
 from gpext.kernels import keops
 from gpext.parallel import Ranks
 
-TASKS = ("svi", "svi, one batch", "product")
+TASKS = ("svi", "svi, one batch", "svi as in fit", "svi as in fit, one batch", "product")
 
 
 class Sparse(gpytorch.models.ApproximateGP):
@@ -49,15 +51,19 @@ class Sparse(gpytorch.models.ApproximateGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def svi(ranks: Ranks, options: argparse.Namespace, batch: int) -> Callable[[], object]:
-    """Return a step: an update of q(u) and one of the hyperparameters' gradients."""
+def svi(ranks: Ranks, options: argparse.Namespace, batch: int, interval: int) -> Callable[[], object]:
+    """Return a step: an update of q(u), and every so often derivatives of the hyperparameters and a small move."""
     generator = torch.Generator().manual_seed(ranks.rank)
     x = torch.randn(4 * batch, 8, generator=generator, dtype=torch.float64)
     y = torch.sin(1.5 * x[:, 0]) + 0.3 * torch.randn(len(x), generator=generator, dtype=torch.float64)
     Z = torch.randn(options.inducing, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     model, likelihood = Sparse(Z), gpext.likelihoods.StudentTLikelihood().double()
+    optimizer = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=1e-3)
+    numbers = itertools.count()
 
     def step() -> None:
+        is_moving = next(numbers) % interval == 0
+        optimizer.zero_grad()
         chosen = torch.randperm(len(x), generator=generator)[:batch]
         model.variational_strategy.update(
             x[chosen],
@@ -65,10 +71,12 @@ def svi(ranks: Ranks, options: argparse.Namespace, batch: int) -> Callable[[], o
             likelihood,
             0.1,
             ranks.size * len(x),
-            gradient="exact",
+            gradient="exact" if is_moving else None,
             share=len(x),
             ranks=ranks,
         )
+        if is_moving:
+            optimizer.step()
 
     return step
 
@@ -95,7 +103,8 @@ def _work(rank: int, size: int, task: str, options: argparse.Namespace, folder: 
     if task == "product":
         step = product(ranks, options)
     else:
-        step = svi(ranks, options, options.batch if task == "svi" else options.batch // size)
+        own = options.batch // size if task.endswith("one batch") else options.batch
+        step = svi(ranks, options, own, 10 if task.startswith("svi as in fit") else 1)
     step()
     ranks.any(False)
     before = ranks.traffic.numbers, ranks.traffic.seconds
@@ -133,7 +142,7 @@ def measure(task: str, options: argparse.Namespace) -> Row:
     ]
     row: dict[str, Any] = {}
     for size in options.ranks:
-        work = size if task == "svi" else 1  # of a step, in that of one process
+        work = 1 if task == "product" or task.endswith("one batch") else size  # of a step, in that of one process
         row[str(size)] = {
             **{name: statistics.median(each[size][name] for each in rounds) for name in rounds[0][size]},
             "throughput": statistics.median(
