@@ -148,7 +148,8 @@ class ChainSampler(ABC):
             return path, resume.state
 
         everyone.require_same("sampler", f"{self.name} of {self._names()}")
-        everyone.require_alike([*self.target.model.train_inputs, self.target.model.train_targets])
+        data = [*self.target.model.train_inputs, self.target.model.train_targets]
+        everyone.require_alike([each.double() for each in data])
         path, state = everyone.together(opened)
         earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64)
         earlier = (earlier if resume is None else resume.raw)[spread.rank :: spread.size]

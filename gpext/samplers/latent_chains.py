@@ -112,7 +112,7 @@ class LatentChainSampler(ABC):
             return [self._begin(own, warmup, self._own(generator, crew))], Chunks()
 
         crew.everyone.require_same("sampler", f"{self.name}, {target.latent_shape}, {target.dtype}")
-        crew.everyone.require_alike([target.targets.to(target.dtype)])
+        crew.everyone.require_alike([target.targets.double()])
         states, chunks = crew.everyone.together(opened)
         path = None if directory is None else _prepare(Path(directory), chunks, crew)
         generators = [torch.Generator(target.targets.device) for _ in states]

@@ -94,7 +94,8 @@ class SGLDSampler(ChainSampler):
                 default.
             resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
                 had been drawn at once. Options other than `thinning` do not apply.
-            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`.
+            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`. Of
+                several ranks the first writes, and all have to see it.
             progress: show a progress bar on a terminal.
             ranks: processes that share the chains out and all get the draws of all, those that one process would have
                 got; this one alone by default. Ctrl-C on any ends it on all.

@@ -115,7 +115,8 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
     """Let processes make the products of all lazy kernels of a module together, a part of the tiles each.
 
     The module, its data and whatever is drawn at random have to be the same on all of them, and all call it at once:
-    then solves, gradients, samplers and predictions run as they do in one process, and give the same on each.
+    then solves, gradients, samplers and predictions run as they do in one process, and give the same on each. Of
+    samplers' checkpoints the first rank writes one for all.
 
     Args:
         module: with kernels of this package somewhere inside.
