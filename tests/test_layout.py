@@ -7,6 +7,7 @@ PACKAGE = Path(__file__).parent.parent / "gpext"
 ROOMS = [
     "_version",
     "parallel",
+    "files",
     "quadrature",
     "distributions",
     "augmentations",

@@ -8,7 +8,7 @@ def test_it_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     assert scale_out.main(arguments) == 0
     first = capsys.readouterr().out
     assert "| product, n = 600 | 2 |" in first
-    assert "| 601 |" in first  # what a product puts into its one operation: n numbers and whether it has failed
+    assert "| 605 |" in first  # what a product puts in: n numbers, and five to meet
     monkeypatch.setattr(scale_out, "measure", None)
     assert scale_out.main(arguments) == 0
     assert capsys.readouterr().out == first

@@ -108,6 +108,7 @@ class KernelOperator(LinearOperator):
             (out,) = self.ranks.sum(
                 lambda: [torch.stack([self._route.product(*pair, self._part) for pair in pairs]).view(like.shape)],
                 [like],
+                alike=[rhs, *self._args],
             )
             return out * self.outputscale
 
@@ -159,7 +160,8 @@ class KernelOperator(LinearOperator):
             return [torch.stack(column).view(*batch, *column[0].shape) for column in zip(*each, strict=True)]
 
         with torch.no_grad():
-            return tuple(self.ranks.sum(of_this_rank, [t.expand(*batch, *t.shape[-2:]) for t in self._args]))
+            like = [t.expand(*batch, *t.shape[-2:]) for t in self._args]
+            return tuple(self.ranks.sum(of_this_rank, like, alike=[left_vecs, right_vecs, *self._args]))
 
     @property
     def _route(self) -> ModuleType:

@@ -1,13 +1,16 @@
 """The ranks of a process group: each holds a part of the data, all need sums over the whole.
 
-A sum is one all-reduce of one float64 buffer; every rank gets the same bits. Where a rank fails on its own, the others
-would wait for it: so work that may fail is done `together`, which raises on every rank at the same place.
+A sum is one all-reduce of one float64 buffer; every rank gets the same bits. Before any operation the ranks meet: each
+says whether it has failed and what it is about to do, in five numbers. So an error of one rank is raised on all,
+wherever the others are, and ranks that have lost their common way are told so, where a backend would hang or abort.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,13 +49,14 @@ class Ranks:
         is_open = dist.is_available() and dist.is_initialized()
         self.size = dist.get_world_size(group) if is_open else 1
         self.rank = dist.get_rank(group) if is_open else 0
+        self._talks = self.size > 1
         self.traffic = Traffic()
 
     @classmethod
     def alone(cls) -> Ranks:
         """Return the single rank, whatever torch.distributed says."""
         ranks = cls.__new__(cls)
-        ranks._group, ranks.size, ranks.rank, ranks.traffic = None, 1, 0, Traffic()
+        ranks._group, ranks.size, ranks.rank, ranks._talks, ranks.traffic = None, 1, 0, False, Traffic()
         return ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
@@ -62,48 +66,49 @@ class Ranks:
         return (Ranks.alone if self.size == 1 else Ranks), ()  # where it is read, that process's default group
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns on this rank.
+        """Return what `work` returns on this rank. The work may itself wait for other ranks.
 
         Raises:
-            Exception: its error, or that of the first rank where it fails, `from` a RankError that says which.
-            RankError: a rank cannot be reached.
+            Exception: its error, or that of the first rank where it fails, `from` a RankError that says on which.
+            RankError: a rank cannot be reached, or does something else.
         """
-        if self.size == 1:
+        if not self._talks:
             return work()
         result, error = _tried(work)
-        if self.any(error is not None):
-            self._fail(error)
+        self._meet("go on", error=error)
         return result[0]
 
-    def sum(self, work: Callable[[], Sequence[Tensor]], like: Sequence[Tensor]) -> list[Tensor]:
+    def on_first(self, work: Callable[[], object]) -> None:
+        """Do work on rank 0; no rank goes on before it is done.
+
+        Raises:
+            Exception, RankError: as :meth:`together`.
+        """
+        self.together(lambda: work() if self.rank == 0 else None)
+
+    def sum(
+        self, work: Callable[[], Sequence[Tensor]], like: Sequence[Tensor], *, alike: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """Return the sums over ranks of the tensors that `work` returns, in their dtypes.
 
         Args:
             work: what makes them.
             like: tensors of their shapes, the same on each rank.
+            alike: floating-point tensors that have to be the same on each rank up to rounding.
 
         Raises:
+            ValueError: they are not, or there are NaN in those of one rank and not of another.
             Exception, RankError: as :meth:`together`.
         """
-        if self.size == 1:
+        if not self._talks:
             return list(work())
         result, error = _tried(work)
-        parts = [torch.zeros_like(t) for t in like] if error is not None else [t.detach() for t in result[0]]
-        failed = torch.tensor([float(error is not None)], dtype=torch.float64, device=parts[0].device)
-        buffer = torch.cat([failed, *(t.double().flatten() for t in parts)])
+        self._compare(alike, f"sum {sum(t.numel() for t in like)} numbers", error)
+        parts = [t.detach() for t in result[0]]
+        buffer = torch.cat([t.double().flatten() for t in parts])
         self._timed(lambda: dist.all_reduce(buffer, group=self._group), buffer.numel())
-        if bool(buffer[0] > 0):
-            self._fail(error)
-        sums = buffer[1:].split([t.numel() for t in parts])
+        sums = buffer.split([t.numel() for t in parts])
         return [total.view(t.shape).to(t.dtype) for total, t in zip(sums, parts, strict=True)]
-
-    def _fail(self, error: Exception | None) -> NoReturn:
-        """Raise what has failed on this rank, or else the error of the first rank where it has."""
-        errors = self.gather(None if error is None else _portable(error))
-        if error is not None:
-            raise error
-        rank, first = next((rank, each) for rank, each in enumerate(errors) if each is not None)
-        raise first from RankError(f"this failed on rank {rank} of {self.size}, and no rank goes on without it")
 
     def any(self, here: bool) -> bool:
         """Return whether something holds on any rank."""
@@ -111,18 +116,27 @@ class Ranks:
 
     def most(self, here: int) -> int:
         """Return the largest number of any rank."""
-        if self.size == 1:
+        if not self._talks:
             return here
-        number = torch.tensor([float(here)], dtype=torch.float64, device=self._device)
-        self._timed(lambda: dist.all_reduce(number, dist.ReduceOp.MAX, group=self._group), 1)
-        return int(number)
+        most, _ = self._meet("take the largest number", number=float(here))
+        return int(most)
 
     def gather(self, item: Item) -> list[Item]:
-        """Return the items of all ranks, in their order."""
-        items: list[Any] = [item] * self.size
-        if self.size > 1:
-            self._timed(lambda: dist.all_gather_object(items, item, group=self._group), 0)
-        return items
+        """Return the items of all ranks, in their order; tensors have to be on the CPU."""
+        if not self._talks:
+            return [item]
+        self._meet("gather")
+        return self._gathered(item)
+
+    def own(self, items: Sequence[Item]) -> list[Item]:
+        """Return those of the items, the same on all ranks, that are this rank's: every `size`-th."""
+        return list(items[self.rank :: self.size])
+
+    def everyones(self, own: Sequence[Item]) -> list[Item]:
+        """Return what :meth:`own` has shared out, or what was made of each, of all ranks and in the order it had."""
+        parts = self.gather(list(own))
+        number = sum(len(part) for part in parts)
+        return [parts[i % self.size][i // self.size] for i in range(number)]
 
     def require_same(self, what: str, here: str) -> None:
         """Raise on every rank unless all say the same.
@@ -137,15 +151,71 @@ class Ranks:
                 f"expected the same {what} on every rank; rank 0 has {texts[0]}, rank {others[0]} {texts[others[0]]}."
             )
 
+    def require_alike(self, tensors: Sequence[Tensor]) -> None:
+        """Raise on every rank unless all have these tensors, of floating point, up to rounding.
+
+        Raises:
+            ValueError: they do not, or there are NaN in those of one rank and not of another.
+        """
+        if self._talks:
+            self._compare(tensors, "compare", None)
+
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
-        if self.size == 1:
+        if not self._talks:
             return
+        self._meet(f"broadcast {sum(t.numel() for t in tensors)} numbers")
         source = 0 if self._group is None else dist.get_global_rank(self._group, 0)
         for tensor in tensors:
             held = tensor.contiguous()
             self._timed(partial(dist.broadcast, held, source, group=self._group), held.numel())
             tensor.copy_(held)
+
+    def _compare(self, tensors: Sequence[Tensor], operation: str, error: Exception | None) -> None:
+        """Meet before an operation and raise on every rank if tensors differ, or one has failed."""
+        mark = _mark(tensors)
+        most, least = self._meet(operation, error=error, number=mark)
+        if tensors and not (most == least or most - least <= torch.finfo(tensors[0].dtype).eps ** 0.5):
+            raise ValueError(
+                "expected the same inputs and vectors on every rank, and random numbers from generators seeded alike; "
+                f"those of rank {self.rank} have the mark {mark:.9g}, and marks are from {least:.9g} to {most:.9g} "
+                "(inf for NaN)."
+            )
+
+    def _meet(self, operation: str, *, error: Exception | None = None, number: float = 0.0) -> tuple[float, float]:
+        """Wait for all ranks, before an operation; return the largest and the smallest number of any.
+
+        Raises:
+            Exception: one has failed: its error.
+            RankError: they are not about to do the same.
+        """
+        code = float(zlib.crc32(operation.encode()))
+        here = [float(error is not None), code, -code, number, -number]
+        header = torch.tensor(here, dtype=torch.float64, device=self._device)
+        self._timed(lambda: dist.all_reduce(header, dist.ReduceOp.MAX, group=self._group), len(here))
+        failed, highest, lowest, most, least = header.tolist()
+        if failed:
+            self._fail(error)
+        if highest != -lowest:
+            raise RankError(
+                f"rank {self.rank} of {self.size} was about to {operation}, and another one was not: all have to call "
+                "the same in the same order, with data, options and random numbers that lead them the same way."
+            )
+        return most, -least
+
+    def _fail(self, error: Exception | None) -> NoReturn:
+        """Raise the error of the first rank that has failed, or of this one, `from` a RankError that says where."""
+        errors = self._gathered(None if error is None else _portable(error))
+        rank, first = next((rank, each) for rank, each in enumerate(errors) if each is not None)
+        here, rank = (first, rank) if error is None else (error, self.rank)
+        told = RankError(f"this failed on rank {rank} of {self.size}, and no rank goes on without it")
+        told.__cause__ = here.__cause__
+        raise here from told
+
+    def _gathered(self, item: Item) -> list[Item]:
+        items: list[Any] = [None] * self.size
+        self._timed(lambda: dist.all_gather_object(items, item, group=self._group), 0)
+        return items
 
     @property
     def _device(self) -> torch.device:
@@ -171,7 +241,22 @@ def _tried(work: Callable[[], Result]) -> tuple[list[Result], Exception | None]:
     try:
         return [work()], None
     except Exception as error:
+        if isinstance(error, RankError) or isinstance(error.__cause__, RankError):
+            raise  # all have it, or those that are left; there is nobody to tell
         return [], error
+
+
+def _mark(tensors: Sequence[Tensor]) -> float:
+    """Return a number that differs where tensors do, beyond rounding; inf if there are NaN or infinite ones.
+
+    It is log S + s / S, with S the sum of magnitudes and s that of the numbers: their scale and their signs.
+    """
+    if not tensors:
+        return 0.0
+    signed = torch.stack([t.detach().sum(dtype=torch.float64) for t in tensors]).sum()
+    size = torch.stack([t.detach().abs().sum(dtype=torch.float64) for t in tensors]).sum()
+    found = float(size.log() + signed / size)
+    return found if math.isfinite(found) else 0.0 if float(size) == 0 else math.inf
 
 
 def _portable(error: Exception) -> Exception:

@@ -122,7 +122,10 @@ def cross_gradient(back: Tensor, whitened: Tensor, mean_gradient: Tensor, precis
         precision: tau (..., N).
     """
     # Transposed, because a triangular solve leaves A column-major: the scaling and the product then stream through it.
-    weighted = torch.cat([whitened.mT * precision.unsqueeze(-1), mean_gradient.unsqueeze(-1)], -1)
+    rows = torch.broadcast_shapes(whitened.mT.shape[:-1], precision.shape)
+    weighted = whitened.new_empty(*rows, back.size(-1))
+    torch.mul(whitened.mT, precision.unsqueeze(-1), out=weighted[..., :-1])
+    weighted[..., -1] = mean_gradient
     return (weighted @ back.mT).mT
 
 

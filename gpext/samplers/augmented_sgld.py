@@ -28,13 +28,8 @@ from torch import Tensor
 from gpext.models import LatentGP
 from gpext.operators import UnbiasedSolver
 from gpext.samplers.chain_state import ChainState
-from gpext.samplers.latent_chains import (
-    FIRST_WIDTH,
-    BreakdownError,
-    LatentChainSampler,
-    draw_given_sites,
-    sites_of,
-)
+from gpext.samplers.crew import BreakdownError
+from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites, sites_of
 from gpext.samplers.matrix_free_target import MatrixFreeTarget
 from gpext.samplers.mode import scattered
 from gpext.samplers.seeds import child_on_cpu

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class ChainState:
-    """C chains over latent values between two sweeps; plain enough for torch.load(weights_only=True)."""
+    """C chains over latent values between two sweeps, a batch with one generator; plain enough for torch.load."""
 
     latent: Tensor  # f (C, ..., N), float64
     raw: Tensor  # hyperparameters in unconstrained space (C, P), float64
@@ -20,6 +21,11 @@ class ChainState:
     since_draw: int  # sweeps since the last draw that was kept
     num_draws: int  # kept so far
     walkers: tuple[dict[str, Any], ...] = ()  # what Langevin steps go on from, a chain each, if there are any
+
+    def on(self, device: torch.device | str) -> ChainState:
+        """Return it with what is computed with on a device."""
+        moved = {name: getattr(self, name).to(device) for name in ("latent", "raw", "widths")}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,24 @@ import dataclasses
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
-from tqdm import tqdm
 
+from gpext.files import load, save
 from gpext.inference import InferenceWarning
 from gpext.parallel import Ranks
 from gpext.samplers.chain_state import WalkState
-from gpext.samplers.draws import WELL_MIXED, SamplingStatus, split_r_hat
+from gpext.samplers.crew import Crew
+from gpext.samplers.draws import WELL_MIXED, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
-from gpext.samplers.storage import load, save
+from gpext.samplers.status import SamplingStatus
 
 _SECONDS = 120.0  # between two checkpoints
 _FILE = "chains.pt"
@@ -51,6 +53,32 @@ class Walker(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return what it goes on from: numbers and tensors that later steps leave alone."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run was asked for; see :meth:`gpext.samplers.SGLDSampler.run`.
+
+    Raises:
+        ValueError: a number is not positive.
+    """
+
+    num_samples: int
+    num_chains: int
+    warmup: int
+    thinning: int
+    generator: torch.Generator | None
+    resume: HyperPosterior | None
+    checkpoint: str | Path | None
+    progress: bool
+    ranks: Ranks | None
+
+    def __post_init__(self) -> None:
+        if min(self.num_samples, self.num_chains, self.thinning) < 1 or self.warmup < 0:
+            raise ValueError(
+                "expected num_samples, num_chains, thinning >= 1 and warmup >= 0; got "
+                f"{self.num_samples}, {self.num_chains}, {self.thinning}, {self.warmup}."
+            )
 
 
 class ChainSampler(ABC):
@@ -94,88 +122,75 @@ class ChainSampler(ABC):
         names = self._names()
         if content["names"] != names:
             raise ValueError(f"the checkpoint is one of {content['names']}; this sampler draws {names}.")
-        return self._conclude(content["raw"], WalkState(**content["state"]), None, f" (read from {path})", 0.0)
+        return self._conclude(content["raw"], WalkState(**content["state"]), None, f"read from {path}", 0.0)
 
     def _run(
-        self,
-        begin: Callable[[], list[dict[str, Any]]],
-        *,
-        num_samples: int,
-        warmup: int,
-        thinning: int,
-        resume: HyperPosterior | None,
-        checkpoint: str | Path | None,
-        progress: bool,
-        ranks: Ranks | None,
+        self, plan: Plan, begin: Callable[[torch.Generator, list[Tensor]], list[dict[str, Any]]]
     ) -> HyperPosterior:
-        """Return draws; `begin` returns the states that new chains start from, the same on all ranks."""
+        """Return draws.
+
+        Args:
+            plan: what was asked for.
+            begin: (generator, states of one for each chain) -> the states that new chains start from.
+        """
         started = time.perf_counter()
-        ranks = Ranks.alone() if ranks is None else ranks
+        crew = Crew.of(plan.ranks, self.target.model)
+        everyone, spread, resume = crew.everyone, crew.spread, plan.resume
 
         def opened() -> tuple[Path | None, WalkState]:
-            path = None if checkpoint is None else _prepare(Path(checkpoint), resume)
-            state = WalkState(tuple(begin()), warmup, 0, 0) if resume is None else resume.state
-            if len(state.walkers) < ranks.size:
-                raise ValueError(
-                    f"expected a chain for each of {ranks.size} ranks at least; got {len(state.walkers)} chains."
-                )
-            return path, state
+            path = None if plan.checkpoint is None else _prepare(Path(plan.checkpoint), resume)
+            if resume is None:
+                crew.check(plan.num_chains, "chains")
+                generator = torch.Generator().manual_seed(0) if plan.generator is None else plan.generator
+                offspring = _offspring(plan.num_chains, crew.agree_on(generator))
+                return path, WalkState(tuple(begin(*offspring)), plan.warmup, 0, 0)
+            crew.check(len(resume.state.walkers), "chains")
+            return path, resume.state
 
-        path, state = ranks.together(opened)
+        everyone.require_same("sampler", f"{self.name} of {self._names()}")
+        data = [*self.target.model.train_inputs, self.target.model.train_targets]
+        everyone.require_alike([each.double() for each in data])
+        path, state = everyone.together(opened)
         earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64)
-        earlier = (earlier if resume is None else resume.raw)[ranks.rank :: ranks.size]
-        state = dataclasses.replace(state, walkers=state.walkers[ranks.rank :: ranks.size])  # those of this rank
+        earlier = (earlier if resume is None else resume.raw)[spread.rank :: spread.size]
+        state = dataclasses.replace(state, walkers=tuple(spread.own(state.walkers)))  # those of this rank
         walkers = [self._walker(each) for each in state.walkers]
         places: list[Tensor] = []  # of new draws (C, P); an interrupt may leave one too many
-        goal, written = state.num_draws + num_samples, time.perf_counter()
-        status, note = None, ""
+        goal, written = state.num_draws + plan.num_samples, time.perf_counter()
 
-        def together() -> tuple[Tensor, WalkState]:
+        def whole() -> tuple[Tensor, WalkState]:
             """Return the draws (C, S, P) and the state of the chains of all ranks."""
             new = torch.stack(places, 1) if places else earlier[:, :0]
             own = torch.cat([earlier, new], 1)[:, : state.num_draws]
-            parts = ranks.gather((own, state.walkers))
-            number = sum(len(each) for _, each in parts)
-            order = [(c % ranks.size, c // ranks.size) for c in range(number)]
-            raw = torch.stack([parts[rank][0][k] for rank, k in order])
-            return raw, dataclasses.replace(state, walkers=tuple(parts[rank][1][k] for rank, k in order))
-
-        def write(path: Path) -> None:
-            raw, whole = together()
-            ranks.together(lambda: self._write(path, raw, whole) if ranks.rank == 0 else None)
+            draws, states = zip(*spread.everyones(list(zip(own, state.walkers, strict=True))), strict=True)
+            return torch.stack(draws), dataclasses.replace(state, walkers=states)
 
         def move() -> None:
             for walker in walkers:
                 walker.step(adapt=state.warmup_left > 0)
 
-        total = state.warmup_left + num_samples * thinning - state.since_draw
-        shown = progress and ranks.rank == 0
-        with tqdm(total=total, desc=self.name, disable=None if shown else True, leave=False) as bar:
-            try:
-                while state.num_draws < goal:
-                    ranks.together(move)
-                    following = _after(state, walkers, thinning)
-                    if following.num_draws > state.num_draws:
-                        places.append(torch.stack([walker.place for walker in walkers]))
-                    state = following
-                    bar.update()
-                    if path is not None and ranks.any(time.perf_counter() - written > _SECONDS):
-                        write(path)
-                        written = time.perf_counter()
-            except KeyboardInterrupt:
-                if ranks.size > 1:
-                    raise  # the others may be in another step; what was written is whole
-                status = SamplingStatus.INTERRUPTED
-            except FloatingPointError as error:
-                status, note = SamplingStatus.DIVERGED, f" ({error})"
-            except OSError as error:
-                status, note = SamplingStatus.NOT_WRITTEN, f" ({error})"
+        def steps() -> Iterator[None]:
+            nonlocal state, written
+            while state.num_draws < goal:
+                everyone.together(move)
+                following = _after(state, walkers, plan.thinning)
+                if following.num_draws > state.num_draws:
+                    places.append(torch.stack([walker.place for walker in walkers]))
+                state = following
+                yield
+                if path is not None and everyone.any(time.perf_counter() - written > _SECONDS):
+                    self._write(path, *whole(), everyone)
+                    written = time.perf_counter()
+
+        total = state.warmup_left + plan.num_samples * plan.thinning - state.since_draw
+        status, note = crew.drive(steps(), total, name=self.name, progress=plan.progress)
+        raw, at_the_end = whole()
         if path is not None and status is not SamplingStatus.NOT_WRITTEN:
             try:
-                write(path)
+                self._write(path, raw, at_the_end, everyone)
             except OSError as error:
-                status, note = SamplingStatus.NOT_WRITTEN, f" ({error})"
-        found = self._conclude(*together(), status, note, time.perf_counter() - started)
+                status, note = SamplingStatus.NOT_WRITTEN, str(error)
+        found = self._conclude(raw, at_the_end, status, note, time.perf_counter() - started)
         if status is not None:
             warnings.warn(found.message, InferenceWarning, stacklevel=3)
         return found
@@ -191,34 +206,21 @@ class ChainSampler(ABC):
         accepted = "" if bool(acceptance.isnan().all()) else f"acceptance {acceptance.nanmean().item():.2f}, "
         message = (
             f"{self.name}, {raw.size(0)} chains of {raw.size(1)} draws in {seconds:.1f} s, {accepted}largest split "
-            f"R-hat {r_hat:.4f}: {status.value}{note}."
+            f"R-hat {r_hat:.4f}: {status.value}" + (f" ({note})" if note else "") + "."
         )
         return HyperPosterior(self.target, raw, state, status, message, seconds, r_hat, acceptance)
 
-    def _write(self, path: Path, raw: Tensor, state: WalkState) -> None:
+    def _write(self, path: Path, raw: Tensor, state: WalkState, everyone: Ranks) -> None:
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        save({"names": self._names(), "raw": raw, "state": fields}, path)
+        content = {"names": self._names(), "raw": raw, "state": fields}
+        everyone.on_first(lambda: save(content, path))
 
     def _names(self) -> list[str]:
         return [slot.coordinate for slot in self.target.moved.slots]
 
 
-def check_counts(num_samples: int, num_chains: int, thinning: int, warmup: int) -> None:
-    """Refuse what is no number of draws.
-
-    Raises:
-        ValueError: a number that is not positive.
-    """
-    if min(num_samples, num_chains, thinning) < 1 or warmup < 0:
-        raise ValueError(
-            "expected num_samples, num_chains, thinning >= 1 and warmup >= 0; got "
-            f"{num_samples}, {num_chains}, {thinning}, {warmup}."
-        )
-
-
-def offspring(number: int, generator: torch.Generator | None) -> tuple[torch.Generator, list[Tensor]]:
-    """Return the generator, seeded with 0 by default, and the states of one for each chain."""
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+def _offspring(number: int, generator: torch.Generator) -> tuple[torch.Generator, list[Tensor]]:
+    """Return the generator, and the states of one for each chain."""
     seeds = torch.randint(2**62, (number,), generator=generator).tolist()
     return generator, [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
 

@@ -10,7 +10,6 @@ so nothing is drawn anew, and mean, variance, density and quantiles of the avera
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from torch.distributions import Distribution
 from gpext.distributions import BatchMixture, Mixture
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.samplers.chain_state import ChainState
+from gpext.samplers.status import SamplingStatus
 from gpext.samplers.storage import Chunks
 from gpext.samplers.target import ModelTarget, Target, conditional
 
@@ -32,22 +32,6 @@ if TYPE_CHECKING:
 
 WELL_MIXED = 1.01  # split R-hat, as [Vehtari et al. 2021] recommend
 _FEWEST_DRAWS = 4  # for halves of chains to have a variance
-
-
-class SamplingStatus(Enum):
-    """How sampling ended; the value says what to do about it."""
-
-    MIXED = "the chains agree, every split R-hat below 1.01"
-    NOT_MIXED = "the chains do not agree yet; go on with run(..., resume=draws)"
-    INTERRUPTED = "interrupted; go on with run(..., resume=draws)"
-    NOT_WRITTEN = (
-        "the directory could not be written to; the last draws are in memory, go on with run(..., resume=draws)"
-    )
-    DIVERGED = (
-        "a chain has left the hyperparameters at which the model can be evaluated; start again with a smaller step "
-        "size, the draws before it are kept"
-    )
-    BREAKDOWN = "a covariance was not positive definite, pass a `jitter`; the draws before it are kept"
 
 
 @dataclass(frozen=True)
@@ -63,7 +47,7 @@ class GibbsDraws:
 
     target: Target = field(repr=False)
     chunks: Chunks = field(repr=False)
-    state: ChainState = field(repr=False)
+    states: tuple[ChainState, ...] = field(repr=False)  # what the chains go on from, a batch of them each
     status: SamplingStatus
     message: str
     seconds: float
@@ -72,7 +56,7 @@ class GibbsDraws:
     @property
     def num_chains(self) -> int:
         """C."""
-        return self.state.latent.size(0)
+        return sum(state.latent.size(0) for state in self.states)
 
     @property
     def num_draws(self) -> int:
@@ -82,7 +66,8 @@ class GibbsDraws:
     @cached_property
     def latent(self) -> Tensor:
         """Draws of f at the training inputs (C, S, ..., N); all in memory, wherever they were written."""
-        nothing = self.state.latent.to(self.target.dtype).unsqueeze(1)[:, :0]
+        first = torch.cat([state.latent for state in self.states])
+        nothing = first.to(self.target.dtype).unsqueeze(1)[:, :0]
         return torch.cat([nothing, *(chunk.latent for chunk in self.chunks)], 1)
 
     @cached_property
@@ -92,7 +77,8 @@ class GibbsDraws:
 
     @cached_property
     def _raw(self) -> Tensor:
-        return torch.cat([self.state.raw.unsqueeze(1)[:, :0].cpu(), *(chunk.raw for chunk in self.chunks)], 1)
+        nothing = torch.cat([state.raw for state in self.states]).unsqueeze(1)[:, :0].cpu()
+        return torch.cat([nothing, *(chunk.raw for chunk in self.chunks)], 1)
 
     def predict(self, x: Tensor, *, num_draws: int = 1000) -> BatchMixture:
         """Return the posterior of f at new inputs, value by value: the average of Gaussians above.
@@ -214,7 +200,7 @@ def conclude(
     name: str,
     target: Target,
     chunks: Chunks,
-    state: ChainState,
+    states: tuple[ChainState, ...],
     status: SamplingStatus | None,
     note: str,
     seconds: float,
@@ -223,11 +209,12 @@ def conclude(
     r_hat = _largest_r_hat(chunks)
     if status is None:
         status = SamplingStatus.MIXED if r_hat < WELL_MIXED else SamplingStatus.NOT_MIXED
+    num_chains = sum(state.latent.size(0) for state in states)
     message = (
-        f"{name}, {state.latent.size(0)} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
+        f"{name}, {num_chains} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
         f"{r_hat:.4f}: {status.value}" + (f" ({note})" if note else "") + "."
     )
-    return GibbsDraws(target, chunks, state, status, message, seconds, r_hat)
+    return GibbsDraws(target, chunks, states, status, message, seconds, r_hat)
 
 
 def _largest_r_hat(chunks: Chunks) -> float:

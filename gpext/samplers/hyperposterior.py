@@ -11,9 +11,9 @@ from torch.distributions import Normal
 
 from gpext.distributions import BatchMixture
 from gpext.samplers.chain_state import WalkState
-from gpext.samplers.draws import SamplingStatus
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.predictive import predictive
+from gpext.samplers.status import SamplingStatus
 
 if TYPE_CHECKING:
     import arviz

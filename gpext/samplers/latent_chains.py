@@ -1,7 +1,8 @@
-"""Chains over latent values and hyperparameters, as one batch: counted, kept, interrupted, written and gone on with.
+"""Chains over latent values and hyperparameters, in batches: counted, kept, interrupted, written and gone on with.
 
 What a sweep is, a member says. The state holds all that a sweep goes on from, the generator included, so that a run in
-two parts draws what one run would have drawn, bit for bit.
+two parts draws what one run would have drawn, bit for bit. One process runs all chains as one batch; of several each
+runs a batch of its own, with a generator of its own, and nothing that one draws depends on another.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import time
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
+from gpext.parallel import Ranks
 from gpext.posteriors import DensePrior
 from gpext.samplers.chain_state import ChainState
-from gpext.samplers.draws import GibbsDraws, SamplingStatus, conclude
+from gpext.samplers.crew import BreakdownError, Crew
+from gpext.samplers.draws import GibbsDraws, conclude
 from gpext.samplers.storage import Chunks, Store, files_in
 from gpext.samplers.target import Target
 from gpext.sites import GaussianSites
@@ -28,10 +31,6 @@ from gpext.sites import GaussianSites
 FIRST_WIDTH = 1.0  # of a slice, in unconstrained space; softplus and log make that about a factor e
 _WIDTH_RATE = 0.1  # of its adaptation, sweep by sweep of the warm-up
 _WIDTHS = 3.0  # a slice this many times the mean move wide finds its place in few evaluations
-
-
-class BreakdownError(ArithmeticError):
-    """A sweep came upon a matrix that has no factor."""
 
 
 class LatentChainSampler(ABC):
@@ -71,6 +70,7 @@ class LatentChainSampler(ABC):
         resume: GibbsDraws | None = None,
         directory: str | Path | None = None,
         progress: bool = True,
+        ranks: Ranks | None = None,
     ) -> GibbsDraws:
         """Return draws of f, and of the hyperparameters that move.
 
@@ -78,52 +78,66 @@ class LatentChainSampler(ABC):
 
         Args:
             num_samples: draws to keep of each chain.
-            num_chains: chains, run as one batch.
+            num_chains: chains, run as one batch, or as one batch a rank.
             warmup: sweeps before the first draw; the widths of the slices adapt in them.
             thinning: keep each so many-th sweep.
             generator: for the random numbers, on the device of the targets; otherwise seeded from torch's global one.
             resume: draws to go on from, with their chains and their own generator: the result holds these and the new
                 ones, the same as if they had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
             directory: where to write draws as they come, so that memory does not grow; None to keep them in memory.
-                See :meth:`load`.
+                See :meth:`load`. Rank 0 writes, and all have to see it.
             progress: show a bar on a terminal.
+            ranks: processes among which the chains are shared out, as evenly as they can be, and which all get the
+                draws of all; this one alone by default. Rank r draws what it would draw alone: its generator is seeded
+                with the r-th of as many numbers below 2^62 as there are ranks, drawn from `generator`, that of rank 0.
+                Draws of P ranks are gone on with by P or fewer.
 
         Raises:
-            ValueError: a number is not positive; the directory holds draws of another run.
+            ValueError: a number is not positive; the directory holds draws of another run; more ranks than chains;
+                `ranks` and products that are shared out.
+            gpext.parallel.RankError: a rank cannot be reached; what was written stays.
         """
         _check_positive(num_samples=num_samples, num_chains=num_chains, thinning=thinning)
         if warmup < 0:
             raise ValueError(f"warmup must not be negative; got {warmup}.")
-        target = self._target
-        if resume is None:
-            state, chunks = self._begin(num_chains, warmup, self._seeded(generator)), Chunks()
-        else:
-            state, chunks = resume.state, resume.chunks
-        path = None if directory is None else _prepare(Path(directory), chunks)
-        generator = torch.Generator(target.targets.device)
-        generator.set_state(state.generator_state)
+        target, started = self._target, time.perf_counter()
+        crew = Crew.of(ranks, target.model)
+
+        def opened() -> tuple[list[ChainState], Chunks]:
+            if resume is not None:
+                crew.check(len(resume.states), "batches of them in the draws to go on from")
+                return crew.spread.own(resume.states), resume.chunks
+            crew.check(num_chains, "chains")
+            own = len(crew.spread.own(range(num_chains)))
+            return [self._begin(own, warmup, self._own(generator, crew))], Chunks()
+
+        crew.everyone.require_same("sampler", f"{self.name}, {target.latent_shape}, {target.dtype}")
+        crew.everyone.require_alike([target.targets.double()])
+        states, chunks = crew.everyone.together(opened)
+        path = None if directory is None else _prepare(Path(directory), chunks, crew)
+        generators = [torch.Generator(target.targets.device) for _ in states]
+        for each, state in zip(generators, states, strict=True):
+            each.set_state(state.generator_state)
         like = torch.empty(0, dtype=target.dtype, device=target.targets.device)
-        store = Store(chunks, state, like, path)
-        status, note, started = None, "", time.perf_counter()
-        goal = state.num_draws + num_samples
-        total = state.warmup_left + num_samples * thinning - state.since_draw
-        with tqdm(total=total, desc=self.name, disable=None if progress else True, leave=False) as bar:
-            try:
-                while store.state.num_draws < goal:
-                    store.take(self._next(store.state, thinning, generator))
-                    bar.update()
-                store.flush()
-            except KeyboardInterrupt:
-                status = SamplingStatus.INTERRUPTED
-            except OSError as error:
-                status, note = SamplingStatus.NOT_WRITTEN, str(error)
-            except BreakdownError as error:
-                status, note = SamplingStatus.BREAKDOWN, str(error)
-            except FloatingPointError as error:
-                status, note = SamplingStatus.DIVERGED, str(error)
+        store = Store(chunks, tuple(state.on(like.device) for state in states), like, path, crew)
+        goal = store.num_draws + num_samples
+
+        def swept() -> tuple[ChainState, ...]:
+            pairs = zip(store.states, generators, strict=True)
+            return tuple(self._next(state, thinning, each) for state, each in pairs)
+
+        def sweeps() -> Iterator[None]:
+            while store.num_draws < goal:
+                store.take(crew.everyone.together(swept))
+                yield
+            store.flush()
+
+        total = states[0].warmup_left + num_samples * thinning - states[0].since_draw
+        status, note = crew.drive(sweeps(), total, name=self.name, progress=progress)
         if status is not None:
             store.flush_to_memory()
-        draws = conclude(self.name, target, store.chunks, store.state, status, note, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        draws = conclude(self.name, target, store.chunks, store.everyones_states(), status, note, seconds)
         if status is not None:
             warnings.warn(draws.message, InferenceWarning, stacklevel=2)
         return draws
@@ -134,13 +148,19 @@ class LatentChainSampler(ABC):
         Raises:
             FileNotFoundError: there are none.
         """
-        chunks, state = Chunks.found_in(Path(directory))
-        return conclude(self.name, self._target, chunks, state, None, f"read from {directory}", 0.0)
+        chunks, states = Chunks.found_in(Path(directory))
+        return conclude(self.name, self._target, chunks, states, None, f"read from {directory}", 0.0)
 
-    def _seeded(self, generator: torch.Generator | None) -> torch.Generator:
-        if generator is not None:
+    def _own(self, generator: torch.Generator | None, crew: Crew) -> torch.Generator:
+        """Return this rank's generator."""
+        device = self._target.targets.device
+        if generator is None:
+            generator = torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
+        generator = crew.agree_on(generator)
+        if crew.spread.size == 1:
             return generator
-        return torch.Generator(self._target.targets.device).manual_seed(int(torch.randint(2**62, ())))
+        seeds = torch.randint(2**62, (crew.spread.size,), generator=generator, device=device).tolist()
+        return torch.Generator(device).manual_seed(seeds[crew.spread.rank])
 
     def _next(self, state: ChainState, thinning: int, generator: torch.Generator) -> ChainState:
         """Return the state after one more sweep, a draw or not."""
@@ -199,13 +219,19 @@ def _check_positive(**numbers: int) -> None:
             raise ValueError(f"{name} must be at least 1; got {value}.")
 
 
-def _prepare(directory: Path, known: Chunks) -> Path:
+def _prepare(directory: Path, known: Chunks, crew: Crew) -> Path:
     """Return the directory, made if need be, empty but for draws that are known."""
-    directory.mkdir(parents=True, exist_ok=True)
-    foreign = [path for path in files_in(directory) if path not in known.parts]
-    if foreign:
-        raise ValueError(
-            f"{directory} holds draws of another run, such as {foreign[0].name}. Give another directory, or go on from "
-            "them with resume=sampler.load(directory)."
-        )
+    crew.everyone.on_first(lambda: directory.mkdir(parents=True, exist_ok=True))
+
+    def checked() -> None:
+        if not directory.is_dir():
+            raise ValueError(f"expected a directory that all ranks see; {directory}, made by rank 0, is none here.")
+        foreign = [path for path in files_in(directory) if path not in known.parts]
+        if foreign:
+            raise ValueError(
+                f"{directory} holds draws of another run, such as {foreign[0].name}. Give another directory, or go on "
+                "from them with resume=sampler.load(directory)."
+            )
+
+    crew.everyone.together(checked)
     return directory

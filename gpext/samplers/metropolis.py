@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.parallel import Ranks
-from gpext.samplers.chains import ChainSampler, check_counts, offspring
+from gpext.samplers.chains import ChainSampler, Plan
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.mode import mode_and_scale, scattered
@@ -72,33 +72,24 @@ class MetropolisHastings(ChainSampler):
             generator: for all random numbers, on the CPU; seeded with 0 by default.
             resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
                 had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
-            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`.
+            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`. Of
+                several ranks the first writes, and all have to see it.
             progress: show a progress bar on a terminal.
             ranks: processes that share the chains out and all get the draws of all, those that one process would have
-                got; this one alone by default. Ctrl-C then leaves what was written.
+                got; this one alone by default. Ctrl-C on any ends it on all.
 
         Raises:
             ValueError: a number that is not positive; the directory holds draws of another run; the log posterior is
                 not finite at the model's own hyperparameters.
         """
-        check_counts(num_samples, num_chains, thinning, warmup)
+        plan = Plan(num_samples, num_chains, warmup, thinning, generator, resume, checkpoint, progress, ranks)
 
-        def begin() -> list[dict[str, Any]]:
-            parent, states = offspring(num_chains, generator)
+        def begin(parent: torch.Generator, states: list[Tensor]) -> list[dict[str, Any]]:
             mode, M = mode_and_scale(self.target, parent)
             starts = scattered(mode, M, num_chains, parent)
             return [_first(self.target, *each, M) for each in zip(starts, states, strict=True)]
 
-        return self._run(
-            begin,
-            num_samples=num_samples,
-            warmup=warmup,
-            thinning=thinning,
-            resume=resume,
-            checkpoint=checkpoint,
-            progress=progress,
-            ranks=ranks,
-        )
+        return self._run(plan, begin)
 
     def _walker(self, state: dict[str, Any]) -> _Walk:
         return _Walk(self.target, state)

@@ -30,7 +30,7 @@ from torch import Tensor
 from gpext.inference import InferenceWarning
 from gpext.optim import SGLD, PolynomialDecay
 from gpext.parallel import Ranks
-from gpext.samplers.chains import ChainSampler, check_counts, offspring
+from gpext.samplers.chains import ChainSampler, Plan
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.mode import mode_and_scale, scattered
@@ -94,25 +94,25 @@ class SGLDSampler(ChainSampler):
                 default.
             resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
                 had been drawn at once. Options other than `thinning` do not apply.
-            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`.
+            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`. Of
+                several ranks the first writes, and all have to see it.
             progress: show a progress bar on a terminal.
             ranks: processes that share the chains out and all get the draws of all, those that one process would have
-                got; this one alone by default. Ctrl-C then leaves what was written.
+                got; this one alone by default. Ctrl-C on any ends it on all.
 
         Raises:
             ValueError: a number that is not positive; a preconditioner that does not fit; the directory holds draws of
                 another run; the log posterior is not finite at the model's own hyperparameters; estimates of gradients
                 with neither a warm-up nor a step size.
         """
-        check_counts(num_samples, num_chains, thinning, warmup)
+        plan = Plan(num_samples, num_chains, warmup, thinning, generator, resume, checkpoint, progress, ranks)
         size = self.target.moved.size
         if preconditioner is not None and preconditioner.shape != (size, size):
             raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(preconditioner.shape)}.")
         if resume is None and step_size is None:
             check_warmup(self.target, warmup)
 
-        def begin() -> list[dict[str, Any]]:
-            parent, states = offspring(num_chains, generator)
+        def begin(parent: torch.Generator, states: list[Tensor]) -> list[dict[str, Any]]:
             mode, scale = mode_and_scale(self.target, parent)
             M = scale if preconditioner is None else preconditioner.detach().double().cpu()
             starts = scattered(mode, M, num_chains, parent)
@@ -129,16 +129,7 @@ class SGLDSampler(ChainSampler):
                 for place, state in zip(starts, states, strict=True)
             ]
 
-        found = self._run(
-            begin,
-            num_samples=num_samples,
-            warmup=warmup,
-            thinning=thinning,
-            resume=resume,
-            checkpoint=checkpoint,
-            progress=progress,
-            ranks=ranks,
-        )
+        found = self._run(plan, begin)
         overload = max(self._walker(each).overload for each in found.state.walkers)
         if overload > 1:
             warnings.warn(

@@ -1,22 +1,22 @@
 """Where draws are kept: in memory, or chunk by chunk in a directory, so that memory does not grow with their number.
 
-A chunk is written beside its final name and then renamed: what stands under the final name is whole, whatever happens.
-With it goes the state of the chains at its last draw, so that a run that was killed can go on from there.
+With a chunk goes the state of the chains at its last draw, so that a run that was killed can go on from there. Where
+several ranks have chains, each hands its draws to all, and the first of them writes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpext.files import load, save
 from gpext.samplers.chain_state import ChainState
+from gpext.samplers.crew import Crew
 
 _CHUNK_BYTES = 2**25
 
@@ -41,8 +41,8 @@ class Chunks:
         self.parts, self.num_draws = parts, num_draws
 
     @classmethod
-    def found_in(cls, directory: Path) -> tuple[Chunks, ChainState]:
-        """Return what a directory holds, and the state at its end.
+    def found_in(cls, directory: Path) -> tuple[Chunks, tuple[ChainState, ...]]:
+        """Return what a directory holds, and the states at its end.
 
         Raises:
             FileNotFoundError: there are no draws.
@@ -54,7 +54,7 @@ class Chunks:
         for path in paths:
             content = load(path)
             chunks = chunks.extended(path, content["raw"].size(1))
-        return chunks, ChainState(**content["state"])
+        return chunks, tuple(ChainState(**state) for state in content["states"])
 
     def extended(self, part: Chunk | Path, size: int) -> Chunks:
         """Return these and one more."""
@@ -70,57 +70,76 @@ class Chunks:
 
 
 class Store:
-    """Takes the states of the chains one after another, and keeps those that are draws.
+    """Takes the states of this rank's chains one after another, and keeps those of all ranks that are draws.
 
     Args:
         chunks: the draws there are already.
-        state: where the chains are.
+        states: where the chains of this rank are, one for each batch of them.
         like: a tensor of the dtype and device to keep latent values in.
         directory: where to write; None for memory.
+        crew: who takes part; all do the same at once.
     """
 
-    def __init__(self, chunks: Chunks, state: ChainState, like: Tensor, directory: Path | None) -> None:
-        self.chunks, self.state, self._directory = chunks, state, directory
-        num_chains, rest, num_raw = state.latent.size(0), state.latent.shape[1:], state.raw.size(-1)
+    def __init__(
+        self, chunks: Chunks, states: tuple[ChainState, ...], like: Tensor, directory: Path | None, crew: Crew
+    ) -> None:
+        self.chunks, self.states, self._directory, self._crew = chunks, states, directory, crew
+        self._sizes = [len(state.latent) for state in states]
+        rest, num_raw = states[0].latent.shape[1:], states[0].raw.size(-1)
+        num_chains = sum(crew.spread.everyones(self._sizes))
         per_draw = num_chains * (rest.numel() * like.element_size() + num_raw * 8)
         size = max(_CHUNK_BYTES // per_draw, 1)
         self._buffer = Chunk(
-            like.new_empty((num_chains, size, *rest)), torch.empty((num_chains, size, num_raw), dtype=torch.float64)
+            like.new_empty((sum(self._sizes), size, *rest)),
+            torch.empty((sum(self._sizes), size, num_raw), dtype=torch.float64),
         )
 
     @property
-    def _filled(self) -> int:
-        return self.state.num_draws - self.chunks.num_draws
+    def num_draws(self) -> int:
+        """The number of draws of each chain so far."""
+        return self.states[0].num_draws
 
-    def take(self, state: ChainState) -> None:
-        """Take the next state. Interrupted at any moment, this has happened or has not.
+    @property
+    def _filled(self) -> int:
+        return self.num_draws - self.chunks.num_draws
+
+    def take(self, states: tuple[ChainState, ...]) -> None:
+        """Take the next states. Interrupted at any moment, this has happened or has not.
 
         Raises:
             OSError: a full chunk could not be written; nothing is lost.
         """
         if self._filled == self._buffer.size:
             self.flush()
-        if state.num_draws > self.state.num_draws:
-            self._buffer.latent[:, self._filled] = state.latent
-            self._buffer.raw[:, self._filled] = state.raw
-        self.state = state
+        if states[0].num_draws > self.num_draws:
+            self._buffer.latent[:, self._filled] = torch.cat([state.latent for state in states])
+            self._buffer.raw[:, self._filled] = torch.cat([state.raw for state in states])
+        self.states = states
         if self._filled == self._buffer.size:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over the draws of the buffer.
+        """Hand over the draws of the buffers of all ranks.
 
         Raises:
             OSError: they could not be written; nothing is lost.
         """
         if self._filled:
-            chunk = Chunk(*(part[:, : self._filled].clone() for part in (self._buffer.latent, self._buffer.raw)))
+            own = [part[:, : self._filled].cpu().split(self._sizes) for part in (self._buffer.latent, self._buffer.raw)]
+            parts = self._crew.spread.everyones(list(zip(*own, strict=True)))
+            latent, raw = (torch.cat(column, 0) for column in zip(*parts, strict=True))
+            chunk = Chunk(latent.to(self._buffer.latent.device), raw)
             part = chunk if self._directory is None else self._write(self._directory, chunk)
             self.chunks = self.chunks.extended(part, chunk.size)
 
+    def everyones_states(self) -> tuple[ChainState, ...]:
+        """Return the states of the chains of all ranks."""
+        states = self._crew.spread.everyones([state.on("cpu") for state in self.states])
+        return tuple(state.on(self._buffer.latent.device) for state in states)
+
     def flush_to_memory(self) -> None:
         """Hand over the draws of the buffer without the directory, where no half-written file stays."""
-        if self._directory is not None:
+        if self._directory is not None and self._crew.everyone.rank == 0:
             for partial in self._directory.glob("*.part"):
                 partial.unlink()
         self._directory = None
@@ -128,45 +147,15 @@ class Store:
 
     def _write(self, directory: Path, chunk: Chunk) -> Path:
         path = directory / f"draws-{self.chunks.num_draws:09d}.pt"
-        state = {field.name: getattr(self.state, field.name) for field in dataclasses.fields(self.state)}
-        save({"latent": chunk.latent, "raw": chunk.raw, "state": state}, path)
+        states = tuple(
+            {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+            for state in self.everyones_states()
+        )
+        content = {"latent": chunk.latent, "raw": chunk.raw, "states": states}
+        self._crew.everyone.on_first(lambda: save(content, path))
         return path
 
 
 def files_in(directory: Path) -> list[Path]:
     """Return the files of draws in a directory, in order."""
     return sorted(directory.glob("draws-*.pt"))
-
-
-def load(path: Path, *, mapped: bool = True) -> dict[str, Any]:
-    """Return what :func:`save` has written.
-
-    Args:
-        path: of the file.
-        mapped: read numbers as they are asked for. Not for a file that may be replaced meanwhile: torch opens it twice,
-            and what it finds the second time may be another.
-    """
-    if mapped:
-        return torch.load(path, mmap=True, weights_only=True)
-    with path.open("rb") as file:
-        return torch.load(file, weights_only=True)
-
-
-def save(content: dict[str, Any], path: Path) -> None:
-    """Write a file completely or not at all.
-
-    Raises:
-        OSError: it could not be written.
-    """
-    partial = path.with_suffix(".part")
-    try:
-        with partial.open("wb") as file:
-            try:
-                torch.save(content, file)
-            except RuntimeError as error:  # how torch's writer may report a full disk
-                raise OSError(f"{partial}: {error}") from error
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

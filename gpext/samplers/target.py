@@ -39,6 +39,7 @@ class Target:
 
     of_prior: Sequence[int] = ()  # which of the P hyperparameters are the prior's
     of_likelihood: Sequence[int] = ()
+    model: LatentGP | None = None
 
     def __init__(
         self, prior: MultivariateNormal, likelihood: AugmentedLikelihood, targets: Tensor, jitter: float
@@ -92,6 +93,8 @@ class ModelTarget(Target):
     Raises:
         TypeError, ValueError: as the inference rules; or a name that is not a parameter's.
     """
+
+    model: LatentGP
 
     def __init__(
         self, model: LatentGP, names: Sequence[str] | None, jitter: float, *, logarithms: bool = False

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gpytorch.mlls import MarginalLogLikelihood
+from torch import Tensor
 
+from gpext.files import load, save
 from gpext.parallel import Ranks
-from gpext.samplers.storage import load, save
 
 _SECONDS = 60.0  # between two checkpoints
 _FILE = "fit.pt"
@@ -62,7 +63,7 @@ class Checkpoint:
 
     def write(self, state: dict[str, Any]) -> None:
         """Write the parameters and the states of all ranks."""
-        states = self._ranks.gather(state)
+        states = self._ranks.gather(_on_cpu(state))
         if self._ranks.rank == 0:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,3 +72,14 @@ class Checkpoint:
                 warnings.warn(f"no checkpoint was written: {error}.", CheckpointWarning, stacklevel=4)
         self._ranks.any(False)  # no rank goes on, or home, before it is there
         self._written = time.monotonic()
+
+
+def _on_cpu(item: Any) -> Any:
+    """Return the same with its tensors on the CPU: another rank may not have this one's device."""
+    if isinstance(item, Tensor):
+        return item.cpu()
+    if isinstance(item, dict):
+        return {key: _on_cpu(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return type(item)(_on_cpu(value) for value in item)
+    return item

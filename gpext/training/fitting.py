@@ -14,7 +14,7 @@ from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite
 from gpext.mlls import AugmentedELBO
-from gpext.parallel import Ranks
+from gpext.parallel import Ranks, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
@@ -79,7 +79,7 @@ def fit(
             training goes on from there, as if it had never ended: a killed run is started again by the same call.
 
     Returns:
-        The result; Ctrl-C ends training early and still returns one.
+        The result; Ctrl-C ends training early, on all ranks, and still returns one.
 
     Raises:
         TypeError, ValueError: bad data or options, also those of another rank, or ranks whose models or options
@@ -103,45 +103,48 @@ def fit(
         num_data = _join(mll, ranks, share, f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
-    run = Run(mll, max_steps, progress and ranks.rank == 0, callback)
-    try:
-        if batch_size is None:
+    with interrupts(ranks) as interrupted:
+        run = Run(mll, max_steps, progress and ranks.rank == 0, callback, interrupted)
+        try:
+            if batch_size is None:
+                if strategy is None:
+                    return fit_objective(run, x, y, tolerance)
+                sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
+                order = torch.randperm(share, generator=generator).to(x.device)
+                x, y = x[..., order, :], mll.likelihood.take(y, order)
+                return fit_collapsed(
+                    run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks
+                )
+            stepper: SiteStepper | ObjectiveStepper
             if strategy is None:
-                return fit_objective(run, x, y, tolerance)
-            sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
-            order = torch.randperm(share, generator=generator).to(x.device)
-            x, y = x[..., order, :], mll.likelihood.take(y, order)
-            return fit_collapsed(run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks)
-        stepper: SiteStepper | ObjectiveStepper
-        if strategy is None:
-            stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
-        else:
-            rate = rate if rate is not None else default_rate(min(1.0, batch_size / num_data))
-            stepper = SiteStepper(
-                mll,
-                strategy,
-                num_data,
-                rate=rate,
-                learning_rate=learning_rate,
-                bound=bound,
-                gradient=hyperparameters,
-                interval=hyperparameter_interval(batch_size, num_data),
-                share=share,
-                ranks=ranks,
+                stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
+            else:
+                rate = rate if rate is not None else default_rate(min(1.0, batch_size / num_data))
+                stepper = SiteStepper(
+                    mll,
+                    strategy,
+                    num_data,
+                    rate=rate,
+                    learning_rate=learning_rate,
+                    bound=bound,
+                    gradient=hyperparameters,
+                    interval=hyperparameter_interval(batch_size, num_data),
+                    share=share,
+                    ranks=ranks,
+                )
+            return fit_minibatches(
+                run,
+                stepper,
+                x,
+                y,
+                batch_size=batch_size,
+                tolerance=tolerance,
+                generator=generator,
+                state=state,
+                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks),
             )
-        return fit_minibatches(
-            run,
-            stepper,
-            x,
-            y,
-            batch_size=batch_size,
-            tolerance=tolerance,
-            generator=generator,
-            state=state,
-            checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks),
-        )
-    except KeyboardInterrupt:
-        return run.finish(FitStatus.INTERRUPTED)
+        except KeyboardInterrupt:
+            return run.finish(FitStatus.INTERRUPTED)
 
 
 def _checked(

@@ -104,6 +104,8 @@ class _Stage:
         value = float(self.collapsed.refresh().sum()) / self.size
         self.collapsed.commit()
         self.stopped = self.ranks.any(self.run.step(value))
+        if self.ranks.any(self.run.interrupted()):
+            raise KeyboardInterrupt
         price = float(self.collapsed.divergence.sum()) / self.size
         gain, self._last = value - self._last, value
         return self.stopped or (not self.is_last and gain < _WORTHWHILE * price)

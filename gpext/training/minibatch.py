@@ -26,7 +26,7 @@ BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, FloatingPointError)  # of t
 
 _EPOCHS = 50
 _PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
-_WRITE, _STOP = 1, 2  # what a rank may wish after a step
+_WRITE, _STOP, _INTERRUPT = 1, 2, 3  # what a rank may wish after a step
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
@@ -186,7 +186,10 @@ def fit_minibatches(
                 index = batches.draw().to(x.device)
                 value = stepper.step(x, y, index, batches.num_drawn - 1)
                 wish = _STOP if run.step(value) else _WRITE if checkpoint is not None and checkpoint.is_due else 0
-                wish = stepper.ranks.most(wish)
+                wish = stepper.ranks.most(_INTERRUPT if run.interrupted() else wish)
+                if wish == _INTERRUPT:
+                    status = FitStatus.INTERRUPTED
+                    break
                 if wish == _STOP:
                     status = FitStatus.STOPPED
                     break
@@ -196,11 +199,12 @@ def fit_minibatches(
                 if wish == _WRITE and checkpoint is not None:
                     checkpoint.write({**position(), "trace": run.trace})
     except KeyboardInterrupt:
+        if stepper.ranks.size > 1:  # pressed twice; the others may be in another step
+            raise
         status = FitStatus.INTERRUPTED
     except BREAKDOWNS as error:
         status, note = FitStatus.BREAKDOWN, str(error)
-    is_with_others = stepper.ranks.size == 1 or status is not FitStatus.INTERRUPTED
-    if checkpoint is not None and is_with_others:
+    if checkpoint is not None:
         checkpoint.write({**position(), "trace": run.trace})
     recent = run.trace[-per_epoch:]
     return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), position())

@@ -55,9 +55,14 @@ class Run:
     """One call of `fit`: counts and times its steps and reports them."""
 
     def __init__(
-        self, mll: MarginalLogLikelihood, max_steps: int | None, progress: bool, callback: Callback | None
+        self,
+        mll: MarginalLogLikelihood,
+        max_steps: int | None,
+        progress: bool,
+        callback: Callback | None,
+        interrupted: Callable[[], bool],  # whether this rank wishes all to stop, see gpext.parallel.interrupts
     ) -> None:
-        self.mll, self.max_steps, self.callback = mll, max_steps, callback
+        self.mll, self.max_steps, self.callback, self.interrupted = mll, max_steps, callback, interrupted
         self.trace: list[float] = []
         self._started = time.perf_counter()
         self._bar = tqdm(desc="fit", disable=None if progress else True, leave=False)

@@ -180,16 +180,18 @@ class SiteVariationalStrategy(VariationalStrategy):
             vector, gram, total, gain, *sums = ranks.sum(of_this_rank, like)
             slopes += sums
         (batch,) = seen
-        divergence = total_divergence(batch.posterior, likelihood)
         if batch.gain is not None:
 
             def bound_at(moved: InducingPosterior) -> Tensor:
                 (expected,) = ranks.sum(lambda: [batch.gain_at(moved)], [scalar])
                 return expected - total_divergence(moved, likelihood)
 
-            rate = self._rising_rate(vector, gram, rate, gain - divergence, bound_at)
+            here = gain - total_divergence(batch.posterior, likelihood)
+            rate = self._rising_rate(vector, gram, rate, here, bound_at)
         self.move(vector, gram, rate)
-        return None if gradient is None else (total - divergence) / batch.num_data
+        if gradient is None:
+            return None
+        return (total - total_divergence(batch.posterior, likelihood)) / batch.num_data
 
     def _see(
         self,

@@ -1,4 +1,4 @@
-"""Start processes that form a group over gloo, run a function on each, and bring back what each returns or raises."""
+"""Start processes that form a group, run a function on each, and bring back what each returns or raises."""
 
 import multiprocessing
 import os
@@ -13,12 +13,12 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["gpext", "tests.sparse_models"])
 
 
-def run(function, size, *arguments, timeout=60.0):
+def run(function, size, *arguments, timeout=60.0, backend="gloo"):
     """What function(rank, *arguments) returns on each rank: (value, None); (None, error); or None if it was killed."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         workers = [
-            _CONTEXT.Process(target=_work, args=(function, rank, size, store, folder, timeout, arguments))
+            _CONTEXT.Process(target=_work, args=(function, rank, size, store, folder, timeout, backend, arguments))
             for rank in range(size)
         ]
         for worker in workers:
@@ -32,11 +32,11 @@ def run(function, size, *arguments, timeout=60.0):
         return [torch.load(path, weights_only=False) if path.exists() else None for path in paths]
 
 
-def _work(function, rank, size, store, folder, timeout, arguments):
+def _work(function, rank, size, store, folder, timeout, backend, arguments):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+        backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
     )
     try:
         outcome = function(rank, *arguments), None

@@ -111,6 +111,12 @@ def _with(rank, fault):
         def callback(step, value):
             return step == 3
 
+    if fault.endswith("interrupts") and rank == 1:
+
+        def callback(step, value):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
     if fault == "dies" and rank == 1:
 
         def callback(step, value):
@@ -125,9 +131,18 @@ def _with(rank, fault):
     options = {"learning_rate": 0.1 if fault == "options" and rank == 1 else 0.05}
     if fault == "objective":
         mll = gpytorch.mlls.VariationalELBO(gpytorch.likelihoods.StudentTLikelihood().to(F64), mll.model, num_data=60)
-    return gpext.fit(
-        mll, x[rows], y[rows], batch_size=20, max_steps=50, tolerance=0.0, progress=False, callback=callback, **options
-    ).status.name
+    result = gpext.fit(
+        mll,
+        x[rows],
+        y[rows],
+        batch_size=None if fault == "full batch interrupts" else 20,
+        max_steps=50,
+        tolerance=0.0,
+        progress=False,
+        callback=callback,
+        **options,
+    )
+    return f"{result.status.name} after {result.num_steps}"
 
 
 @pytest.mark.parametrize(
@@ -147,8 +162,12 @@ def test_a_fault_of_one_rank_is_an_error_on_all(fault, message):
         assert error.startswith(f"ValueError: {message}")
 
 
-def test_all_stop_where_one_does():
-    assert [value for value, _ in run(_with, 2, "stops")] == ["STOPPED", "STOPPED"]
+@pytest.mark.parametrize(
+    ("what", "status"),
+    [("stops", "STOPPED"), ("interrupts", "INTERRUPTED"), ("full batch interrupts", "INTERRUPTED")],
+)
+def test_all_stop_where_one_does(what, status):
+    assert [value for value, _ in run(_with, 2, what)] == [f"{status} after 3"] * 2
 
 
 def test_a_rank_that_dies_leaves_no_other_waiting():

@@ -143,6 +143,9 @@ def test_r_hat_is_that_of_the_whole_chains_however_they_are_kept(num_draws, monk
     assert draws.r_hat == pytest.approx(float(expected), rel=1e-10)
 
 
+INTERRUPTED = ("take", "_next", "_sweep", "flush", "_write", "save", "run", "sweeps", "swept", "drive")
+
+
 class Interrupt:
     """Raise KeyboardInterrupt at the n-th line that runs in the sampler's own files."""
 
@@ -152,7 +155,7 @@ class Interrupt:
     def __call__(self, frame, event, arg):
         if "gpext/samplers" not in frame.f_code.co_filename:
             return None
-        if event == "line" and frame.f_code.co_name in ("take", "_next", "_sweep", "flush", "_write", "save", "run"):
+        if event == "line" and frame.f_code.co_name in INTERRUPTED:
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)

@@ -115,7 +115,8 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
     """Let processes make the products of all lazy kernels of a module together, a part of the tiles each.
 
     The module, its data and whatever is drawn at random have to be the same on all of them, and all call it at once:
-    then solves, gradients, samplers and predictions run as they do in one process, and give the same on each.
+    then solves, gradients, samplers and predictions run as they do in one process, and give the same on each. Of
+    samplers' checkpoints the first rank writes one for all.
 
     Args:
         module: with kernels of this package somewhere inside.
@@ -129,6 +130,12 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
         raise ValueError(f"expected kernels of gpext.kernels.keops in {type(module).__qualname__}; found none.")
     for kernel in kernels:
         kernel.ranks = Ranks() if ranks is None else ranks
+
+
+def sharing_ranks(module: torch.nn.Module) -> Ranks:
+    """Return who makes the products of a module's lazy kernels together; one rank for nobody else."""
+    shared = [m.ranks for m in module.modules() if isinstance(m, LazyKernel) and m.ranks is not None]
+    return next((ranks for ranks in shared if ranks.size > 1), Ranks.alone())
 
 
 def _product(*kernels: gpytorch.kernels.Kernel) -> ProductKernel:

@@ -1,0 +1,21 @@
+"""How sampling may end."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class SamplingStatus(Enum):
+    """How sampling ended; the value says what to do about it."""
+
+    MIXED = "the chains agree, every split R-hat below 1.01"
+    NOT_MIXED = "the chains do not agree yet; go on with run(..., resume=draws)"
+    INTERRUPTED = "interrupted; go on with run(..., resume=draws)"
+    NOT_WRITTEN = (
+        "the directory could not be written to; the last draws are in memory, go on with run(..., resume=draws)"
+    )
+    DIVERGED = (
+        "a chain has left the hyperparameters at which the model can be evaluated; start again with a smaller step "
+        "size, the draws before it are kept"
+    )
+    BREAKDOWN = "a covariance was not positive definite, pass a `jitter`; the draws before it are kept"
