@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import broadcast_all
 
 from gpext.distributions.generalized_inverse_gaussian_draws import half_integer_draws, rejection_draws
-from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.positive import PositiveDistribution, broadcast_floating
 from gpext.quadrature import gauss_legendre
 
 _NEGLIGIBLE = 45.0  # nats below the mode
@@ -54,7 +53,7 @@ class GeneralizedInverseGaussian(PositiveDistribution):
         b: Tensor | float,
         validate_args: bool | None = None,
     ) -> None:
-        self.order, self.a, self.b = broadcast_all(order, a, b)
+        self.order, self.a, self.b = broadcast_floating(order, a, b)
         super().__init__(self.order.shape, validate_args=validate_args)
         improper = ((self.a == 0) & (self.order >= 0)) | ((self.b == 0) & (self.order <= 0))
         if bool(improper.any()):

@@ -69,6 +69,19 @@ class RadialTransform:
             raise ValueError(f"log phi is not finite at r = {where:.6g} (phi underflowed or overflowed); {remedy}.")
         return value
 
+    def shape(self, r: Tensor) -> torch.Size:
+        """Return the shape of log phi(r).
+
+        Raises:
+            TypeError: phi does not return a tensor.
+        """
+        function, name = (self.phi, "phi") if self.log_phi is None else (self.log_phi, "log_phi")
+        assert function is not None  # by construction
+        value = function(r)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must map tensors to tensors, elementwise; it returned {type(value).__name__}.")
+        return value.shape
+
     def is_elementwise(self, device: torch.device) -> bool:
         """Whether parameters inside phi have no batch shape of their own."""
         return self(torch.ones(1, dtype=torch.float64, device=device)).shape == (1,)
@@ -120,7 +133,7 @@ class RadialTransform:
             variance = torch.where(near, self._variance_near_zero(torch.where(near, c, 0.0), reach), variance)
         return variance.to(r.dtype)
 
-    def fallen(self, r: Tensor, depth: float) -> Tensor:
+    def fallen(self, r: Tensor, depth: Tensor | float) -> Tensor:
         """Where log phi has fallen from r by this depth, up to a factor of two in the distance from r."""
         start = torch.where(r == 0, 0.0, self(r))
         exponent = torch.zeros_like(start)

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from gpext.distributions.contour import Contour
-from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.positive import PositiveDistribution, broadcast_floating
 from gpext.distributions.quantile_table import interpolated
 from gpext.distributions.quantiles import solve
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 
-_DEEPEST = 300.0  # nats of phi
+_DEEPEST = 300.0  # nats of phi: a complex division squares, and numbers end at e^709
 _TOLERANCE = 1e-7  # of the cdf, between rules that agree to 2e-10 where they converge
 _CHUNK = 1024  # draws whose nodes stay in the cache
 
@@ -44,7 +44,7 @@ class ScaleMixture(PositiveDistribution):
 
     Raises:
         ValueError: neither or both of phi and log_phi are given; or, when evaluated, the inversion does not converge.
-        TypeError: when evaluated, phi does not take complex tensors.
+        TypeError: phi does not return a tensor; or, when evaluated, it does not take complex ones.
 
     Example:
         >>> import torch
@@ -58,13 +58,14 @@ class ScaleMixture(PositiveDistribution):
     def __init__(
         self,
         phi: Callable[[Tensor], Tensor] | None,
-        tilt: Tensor,
+        tilt: Tensor | float,
         *,
         log_phi: Callable[[Tensor], Tensor] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         self._transform = RadialTransform(phi, log_phi)
-        shape = self._transform(torch.ones_like(tilt, dtype=torch.float64)).shape
+        (tilt,) = broadcast_floating(tilt)
+        shape = self._transform.shape(torch.ones_like(tilt, dtype=torch.float64))
         self.tilt = tilt.expand(torch.broadcast_shapes(tilt.shape, shape))
         super().__init__(self.tilt.shape, validate_args=validate_args)
 
@@ -136,12 +137,16 @@ class ScaleMixture(PositiveDistribution):
             w = torch.where(inside, value, 1.0).double()
             w = w.expand(torch.broadcast_shapes(w.shape, r.shape))
             # A phi without its logarithm underflows at the saddle points of the smallest w, whose cdf is zero anyway.
-            limit = math.inf if self._transform.phi is None else self._transform.fallen(r, _DEEPEST)
+            limit = math.inf if self._transform.phi is None else self._transform.fallen(r, self._depth(r))
             model = SaddleModel.reference(self._transform, r)
             laws, coarse = (Contour.through(self._transform, r, w, model, n, limit).laws() for n in (24, 16))
             # A branch cut of phi in the wrong place leaves every contour another result.
             self._refuse(inside & ~((laws.cdf - coarse.cdf).abs() < _TOLERANCE), w)
             return laws.cdf.clamp(0, 1), laws.density.clamp_min(0)
+
+    def _depth(self, r: Tensor) -> Tensor:
+        """How many nats phi may fall from r, at a distance that `fallen` says up to a factor of two."""
+        return (0.8 * _DEEPEST + self._transform(r)).clamp(1.0, _DEEPEST)
 
     def _quantile(self, score: Tensor) -> Tensor:
         with torch.no_grad():
