@@ -6,9 +6,10 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch.nn.functional import one_hot
 
-from gpext.inference import Laplace, Status, Taylor
+from gpext.inference import KL, Laplace, Status, Taylor
 from gpext.likelihoods import DirichletLikelihood, MultinomialLogitLikelihood, StickBreakingLikelihood
 from gpext.posteriors import LowRankPrior
+from tests.latent_cases import CASES
 from tests.members import F64
 
 
@@ -172,3 +173,17 @@ def test_a_sparse_prior_is_inferred_as_the_dense_one_it_is(rule):
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::gpext.inference.DenseBlocksWarning")
+@pytest.mark.parametrize("rule", [Laplace(), Taylor(), KL()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("name", ["multinomial", "trials", "von_mises", "dirichlet", "family_beta"])
+def test_a_batch_of_targets_shares_one_prior(rule, name):
+    case = CASES[name]
+    likelihood, prior, targets = case.problem(5)
+    other = case.problem(5, seed=1)[2]
+    both = rule.infer(prior(), likelihood, torch.stack([targets, other]))
+    for k, each in enumerate((targets, other)):
+        one = rule.infer(prior(), likelihood, each)
+        torch.testing.assert_close(both.log_evidence[k], one.log_evidence, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(both.posterior.mean[k], one.posterior.mean, rtol=1e-6, atol=1e-6)
