@@ -35,6 +35,10 @@ _VARIANCE_DEPTH, _PLACES = 0.005, 8
 _ROUNDING = 1e-9
 
 
+class InversionError(ValueError):
+    """A phi that cannot be inverted numerically where it has to be; the message says where, and what phi has to be."""
+
+
 class RadialTransform:
     """log phi of the phi or the log phi that a user gave; all in float64.
 
@@ -61,12 +65,12 @@ class RadialTransform:
         return self.phi(r).log()
 
     def checked(self, r: Tensor) -> Tensor:
-        """Return log phi(r); raises ValueError where it is not finite."""
+        """Return log phi(r); raises InversionError where it is not finite."""
         value = self(r.double())
         if not bool(value.isfinite().all()):
             where = r.broadcast_to(value.shape)[~value.isfinite()].flatten()[0].item()
             remedy = "give log_phi instead of phi" if self.phi is not None else "make log_phi stable there"
-            raise ValueError(f"log phi is not finite at r = {where:.6g} (phi underflowed or overflowed); {remedy}.")
+            raise InversionError(f"log phi is not finite at r = {where:.6g} (phi underflowed or overflowed); {remedy}.")
         return value
 
     def shape(self, r: Tensor) -> torch.Size:

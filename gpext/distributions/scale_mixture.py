@@ -19,7 +19,7 @@ from gpext.distributions.contour import Contour
 from gpext.distributions.positive import PositiveDistribution, broadcast_floating
 from gpext.distributions.quantile_table import interpolated
 from gpext.distributions.quantiles import solve
-from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.radial_transform import InversionError, RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 
 _DEEPEST = 300.0  # nats of phi: a complex division squares, and numbers end at e^709
@@ -43,7 +43,8 @@ class ScaleMixture(PositiveDistribution):
         validate_args: as in torch.distributions.
 
     Raises:
-        ValueError: neither or both of phi and log_phi are given; or, when evaluated, the inversion does not converge.
+        ValueError: neither or both of phi and log_phi are given; or, when evaluated, the inversion does not converge,
+            an `InversionError`.
         TypeError: phi does not return a tensor; or, when evaluated, it does not take complex ones.
 
     Example:
@@ -172,7 +173,7 @@ class ScaleMixture(PositiveDistribution):
         if bool(bad.any()):
             index = tuple(bad.nonzero()[0].tolist())
             tilt = self.tilt.expand(bad.shape)[index].item()
-            raise ValueError(
+            raise InversionError(
                 f"the numerical inversion of phi does not converge at datum {index}, tilt {tilt:.6g}, w "
                 f"{w[index].item():.6g}. phi must be completely monotone, analytic off the negative real axis and "
                 "accurate to rounding at complex arguments there; p(w) must have a density."

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from gpext.distributions import InversionError
 from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
 from gpext.posteriors import DensePrior
@@ -89,7 +90,8 @@ class LatentChainSampler(ABC):
             progress: show a bar on a terminal.
 
         Raises:
-            ValueError: a number is not positive; the directory holds draws of another run.
+            ValueError: a number is not positive; the directory holds draws of another run; phi cannot be inverted for
+                a draw of w before there is one to keep.
         """
         _check_positive(num_samples=num_samples, num_chains=num_chains, thinning=thinning)
         if warmup < 0:
@@ -117,6 +119,10 @@ class LatentChainSampler(ABC):
                 status = SamplingStatus.INTERRUPTED
             except OSError as error:
                 status, note = SamplingStatus.NOT_WRITTEN, str(error)
+            except InversionError as error:
+                if store.state.num_draws == 0:
+                    raise
+                status, note = SamplingStatus.NOT_INVERTED, str(error)
             except BreakdownError as error:
                 status, note = SamplingStatus.BREAKDOWN, str(error)
             except FloatingPointError as error:

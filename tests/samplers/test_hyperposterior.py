@@ -324,6 +324,10 @@ def test_bad_input():
         SGLDSampler(UnbiasedMarginalLogLikelihood(mll.likelihood, mll.model)).run(2, warmup=40)
     with pytest.raises(ValueError, match=r"expected a preconditioner \(2, 2\)"):
         SGLDSampler(mll).run(2, preconditioner=torch.ones(3))
+    draws = MetropolisHastings(mll).run(2, num_chains=1, warmup=1, progress=False)
+    for bad, match in ((torch.tensor([torch.inf]), "x must be finite"), (torch.zeros(2, 7), r"got \(2, 7\)")):
+        with pytest.raises(ValueError, match=match):
+            draws.predict(bad)
     mll.model.set_train_data(targets=torch.full_like(mll.model.train_targets, torch.nan), strict=False)
     with pytest.raises(ValueError, match="NaN in inputs"):
         run(MetropolisHastings(ExactMarginalLogLikelihood(mll.likelihood, mll.model)), 2)
