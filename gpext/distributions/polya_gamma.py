@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.contour import Contour
+from gpext.distributions.contour import Contour, Laws
 from gpext.distributions.jacobi import jacobi_draws
-from gpext.distributions.positive import PositiveDistribution, broadcast_floating
+from gpext.distributions.positive import PositiveDistribution, broadcast_floating, with_slopes
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 from gpext.distributions.sech_cumulants import log_sech_series, sech_cumulants
@@ -68,19 +68,31 @@ class PolyaGamma(PositiveDistribution):
         return torch.where(finite, cumulant, 0.0).to(self.tilt.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density, by numerical inversion; no gradient. Infinite at the point mass of count 0 or tilt inf."""
+        """Log density, by numerical inversion. Infinite at the point mass of count 0 or tilt inf.
+
+        It has first derivatives, in the value and in the tilt.
+
+        Raises:
+            NotImplementedError: count requires a gradient.
+        """
+        if torch.is_grad_enabled() and self.count.requires_grad:
+            raise NotImplementedError("log_prob of PolyaGamma has no derivative in count; pass count.detach().")
         atom = (self.count == 0) | self.tilt.isinf()
         inside = (value > self._near()) & (value < self._far()) & ~atom
-        density = (2 * self._laws(value, inside)[1]).log()
+        laws = self._laws(value, inside)
         outside = torch.where(atom & (value == 0), math.inf, -math.inf)
-        return torch.where(inside, density, outside).to(self.tilt.dtype)
+        log_density = torch.where(inside, (2 * laws.density.clamp_min(0)).log(), outside).to(self.tilt.dtype)
+        moves = inside & log_density.isfinite()
+        by_value = torch.where(moves, 2 * laws.slope / laws.density, 0.0)
+        by_tilt = torch.where(moves, 0.5 * self.count * torch.tanh(0.5 * self.tilt) - self.tilt * value, 0.0)
+        return with_slopes(log_density, (value, by_value), (self.tilt, by_tilt))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value), by numerical inversion, absolute error below 1e-11 and 1e-16 count abs(tilt); no gradient."""
         atom = (self.count == 0) | self.tilt.isinf()
         inside = (value > self._near()) & (value < self._far()) & ~atom
         outside = torch.where((value >= self._far()) | atom, 1.0, 0.0)
-        return torch.where(inside, self._laws(value, inside)[0], outside).to(self.tilt.dtype)
+        return torch.where(inside, self._laws(value, inside).cdf.clamp(0, 1), outside).to(self.tilt.dtype)
 
     def _near(self) -> Tensor:
         """Below are less than e^-1000 of the mass.
@@ -93,7 +105,7 @@ class PolyaGamma(PositiveDistribution):
         """Beyond are less than e^-1000 of the mass and points too near to the pole of phi to be told from it."""
         return 1e6 * (1 + self.count)
 
-    def _laws(self, value: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    def _laws(self, value: Tensor, inside: Tensor) -> Laws:
         """Cdf and density of V = 2 W at 2 value, where inside.
 
         With the origin at the pole of phi, saddle points exist for all V, and both tails are relatively accurate.
@@ -109,8 +121,7 @@ class PolyaGamma(PositiveDistribution):
             transform = RadialTransform(log_phi=lambda r: count * _log_sech_beyond_pole(r))
             r = (0.5 * tilt).square() + _POLE
             contour = Contour.through(transform, r, v, SaddleModel.reference(transform, r), num_nodes=24)
-            laws = contour.laws()
-            return laws.cdf.clamp(0, 1), laws.density.clamp_min(0)
+            return contour.laws()
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None

@@ -90,6 +90,16 @@ class PositiveDistribution(Distribution):
         return twin
 
 
+def with_slopes(value: Tensor, *slopes: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a value that is outside the graph with first derivatives: in each x of pairs (x, dvalue / dx)."""
+    if torch.is_grad_enabled():
+        for x, slope in slopes:
+            if x.requires_grad:
+                move = torch.where(x.isfinite(), x - x.detach(), 0.0)
+                value = value + slope.detach().to(value.dtype) * move
+    return value
+
+
 def broadcast_floating(*values: Tensor | float) -> tuple[Tensor, ...]:
     """Return parameters as tensors of one shape and one floating dtype: numbers and integers take that of the rest."""
     tensors = broadcast_all(*(_floating(value) for value in values))
