@@ -107,7 +107,8 @@ class Laplace:
             if not (at.is_finite and bool(psi.isfinite().all())):
                 return problem.condition(problem.no_sites()), f, Status.NOT_FINITE, trace
             posterior, proper = _condition(problem, at)
-            trace.append(psi - 0.5 * problem.over_latents_of(posterior, posterior.log_det))
+            value = psi - 0.5 * problem.over_latents_of(posterior, posterior.log_det)
+            trace.append(torch.where(value.isnan(), -torch.inf, value))  # rounding has left no determinant
             move, turn = posterior.mean - f, posterior.weights - weights
             slope = problem.inner(at.gradient - weights, move)  # of psi along the step; its squared posterior length
             length = slope.clamp_min(0).sqrt()
