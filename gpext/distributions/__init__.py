@@ -14,7 +14,7 @@ from gpext.distributions.mixture import Mixture
 from gpext.distributions.polya_gamma import PolyaGamma
 from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
-from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.radial_transform import InversionError, RadialTransform
 from gpext.distributions.scale_mixture import ScaleMixture
 from gpext.distributions.scaled import Scaled
 from gpext.distributions.simplex_region import SimplexRegion
@@ -35,6 +35,7 @@ __all__ = [
     "Gamma",
     "GeneralizedInverseGaussian",
     "InverseGaussian",
+    "InversionError",
     "Matern32",
     "Mixture",
     "NegativeBinomial",

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import broadcast_all
 
 from gpext.distributions.generalized_inverse_gaussian_draws import half_integer_draws, rejection_draws
-from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.positive import PositiveDistribution, broadcast_floating, with_slopes
 from gpext.quadrature import gauss_legendre
 
 _NEGLIGIBLE = 45.0  # nats below the mode
@@ -54,7 +53,7 @@ class GeneralizedInverseGaussian(PositiveDistribution):
         b: Tensor | float,
         validate_args: bool | None = None,
     ) -> None:
-        self.order, self.a, self.b = broadcast_all(order, a, b)
+        self.order, self.a, self.b = broadcast_floating(order, a, b)
         super().__init__(self.order.shape, validate_args=validate_args)
         improper = ((self.a == 0) & (self.order >= 0)) | ((self.b == 0) & (self.order <= 0))
         if bool(improper.any()):
@@ -75,7 +74,7 @@ class GeneralizedInverseGaussian(PositiveDistribution):
         return self._moments()[1].to(self.order.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density; value and result broadcast with the batch shape; no gradient."""
+        """Log density, with first derivatives in everything; value and result broadcast with the batch shape."""
         if self._validate_args:
             self._validate_sample(value)
         with torch.no_grad():
@@ -85,7 +84,15 @@ class GeneralizedInverseGaussian(PositiveDistribution):
             nodes, step = law.grid(law.reach(1))
             log_constant = torch.logsumexp(law.exponent(nodes), 0) + step.log()
             density = law.exponent(x) - log_constant - x - law.mode.log()
-            return torch.where(inside, density, -math.inf).to(self.order.dtype)
+            density = torch.where(inside, density, -math.inf).to(self.order.dtype)
+            w = torch.where(inside, value, 1.0).double()
+            by_value = (self.order - 1) / w - 0.5 * (self.a - self.b / w.square())
+            weights = torch.softmax(law.exponent(nodes), 0)
+            by_order = w.log() - law.mode.log() - (weights * nodes).sum(0)
+            by_a = 0.5 * (law.mode * (weights * nodes.exp()).sum(0) - w)
+            by_b = 0.5 * ((weights * (-nodes).exp()).sum(0) / law.mode - 1 / w)
+        pairs = ((value, by_value), (self.order, by_order), (self.a, by_a), (self.b, by_b))
+        return with_slopes(density, *((x, torch.where(inside, slope, 0.0)) for x, slope in pairs))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value), relatively accurate in the lower tail; no gradient."""

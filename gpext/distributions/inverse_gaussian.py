@@ -12,10 +12,9 @@ import math
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.utils import broadcast_all
 from torch.special import erfcx
 
-from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.positive import PositiveDistribution, broadcast_floating
 
 
 class InverseGaussian(PositiveDistribution):
@@ -30,7 +29,7 @@ class InverseGaussian(PositiveDistribution):
     arg_constraints = {"loc": constraints.positive, "shape": constraints.positive}
 
     def __init__(self, mean: Tensor | float, shape: Tensor | float, validate_args: bool | None = None) -> None:
-        self.loc, self.shape = broadcast_all(mean, shape)
+        self.loc, self.shape = broadcast_floating(mean, shape)
         super().__init__(self.loc.shape, validate_args=validate_args)
 
     @property

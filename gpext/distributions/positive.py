@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 
@@ -9,6 +10,7 @@ import torch
 from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
+from torch.distributions.utils import broadcast_all
 
 _MAX_STEPS = 200  # halvings of a bracket of logarithms reach the last bit of a float64 long before
 _LOG_RANGE = (-745.0, 709.0)  # of float64
@@ -67,7 +69,9 @@ class PositiveDistribution(Distribution):
                 inside = (newton > low) & (newton < high)
                 following = torch.where(inside, newton, low + (high - low) / 2)
                 rounding = 4 * torch.finfo(x.dtype).eps
-                settled |= ((following - x).abs() <= rounding * (1 + x.abs())) | ((cdf - q).abs() <= rounding * q)
+                # A step of Newton's shorter than rounding may end on the bracket, which is no reason to leave.
+                step = torch.minimum((following - x).abs(), torch.where(newton.isnan(), math.inf, (newton - x).abs()))
+                settled |= (step <= rounding * (1 + x.abs())) | ((cdf - q).abs() <= rounding * q)
                 x = torch.where(settled, x, following)
                 if bool(settled.all()):
                     break
@@ -84,3 +88,26 @@ class PositiveDistribution(Distribution):
             setattr(twin, name, getattr(twin, name).double())
         twin._validate_args = False
         return twin
+
+
+def with_slopes(value: Tensor, *slopes: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a value that is outside the graph with first derivatives: in each x of pairs (x, dvalue / dx)."""
+    if torch.is_grad_enabled():
+        for x, slope in slopes:
+            if x.requires_grad:
+                move = torch.where(x.isfinite(), x - x.detach(), 0.0)
+                value = value + slope.detach().to(value.dtype) * move
+    return value
+
+
+def broadcast_floating(*values: Tensor | float) -> tuple[Tensor, ...]:
+    """Return parameters as tensors of one shape and one floating dtype: numbers and integers take that of the rest."""
+    tensors = broadcast_all(*(_floating(value) for value in values))
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def _floating(value: Tensor | float) -> Tensor | float:
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        return value.to(torch.get_default_dtype())
+    return value

@@ -35,6 +35,10 @@ _VARIANCE_DEPTH, _PLACES = 0.005, 8
 _ROUNDING = 1e-9
 
 
+class InversionError(ValueError):
+    """A phi that cannot be inverted numerically where it has to be; the message says where, and what phi has to be."""
+
+
 class RadialTransform:
     """log phi of the phi or the log phi that a user gave; all in float64.
 
@@ -61,13 +65,26 @@ class RadialTransform:
         return self.phi(r).log()
 
     def checked(self, r: Tensor) -> Tensor:
-        """Return log phi(r); raises ValueError where it is not finite."""
+        """Return log phi(r); raises InversionError where it is not finite."""
         value = self(r.double())
         if not bool(value.isfinite().all()):
             where = r.broadcast_to(value.shape)[~value.isfinite()].flatten()[0].item()
             remedy = "give log_phi instead of phi" if self.phi is not None else "make log_phi stable there"
-            raise ValueError(f"log phi is not finite at r = {where:.6g} (phi underflowed or overflowed); {remedy}.")
+            raise InversionError(f"log phi is not finite at r = {where:.6g} (phi underflowed or overflowed); {remedy}.")
         return value
+
+    def shape(self, r: Tensor) -> torch.Size:
+        """Return the shape of log phi(r).
+
+        Raises:
+            TypeError: phi does not return a tensor.
+        """
+        function, name = (self.phi, "phi") if self.log_phi is None else (self.log_phi, "log_phi")
+        assert function is not None  # by construction
+        value = function(r)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must map tensors to tensors, elementwise; it returned {type(value).__name__}.")
+        return value.shape
 
     def is_elementwise(self, device: torch.device) -> bool:
         """Whether parameters inside phi have no batch shape of their own."""
@@ -120,7 +137,7 @@ class RadialTransform:
             variance = torch.where(near, self._variance_near_zero(torch.where(near, c, 0.0), reach), variance)
         return variance.to(r.dtype)
 
-    def fallen(self, r: Tensor, depth: float) -> Tensor:
+    def fallen(self, r: Tensor, depth: Tensor | float) -> Tensor:
         """Where log phi has fallen from r by this depth, up to a factor of two in the distance from r."""
         start = torch.where(r == 0, 0.0, self(r))
         exponent = torch.zeros_like(start)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.contour import Contour
-from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.contour import Contour, Laws
+from gpext.distributions.positive import PositiveDistribution, broadcast_floating, with_slopes
 from gpext.distributions.quantile_table import interpolated
 from gpext.distributions.quantiles import solve
-from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.radial_transform import InversionError, RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 
-_DEEPEST = 300.0  # nats of phi
+_DEEPEST = 300.0  # nats of phi: a complex division squares, and numbers end at e^709
 _TOLERANCE = 1e-7  # of the cdf, between rules that agree to 2e-10 where they converge
 _CHUNK = 1024  # draws whose nodes stay in the cache
 
@@ -30,8 +30,9 @@ _CHUNK = 1024  # draws whose nodes stay in the cache
 class ScaleMixture(PositiveDistribution):
     """The law of w with density e^{-c^2 w} p(w) / phi(c^2), where phi is the Laplace transform of p.
 
-    Without gradients: `sample`, `cdf`, `icdf`, `log_prob`, `mean` and `variance` are functions of numbers. Pickling
-    needs a phi that can be pickled: not a lambda. The absolute error of the cdf is below 1e-9, if log phi is accurate.
+    Without gradients, but for those of `log_prob` in the value and in the tilt: `sample`, `cdf`, `icdf`, `mean` and
+    `variance` are functions of numbers, and parameters inside phi are not differentiated. Pickling needs a phi that can
+    be pickled: not a lambda. The absolute error of the cdf is below 1e-9, if log phi is accurate.
 
     Args:
         phi: completely monotone, phi(0) = 1, elementwise on tensors of any shape, float64 or complex128, and analytic
@@ -43,8 +44,9 @@ class ScaleMixture(PositiveDistribution):
         validate_args: as in torch.distributions.
 
     Raises:
-        ValueError: neither or both of phi and log_phi are given; or, when evaluated, the inversion does not converge.
-        TypeError: when evaluated, phi does not take complex tensors.
+        ValueError: neither or both of phi and log_phi are given; or, when evaluated, the inversion does not converge,
+            an `InversionError`.
+        TypeError: phi does not return a tensor; or, when evaluated, it does not take complex ones.
 
     Example:
         >>> import torch
@@ -58,13 +60,14 @@ class ScaleMixture(PositiveDistribution):
     def __init__(
         self,
         phi: Callable[[Tensor], Tensor] | None,
-        tilt: Tensor,
+        tilt: Tensor | float,
         *,
         log_phi: Callable[[Tensor], Tensor] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         self._transform = RadialTransform(phi, log_phi)
-        shape = self._transform(torch.ones_like(tilt, dtype=torch.float64)).shape
+        (tilt,) = broadcast_floating(tilt)
+        shape = self._transform.shape(torch.ones_like(tilt, dtype=torch.float64))
         self.tilt = tilt.expand(torch.broadcast_shapes(tilt.shape, shape))
         super().__init__(self.tilt.shape, validate_args=validate_args)
 
@@ -85,15 +88,21 @@ class ScaleMixture(PositiveDistribution):
         return self._at_finite_tilt(self._transform.variance)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density; value and result broadcast with the batch shape; no gradient."""
+        """Log density, with first derivatives in value and tilt; value and result broadcast with the batch shape."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        density = self._laws(value, inside)[1].log()
-        return torch.where(inside, density, -math.inf).to(self.tilt.dtype)
+        laws = self._laws(value, inside)
+        log_density = torch.where(inside, laws.density.clamp_min(0).log(), -math.inf).to(self.tilt.dtype)
+        moves = inside & log_density.isfinite()
+        by_value = torch.where(moves, laws.slope / laws.density, 0.0)
+        by_tilt = self.tilt.new_zeros(())
+        if self.tilt.requires_grad:  # at 0 there is none, whatever the mean is
+            by_tilt = torch.where(moves & (self.tilt > 0), 2 * self.tilt * (self.mean - value), 0.0)
+        return with_slopes(log_density, (value, by_value), (self.tilt, by_tilt))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value); no gradient."""
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
-        cdf = self._laws(value, inside)[0]
+        cdf = self._laws(value, inside).cdf.clamp(0, 1)
         at_ends = torch.where((value > 0) | (self.tilt == math.inf) & (value == 0), 1.0, 0.0)
         return torch.where(inside, cdf, at_ends).to(self.tilt.dtype)
 
@@ -126,7 +135,7 @@ class ScaleMixture(PositiveDistribution):
     def _square(self) -> Tensor:
         return torch.where(self.tilt < math.inf, self.tilt, 1.0).double().square()
 
-    def _laws(self, value: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    def _laws(self, value: Tensor, inside: Tensor) -> Laws:
         """Cdf and density at the values inside the support, anything at the others."""
         if self._validate_args:
             self._validate_sample(value)
@@ -136,12 +145,16 @@ class ScaleMixture(PositiveDistribution):
             w = torch.where(inside, value, 1.0).double()
             w = w.expand(torch.broadcast_shapes(w.shape, r.shape))
             # A phi without its logarithm underflows at the saddle points of the smallest w, whose cdf is zero anyway.
-            limit = math.inf if self._transform.phi is None else self._transform.fallen(r, _DEEPEST)
+            limit = math.inf if self._transform.phi is None else self._transform.fallen(r, self._depth(r))
             model = SaddleModel.reference(self._transform, r)
             laws, coarse = (Contour.through(self._transform, r, w, model, n, limit).laws() for n in (24, 16))
             # A branch cut of phi in the wrong place leaves every contour another result.
             self._refuse(inside & ~((laws.cdf - coarse.cdf).abs() < _TOLERANCE), w)
-            return laws.cdf.clamp(0, 1), laws.density.clamp_min(0)
+            return laws
+
+    def _depth(self, r: Tensor) -> Tensor:
+        """How many nats phi may fall from r, at a distance that `fallen` says up to a factor of two."""
+        return (0.8 * _DEEPEST + self._transform(r)).clamp(1.0, _DEEPEST)
 
     def _quantile(self, score: Tensor) -> Tensor:
         with torch.no_grad():
@@ -167,7 +180,7 @@ class ScaleMixture(PositiveDistribution):
         if bool(bad.any()):
             index = tuple(bad.nonzero()[0].tolist())
             tilt = self.tilt.expand(bad.shape)[index].item()
-            raise ValueError(
+            raise InversionError(
                 f"the numerical inversion of phi does not converge at datum {index}, tilt {tilt:.6g}, w "
                 f"{w[index].item():.6g}. phi must be completely monotone, analytic off the negative real axis and "
                 "accurate to rounding at complex arguments there; p(w) must have a density."

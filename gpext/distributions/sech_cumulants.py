@@ -34,6 +34,14 @@ def sech_cumulants(r: Tensor, num: int) -> list[Tensor]:
     return [torch.where(small, a, b) for a, b in zip(series, recurrence, strict=True)]
 
 
+def log_sech_series(r: Tensor) -> Tensor:
+    """Return log phi(r), real or complex, by the series; accurate to rounding for abs r < 0.25."""
+    total = torch.zeros_like(r)
+    for n in range(_TERMS, 0, -1):
+        total = _SIGMA[n - 1] / n - r * total
+    return -r * total
+
+
 def _by_series(r: Tensor, num: int) -> list[Tensor]:
     cumulants = []
     for k in range(1, num + 1):

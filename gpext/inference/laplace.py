@@ -30,6 +30,7 @@ from gpext.sites import JointSites
 
 _MOST_HALVINGS = 40
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
+_ROUNDING = 1e-7  # of steps that no longer shrink; Newton's would be squared
 _QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton needs no line search
 
 
@@ -39,7 +40,8 @@ class Laplace:
 
     Args:
         max_steps: most Newton steps.
-        tolerance: converged when a Newton step is shorter than this, in posterior standard deviations.
+        tolerance: converged when a Newton step is shorter than this, in posterior standard deviations; or, where
+            rounding is larger, when steps below 1e-7 no longer halve. Its error in log Z is of that order.
         jitter: added to the diagonal of the prior covariance; none is needed.
 
     Example:
@@ -53,7 +55,7 @@ class Laplace:
     """
 
     max_steps: int = 200
-    tolerance: float = 1e-7
+    tolerance: float = 1e-10
     jitter: float = 0.0
 
     def infer(
@@ -98,21 +100,25 @@ class Laplace:
         """Return the posterior at the sites of the last f, that f, how it ended, and log Z at every f."""
         f, weights = _begin(problem, start)
         trace: list[Tensor] = []
+        last = torch.full_like(problem.inner(f, f), torch.inf)
         while True:
             at = expand(problem.likelihood, problem.targets, f)
             psi = at.log_prob.sum(-1) - 0.5 * problem.inner(f - problem.mean, weights)
             if not (at.is_finite and bool(psi.isfinite().all())):
                 return problem.condition(problem.no_sites()), f, Status.NOT_FINITE, trace
             posterior, proper = _condition(problem, at)
-            trace.append(psi - 0.5 * problem.over_latents_of(posterior, posterior.log_det))
+            value = psi - 0.5 * problem.over_latents_of(posterior, posterior.log_det)
+            trace.append(torch.where(value.isnan(), -torch.inf, value))  # rounding has left no determinant
             move, turn = posterior.mean - f, posterior.weights - weights
             slope = problem.inner(at.gradient - weights, move)  # of psi along the step; its squared posterior length
             length = slope.clamp_min(0).sqrt()
-            if bool((length < self.tolerance).all()):
+            arrived = (length < self.tolerance) | (length < _ROUNDING) & (length > 0.5 * last)
+            if bool(arrived.all()):
                 return posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace
             if len(trace) >= self.max_steps:
                 return posterior, f, Status.MAX_STEPS, trace
-            rate = (length >= self.tolerance).to(f)  # in a batch, who has arrived stays
+            last = length
+            rate = (~arrived).to(f)  # in a batch, who has arrived stays
             for _ in range(_MOST_HALVINGS):
                 step = problem.per_value(rate)
                 new_f, new_weights = f + step * move, weights + step * turn

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
+from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
 from gpext.posteriors import DensePrior, JointPosterior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
@@ -64,20 +65,27 @@ class Problem:
         if latents is not None and mean.shape[-2:-1] != (latents,):
             raise ValueError(
                 f"{type(likelihood).__qualname__} has num_latents = {latents}: expected a prior of batch shape "
-                f"(..., {latents}), got {tuple(prior.batch_shape)}."
+                f"(..., {latents}), got {tuple(prior.batch_shape)}. Give the mean and the kernel "
+                f"batch_shape=torch.Size([{latents}]), one for each latent."
             )
         num_data = mean.size(-1)
-        trials = latents is not None and targets.dim() > 1 and targets.size(-2) == num_data
-        if targets.shape[-1:] != (num_data,) and not trials:
-            raise ValueError(f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}.")
+        data = targets.shape
+        if isinstance(likelihood, LatentLikelihood) and latents is not None:
+            likelihood.check(targets)
+            data = likelihood.datum_shape(targets)
+        if data[-1:] != (num_data,):
+            among = "" if data == targets.shape else f", the targets of {data.numel()} data"
+            raise ValueError(
+                f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}{among}."
+            )
         structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
         known = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
         if not bool(mean.isfinite().all() and known.is_finite):
             raise HyperparameterError(
                 "the prior has NaN or infinite entries; check the inputs and the kernel's parameters."
             )
-        if latents is None:  # a batch of targets may share one prior
-            known = known.expand_to(targets)
+        # A batch of targets may share one prior.
+        known = known.expand_to(data if latents is None else torch.Size((*data[:-1], 1, num_data)))
         return cls(known, likelihood, targets, latents, mean.dtype, jitter)
 
     def no_sites(self) -> GaussianSites:

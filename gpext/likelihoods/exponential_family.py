@@ -109,8 +109,19 @@ class ExponentialFamilyLikelihood(JointLikelihood):
             raise ValueError(
                 f"statistic and link must both give (..., P, N); got {tuple(T.shape)} and {tuple(theta.shape)}."
             )
-        value = ((T * theta).sum(-2) - self.log_partition(theta)) / a
-        return value if self.log_base is None else value + self.log_base(targets, a)
+        b = self.log_partition(theta)
+        if b.shape != theta.shape[:-2] + theta.shape[-1:]:
+            raise ValueError(
+                f"log_partition must map (..., P, N) to (..., N); it made {tuple(b.shape)} of {tuple(theta.shape)}. "
+                "Sum over the second dimension from behind."
+            )
+        value = ((T * theta).sum(-2) - b) / a
+        if self.log_base is None:
+            return value
+        base = self.log_base(targets, a)
+        if torch.broadcast_shapes(base.shape, value.shape) != value.shape:
+            raise ValueError(f"log_base must give (..., N), here {tuple(value.shape)}; got {tuple(base.shape)}.")
+        return value + base
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature | BlockCurvature:
         """Return log p(y | f) to second order at f (..., D, N), by automatic differentiation.

@@ -7,6 +7,7 @@ The integrals over independent Gaussian latents are exact: `gpext.quadrature.exp
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 from typing import Any
 
@@ -40,16 +41,17 @@ class MultinomialLogitLikelihood(JointLikelihood):
             (..., N, K) whose rows sum to it; with None, counts of any totals.
 
     Raises:
+        TypeError: a total_count that is no whole number.
         ValueError: fewer than two classes, or a total_count below 1.
     """
 
     def __init__(self, num_classes: int, total_count: int | None = 1) -> None:
         super().__init__()
         check_num_classes(num_classes)
-        if total_count is not None and total_count < 1:
-            raise ValueError(f"total_count must be at least 1, or None for totals that vary; got {total_count}.")
         self.num_classes = self.num_latents = num_classes
-        self.total_count = total_count
+        self.total_count = None if total_count is None else _one_number(total_count)
+        if self.total_count is not None and self.total_count < 1:
+            raise ValueError(f"total_count must be at least 1, or None for totals that vary; got {total_count}.")
 
     def _check_support(self, targets: Tensor) -> None:
         if self.total_count == 1:
@@ -190,6 +192,16 @@ class MultinomialLogitLikelihood(JointLikelihood):
                 "has its log probabilities, class_probs(function_dist) its mean in one trial."
             )
         return base_distributions.Categorical(probs=self.class_probs(function_dist))
+
+
+def _one_number(total_count: Any) -> int:
+    try:
+        return operator.index(total_count)
+    except TypeError as error:
+        raise TypeError(
+            f"total_count must be a whole number; got {total_count!r}. With total_count=None every datum has its own "
+            "total, the sum of its counts."
+        ) from error
 
 
 def _contrasts(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:

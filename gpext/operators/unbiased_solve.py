@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from linear_operator import to_linear_operator
 from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -92,13 +93,19 @@ class UnbiasedSolveOperator(LinearOperator):
     Wrap outermost: sums and multiples of this one are linear_operator's own again.
 
     Args:
-        base: A (..., n, n); where it is one K + D, as a likelihood's `marginal` makes it, it is preconditioned; a batch
-            is not.
+        base: A (..., n, n), an operator or a tensor; where it is one K + D, as a likelihood's `marginal` makes it, it
+            is preconditioned; a batch is not.
         solver: how.
+
+    Raises:
+        ValueError: the operator is not square.
     """
 
-    def __init__(self, base: LinearOperator, *, solver: UnbiasedSolver | None = None) -> None:
+    def __init__(self, base: LinearOperator | Tensor, *, solver: UnbiasedSolver | None = None) -> None:
         solver = UnbiasedSolver() if solver is None else solver
+        base = to_linear_operator(base)
+        if base.dim() < 2 or base.size(-2) != base.size(-1):
+            raise ValueError(f"expected a square operator (..., n, n); got {tuple(base.shape)}.")
         super().__init__(base, solver=solver)
         self.base, self.solver = base, solver
 

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 _WINDOW = 100  # gradients that make one estimate of V
 
@@ -43,10 +42,11 @@ class SGLD(torch.optim.Optimizer):
         averaged: average the noise of neighbouring steps.
         gradient_noise: V (P, P) of gradients at the same parameters, if it is known.
         compensated: whether to compensate it; else it serves the freeze rule alone.
-        generator: for the noise, on the CPU; seeded with 0 by default.
+        generator: for the noise, on the CPU; seeded from torch's global one by default.
 
     Raises:
-        ValueError: a learning rate that is not positive, or a preconditioner or V that does not fit.
+        TypeError: a generator that is none, or a preconditioner or V that is no tensor.
+        ValueError: a learning rate that is not positive and finite, or a preconditioner or V that does not fit.
 
     Example:
         >>> theta = torch.zeros(2, requires_grad=True)
@@ -66,43 +66,76 @@ class SGLD(torch.optim.Optimizer):
         compensated: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr must be positive; got {lr}.")
-        super().__init__(params, {"lr": lr})
-        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        if not isinstance(generator, torch.Generator):
+            raise TypeError(
+                f"expected a torch.Generator; got {generator!r}. torch.Generator().manual_seed(n) has a seed."
+            )
+        self.generator = generator
         self.averaged, self.compensated = averaged, compensated
+        self._is_identity = True  # M is, of however many parameters there are
+        self._gradient_noise: Tensor | None = None
+        super().__init__(params, {"lr": lr})
+        self.set_preconditioner(preconditioner)
+        self.set_gradient_noise(gradient_noise)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with M = I for them: of the others it has to be the identity, too, and V not known.
+
+        Raises:
+            ValueError: M or V is given, or a learning rate is not positive and finite.
+        """
+        if not self._is_identity or self._gradient_noise is not None:
+            raise ValueError(
+                "a preconditioner or gradient_noise is over all parameters: make a new SGLD of all of them, with one "
+                "that covers the new ones."
+            )
+        _check_lr(param_group.get("lr", self.defaults["lr"]))
+        super().add_param_group(param_group)
+        self._forget()
+        self.set_preconditioner(None)
+
+    def _forget(self) -> None:
+        """Keep nothing of the steps that were."""
         self._xi: Tensor | None = None  # of the last step, where noise is averaged
         self._window: list[Tensor] = []
         self._covariance: Tensor | None = None  # of the last full window
-        self.set_preconditioner(preconditioner)
-        self.set_gradient_noise(gradient_noise)
 
     def set_preconditioner(self, preconditioner: Tensor | None) -> None:
         """Replace M.
 
         Raises:
-            ValueError: it does not fit, or is not positive definite.
+            TypeError: it is no tensor.
+            ValueError: it does not fit, or is not symmetric and positive definite.
         """
         size = sum(p.numel() for p in self._parameters)
+        is_identity = preconditioner is None
         if preconditioner is None:
             preconditioner = torch.ones(size, dtype=torch.float64)
+        _check_tensor("preconditioner", preconditioner)
         if preconditioner.shape not in (torch.Size([size]), torch.Size([size, size])):
             raise ValueError(
                 f"expected a preconditioner ({size},) or ({size}, {size}) for {size} numbers; got "
                 f"{tuple(preconditioner.shape)}."
             )
-        self._matrix = preconditioner.detach().double().cpu().clone()
-        if self._matrix.dim() == 1:
-            if not bool((self._matrix > 0).all()):
-                raise ValueError("the diagonal of the preconditioner must be positive.")
-            self._root = self._matrix.sqrt()
-            return
-        if len({group["lr"] for group in self.param_groups}) > 1:
+        matrix = preconditioner.detach().double().cpu().clone()
+        if matrix.dim() == 1:
+            if not bool(((matrix > 0) & matrix.isfinite()).all()):
+                raise ValueError("the diagonal of the preconditioner must be positive and finite.")
+            root = matrix.sqrt()
+        else:
+            self._check_one_lr()
+            if not torch.allclose(matrix, matrix.mT, equal_nan=True):
+                raise ValueError("the preconditioner is not symmetric.")
+            root, info = torch.linalg.cholesky_ex(matrix)
+            if int(info) != 0 or not bool(root.isfinite().all()):
+                raise ValueError("the preconditioner is not positive definite.")
+        self._matrix, self._root, self._is_identity = matrix, root, is_identity
+
+    def _check_one_lr(self) -> None:
+        if len({float(group["lr"]) for group in self.param_groups}) > 1:
             raise ValueError("a full preconditioner ties all parameters together: all groups need the same lr.")
-        root, info = torch.linalg.cholesky_ex(self._matrix)
-        if int(info) != 0:
-            raise ValueError("the preconditioner is not positive definite.")
-        self._root = root
 
     def set_gradient_noise(self, gradient_noise: Tensor | None) -> None:
         """Replace V.
@@ -112,10 +145,12 @@ class SGLD(torch.optim.Optimizer):
                 None where it is not known.
 
         Raises:
+            TypeError: it is no tensor.
             ValueError: it does not fit, or is not symmetric.
         """
         if gradient_noise is not None:
             size = len(self._matrix)
+            _check_tensor("gradient_noise", gradient_noise)
             gradient_noise = gradient_noise.detach().double().cpu().clone()
             if gradient_noise.shape != (size, size):
                 raise ValueError(
@@ -138,6 +173,7 @@ class SGLD(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: a gradient is not finite; nothing has moved.
+            ValueError: groups with step sizes of their own under a full preconditioner.
         """
         loss = None
         if closure is not None:
@@ -154,6 +190,7 @@ class SGLD(torch.optim.Optimizer):
         if self._matrix.dim() == 1:
             move = -0.5 * eps * self._matrix * g + eps.sqrt() * self._root * noise
         else:
+            self._check_one_lr()
             move = -0.5 * eps * (self._matrix @ g) + eps.sqrt() * (self._root @ noise)
         for p, part in zip(parameters, move.split([p.numel() for p in parameters]), strict=True):
             p.add_(part.view(p.shape).to(p))
@@ -224,58 +261,59 @@ class SGLD(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs to go on bit for bit."""
-        langevin = {
+        return {**super().state_dict(), "langevin": self._langevin()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state, with its options.
+
+        Raises:
+            ValueError: it is that of another optimiser, or of other parameters; nothing has changed.
+        """
+        if "langevin" not in state_dict:
+            raise ValueError("expected a state_dict of an SGLD, with 'langevin' in it; got one of another optimiser.")
+        size, saved = len(self._matrix), len(state_dict["langevin"]["matrix"])
+        if size != saved:
+            raise ValueError(f"expected the state of {size} numbers; got that of {saved}.")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "langevin"})
+        self._restore(state_dict["langevin"])
+
+    def _langevin(self) -> dict[str, Any]:
+        """Return what is no parameter group's."""
+        return {
             "matrix": self._matrix,
+            "is_identity": self._is_identity,
+            "averaged": self.averaged,
+            "compensated": self.compensated,
             "generator": self.generator.get_state(),
             "xi": self._xi,
             "gradient_noise": self._gradient_noise,
             "window": list(self._window),
             "covariance": self._covariance,
         }
-        return {**super().state_dict(), "langevin": langevin}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "langevin"})
-        saved = state_dict["langevin"]
-        self.set_preconditioner(saved["matrix"])
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.set_preconditioner(None if saved["is_identity"] else saved["matrix"])
+        self.averaged, self.compensated = saved["averaged"], saved["compensated"]
         self.generator.set_state(saved["generator"])
         self.set_gradient_noise(saved["gradient_noise"])
         self._xi = saved["xi"]
         self._window, self._covariance = list(saved["window"]), saved["covariance"]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "langevin": self._langevin()}
 
-class PolynomialDecay(LRScheduler):
-    """Step sizes a (b + t)^-gamma, which stay once the noise of the gradients is negligible [FE15 Eq. 7].
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({key: value for key, value in state.items() if key != "langevin"})
+        if "langevin" in state:  # not where torch's load_state_dict sets the groups alone
+            self.generator = torch.Generator()
+            self._restore(state["langevin"])
 
-    Args:
-        optimizer: whose `lr` to set.
-        a: positive.
-        b: positive.
-        gamma: in [0, 1]; draws converge for gamma in (1/2, 1], and at 0 the step size stays.
-        freeze_below: the ratio of :meth:`SGLD.noise_ratio` at which to stop; 0 never to.
 
-    Raises:
-        ValueError: a number outside its range.
-    """
+def _check_lr(lr: Any) -> None:
+    if not 0 < lr < float("inf"):
+        raise ValueError(f"lr must be positive and finite; got {lr}.")
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, a: float, b: float, gamma: float, *, freeze_below: float = 0.0
-    ) -> None:
-        if not (a > 0 and b > 0 and 0 <= gamma <= 1 and freeze_below >= 0):
-            raise ValueError(
-                f"expected a, b > 0, gamma in [0, 1] and freeze_below >= 0; got {a}, {b}, {gamma}, {freeze_below}."
-            )
-        self.a, self.b, self.gamma, self.freeze_below = a, b, gamma, freeze_below
-        self.frozen_at: int | None = None  # the step from which on the size stays
-        super().__init__(optimizer)
 
-    def get_lr(self) -> list[float | Tensor]:
-        """Return the step sizes of this step."""
-        present = [group["lr"] for group in self.optimizer.param_groups]
-        if self.frozen_at is not None:
-            return present
-        if self.freeze_below and isinstance(self.optimizer, SGLD) and self.optimizer.noise_ratio() < self.freeze_below:
-            self.frozen_at = self.last_epoch
-            return present
-        return [self.a * (self.b + self.last_epoch) ** -self.gamma] * len(present)
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"expected {name} to be a tensor; got {type(value).__name__}.")

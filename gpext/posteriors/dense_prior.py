@@ -65,9 +65,9 @@ class DensePrior:
         """
         return SquareRoot.of(self.covariance.detach())
 
-    def expand_to(self, targets: Tensor) -> DensePrior:
-        """Return the same prior for each of a batch of targets (..., N)."""
-        return DensePrior(self.mean.expand(torch.broadcast_shapes(self.mean.shape, targets.shape)), self.covariance)
+    def expand_to(self, shape: torch.Size) -> DensePrior:
+        """Return the same prior for each of a batch of data of a shape (..., N), or (..., 1, N) for several latents."""
+        return DensePrior(self.mean.expand(torch.broadcast_shapes(self.mean.shape, shape)), self.covariance)
 
     @overload
     def condition(self, sites: GaussianSites) -> DensePosterior: ...

@@ -76,9 +76,9 @@ class LowRankPrior:
         """Whether anything learns from it."""
         return self.mean.requires_grad or self.root.requires_grad or self.diagonal.requires_grad
 
-    def expand_to(self, targets: Tensor) -> LowRankPrior:
-        """Return the same prior for each of a batch of targets (..., N)."""
-        mean = self.mean.expand(torch.broadcast_shapes(self.mean.shape, targets.shape))
+    def expand_to(self, shape: torch.Size) -> LowRankPrior:
+        """Return the same prior for each of a batch of data of a shape (..., N), or (..., 1, N) for several latents."""
+        mean = self.mean.expand(torch.broadcast_shapes(self.mean.shape, shape))
         return LowRankPrior(mean, self.root, self.diagonal)
 
     @overload

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from gpext.distributions import InversionError
 from gpext.kernels.keops import sharing_ranks
 from gpext.parallel import Ranks, interrupts
 from gpext.samplers.status import SamplingStatus
@@ -89,6 +90,8 @@ class Crew:
                 return SamplingStatus.INTERRUPTED, ""
             except OSError as error:
                 return SamplingStatus.NOT_WRITTEN, str(error)
+            except InversionError as error:
+                return SamplingStatus.NOT_INVERTED, str(error)
             except BreakdownError as error:
                 return SamplingStatus.BREAKDOWN, str(error)
             except FloatingPointError as error:

@@ -80,6 +80,7 @@ class GibbsDraws:
         nothing = torch.cat([state.raw for state in self.states]).unsqueeze(1)[:, :0].cpu()
         return torch.cat([nothing, *(chunk.raw for chunk in self.chunks)], 1)
 
+    @torch.no_grad()
     def predict(self, x: Tensor, *, num_draws: int = 1000) -> BatchMixture:
         """Return the posterior of f at new inputs, value by value: the average of Gaussians above.
 
@@ -89,6 +90,7 @@ class GibbsDraws:
 
         Raises:
             TypeError: the sampler was given a prior and no model; see :meth:`predict_from`.
+            ValueError: x is not finite or not of the training inputs' dimension, or there is no draw to average over.
         """
         target = self._model_target()
         return self._predicted(target, x, *self._spread(num_draws))
@@ -113,6 +115,7 @@ class GibbsDraws:
         known = (test_mean.double(), cross_covariance.double(), test_variance.double())
         return self._average(*conditional(latent, self.target.prior(raw), *known))
 
+    @torch.no_grad()
     def predict_targets(self, x: Tensor, *, num_draws: int = 200) -> Distribution:
         """Return the predictive distribution of targets at new inputs: p(y) averaged over draws.
 
@@ -121,7 +124,7 @@ class GibbsDraws:
             num_draws: average over at most so many draws, evenly spaced.
 
         Raises:
-            TypeError: as :meth:`predict`.
+            TypeError, ValueError: as :meth:`predict`.
         """
         target = self._model_target()
         drawn, raw = self._spread(num_draws)
@@ -173,7 +176,7 @@ class GibbsDraws:
 
     def _predicted(self, target: ModelTarget, x: Tensor, latent: Tensor, raw: Tensor) -> BatchMixture:
         """Return the posterior of f at new inputs, averaged over draws (S', ..., N) and (S', P)."""
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        x = target.new_inputs(x)
         if not target.of_prior:
             return self._average(*target.predicted_at(raw[0], latent, x))
         parts = [target.predicted_at(row, f, x) for f, row in zip(latent, raw, strict=True)]
@@ -181,6 +184,8 @@ class GibbsDraws:
 
     def _spread(self, num_draws: int) -> tuple[Tensor, Tensor]:
         """Return at most so many draws of all chains, evenly spaced: (S', ..., N) and (S', P)."""
+        if num_draws < 1:
+            raise ValueError(f"num_draws must be at least 1; got {num_draws}.")
         if self.num_draws == 0:
             raise ValueError("there are no draws to predict from; go on with run(..., resume=draws).")
         step = -(-self.num_draws * self.num_chains // num_draws)

@@ -93,6 +93,7 @@ class Hyperparameters:
         logarithms: whether the coordinates of parameters with a lower bound alone are log(theta - bound), not raw.
 
     Raises:
+        TypeError: names is a string.
         ValueError: there is no such parameter.
     """
 
@@ -177,6 +178,8 @@ def _parameters_behind(value: Tensor, named: dict[str, Parameter]) -> set[str]:
 
 
 def _named(module: gpytorch.Module, names: Sequence[str]) -> set[str]:
+    if isinstance(names, str):
+        raise TypeError(f"expected a sequence of names of parameters; got a string. Write [{names!r}].")
     by_either = {}
     for name, _ in module.named_parameters():
         by_either[name] = by_either[name.replace("raw_", "")] = name

@@ -14,6 +14,7 @@ from gpext.samplers.chain_state import WalkState
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.predictive import predictive
 from gpext.samplers.status import SamplingStatus
+from gpext.samplers.target import checked_inputs
 
 if TYPE_CHECKING:
     import arviz
@@ -70,12 +71,13 @@ class HyperPosterior:
             num_draws: how many draws to average over, evenly spaced in the chains; all if there are fewer.
 
         Raises:
-            ValueError: no draw.
+            ValueError: no draw, or x is not finite or not of the training inputs' dimension.
             FloatingPointError: a draw makes no covariance of the data that can be solved with.
         """
         raw = self.raw.transpose(0, 1).flatten(0, 1)
         if num_draws < 1 or not len(raw):
             raise ValueError(f"expected at least one draw to average over; got {num_draws} of {len(raw)}.")
+        x = checked_inputs(x, self.target.model.train_inputs[0])
         chosen = torch.linspace(0, len(raw) - 1, min(num_draws, len(raw))).round().long()
         means, variances = [], []
         for index in chosen.tolist():

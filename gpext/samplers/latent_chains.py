@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gpext.distributions import InversionError
 from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
 from gpext.parallel import Ranks
@@ -24,6 +25,7 @@ from gpext.posteriors import DensePrior
 from gpext.samplers.chain_state import ChainState
 from gpext.samplers.crew import BreakdownError, Crew
 from gpext.samplers.draws import GibbsDraws, conclude
+from gpext.samplers.status import SamplingStatus
 from gpext.samplers.storage import Chunks, Store, files_in
 from gpext.samplers.target import Target
 from gpext.sites import GaussianSites
@@ -94,7 +96,8 @@ class LatentChainSampler(ABC):
 
         Raises:
             ValueError: a number is not positive; the directory holds draws of another run; more ranks than chains;
-                `ranks` and products that are shared out.
+                `ranks` and products that are shared out; phi cannot be inverted for a draw of w before there is one to
+                keep.
             gpext.parallel.RankError: a rank cannot be reached; what was written stays.
         """
         _check_positive(num_samples=num_samples, num_chains=num_chains, thinning=thinning)
@@ -134,6 +137,8 @@ class LatentChainSampler(ABC):
 
         total = states[0].warmup_left + num_samples * thinning - states[0].since_draw
         status, note = crew.drive(sweeps(), total, name=self.name, progress=progress)
+        if status is SamplingStatus.NOT_INVERTED and store.num_draws == 0:
+            raise InversionError(note)
         if status is not None:
             store.flush_to_memory()
         seconds = time.perf_counter() - started

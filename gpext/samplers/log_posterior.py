@@ -14,6 +14,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from gpext.likelihoods.checks import check_finite
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers.hyperparameters import Hyperparameters
 
@@ -37,7 +38,7 @@ class LogPosterior:
 
     Raises:
         TypeError: another objective.
-        ValueError: there is no such parameter, or none.
+        ValueError: there is no such parameter, or none; inputs or targets are not finite.
     """
 
     def __init__(
@@ -50,6 +51,9 @@ class LogPosterior:
             )
         self.mll = copy.deepcopy(mll).train()
         self.model = self.mll.model
+        for x in self.model.train_inputs:
+            check_finite("inputs", x)
+        check_finite("targets", self.model.train_targets)
         if names is None:
             names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         self.logarithms = logarithms

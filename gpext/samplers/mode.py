@@ -30,8 +30,9 @@ def mode_and_scale(target: LogPosterior, generator: torch.Generator) -> tuple[Te
     theta = subset.moved.read().cpu().requires_grad_()
     if subset.value(theta.detach()) == -torch.inf:
         raise ValueError(
-            "the log posterior is not finite at the model's own hyperparameters. Set others, or look for NaN in inputs "
-            "and targets."
+            "the log posterior is not finite at the model's own hyperparameters: "
+            + ", ".join(f"{name} {value.tolist()}" for name, value in subset.moved.constrained(theta.detach()).items())
+            + ". Set others, inside their bounds and not on them, at which the covariance can be factorised."
         )
 
     def loss() -> Tensor:

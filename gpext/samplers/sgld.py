@@ -109,6 +109,8 @@ class SGLDSampler(ChainSampler):
         size = self.target.moved.size
         if preconditioner is not None and preconditioner.shape != (size, size):
             raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(preconditioner.shape)}.")
+        if isinstance(step_size, int | float) and not 0 < step_size < math.inf:
+            raise ValueError(f"step_size must be positive and finite; got {step_size}.")
         if resume is None and step_size is None:
             check_warmup(self.target, warmup)
 

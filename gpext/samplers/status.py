@@ -18,4 +18,5 @@ class SamplingStatus(Enum):
         "a chain has left the hyperparameters at which the model can be evaluated; start again with a smaller step "
         "size, the draws before it are kept"
     )
+    NOT_INVERTED = "phi could not be inverted numerically for a draw of w; the draws before it are kept"
     BREAKDOWN = "a covariance was not positive definite, pass a `jitter`; the draws before it are kept"

@@ -16,7 +16,7 @@ from gpext.inference import require_augmentation
 from gpext.inference.gibbs import draw_sites
 from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.likelihoods.checks import HyperparameterError
+from gpext.likelihoods.checks import HyperparameterError, check_finite
 from gpext.models import LatentGP
 from gpext.posteriors import DensePrior
 from gpext.samplers.hyperparameters import Hyperparameters
@@ -184,6 +184,14 @@ class ModelTarget(Target):
         """Return the prior at the training inputs, and at new ones (..., S, d) its mean, cross covariance, variance."""
         return self.prior_at(raw), *self._beside(x)
 
+    def new_inputs(self, x: Tensor) -> Tensor:
+        """Return new inputs as (..., S, d).
+
+        Raises:
+            ValueError: they are not finite or not of the training inputs' dimension.
+        """
+        return checked_inputs(x, self._x)
+
     def predicted_at(self, raw: Tensor, latent: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances (..., S) of f at new inputs (..., S, d) given a draw."""
         return conditional(latent, *self.joint_at(raw, x))
@@ -198,6 +206,22 @@ class ModelTarget(Target):
     @torch.no_grad()
     def _forward(self, x: Tensor) -> MultivariateNormal:
         return self.model.forward(x)
+
+
+def checked_inputs(x: Tensor, train_x: Tensor) -> Tensor:
+    """Return new inputs as (..., S, d), d as that of the training inputs.
+
+    Raises:
+        ValueError: they are not finite or not of that dimension.
+    """
+    check_finite("x", x)
+    columns = x.unsqueeze(-1) if x.dim() == 1 else x
+    d = train_x.size(-1) if train_x.dim() > 1 else 1
+    if columns.dim() < 2 or columns.size(-1) != d:
+        raise ValueError(
+            f"expected new inputs (S, {d}), of the dimension of the training inputs; got {tuple(x.shape)}."
+        )
+    return columns
 
 
 def conditional(

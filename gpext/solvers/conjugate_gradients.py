@@ -50,8 +50,9 @@ def conjugate_gradients(
             float32: each start then solves to a few digits, and the true residual corrects it (iterative refinement).
 
     Raises:
-        TypeError: b is not of a floating type.
-        ValueError: b or the start is not finite, their shapes do not belong together, or the tolerance is negative.
+        TypeError: b is not of a floating type, or matvec is no function.
+        ValueError: b or the start is not finite, their shapes do not belong together, or the tolerance or max_steps is
+            negative.
     """
     if b.dim() == 1:
         column = None if start is None else start.unsqueeze(-1)
@@ -66,7 +67,7 @@ def conjugate_gradients(
         )
         return LinearSolve(found.solution.squeeze(-1), found.num_steps, found.residual_norm.squeeze(-1), found.status)
     x = torch.zeros_like(b) if start is None else start.clone()
-    check_system(b, x, tolerance)
+    check_system(matvec, b, x, tolerance, max_steps)
     most = 10 * b.size(-2) if max_steps is None else max_steps
     size = b.norm(dim=-2)
     size = torch.where(size > 0, size, 1.0)
@@ -106,8 +107,14 @@ def conjugate_gradients(
         x, norm = best, best_norm
 
 
-def check_system(b: Tensor, start: Tensor, tolerance: float) -> None:
-    """Raise unless right-hand sides and starts are floating, finite and of one shape, and the tolerance is a size."""
+def check_system(matvec: Product, b: Tensor, start: Tensor, tolerance: float, max_steps: int | None) -> None:
+    """Raise unless right-hand sides and starts are floating, finite and of one shape, and the rest is what it says."""
+    if not callable(matvec):
+        raise TypeError(
+            f"matvec must be a function v -> A v; got {type(matvec).__name__}. That of a matrix is A.matmul."
+        )
+    if max_steps is not None and max_steps < 0:
+        raise ValueError(f"max_steps must not be negative; got {max_steps}.")
     if not b.is_floating_point():
         raise TypeError(f"b must be of a floating type; got {b.dtype}.")
     if b.dim() < 2:

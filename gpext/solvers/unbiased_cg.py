@@ -11,12 +11,12 @@ are independent for each column as well, or one for all columns of an estimate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gpext.solvers.conjugate_gradients import check_system
+from gpext.solvers.conjugate_gradients import LinearSolve, check_system
 from gpext.solvers.steps import Product, SolveStatus, Step, cg_steps
 from gpext.solvers.survival import Matched, Survival
 
@@ -24,15 +24,17 @@ _DIGITS = 30  # products of rounding with |b| at which a run has ended: what is 
 
 
 @dataclass(frozen=True)
-class UnbiasedSolve:
-    """Estimates of a solution and how they were made."""
+class UnbiasedSolve(LinearSolve):
+    """Estimates of a solution and how they were made.
 
-    estimates: Tensor  # (E, ..., n, R)
-    num_steps: int  # products with A
-    first_steps: int  # l, those taken anyway
-    truncations: Tensor  # J (E, ..., R)
+    `solution` is the mean of the estimates, unbiased as they are; `residual_norm` is, by its recursion, that of the run
+    where it ended, and not that of an estimate, which is far from the solution one by one.
+    """
+
+    estimates: Tensor  # (E, ..., n, R) or (E, n)
+    first_steps: int  # l, products with A that are taken anyway
+    truncations: Tensor  # J (E, ..., R) or (E,)
     survival: Survival
-    status: SolveStatus
 
 
 @torch.no_grad()
@@ -53,7 +55,7 @@ def unbiased_cg(
 
     Args:
         matvec: v -> A v for (..., n, R); A symmetric positive definite.
-        b: (..., n, R).
+        b: (n,) or (..., n, R).
         num_estimates: E, with truncations of their own.
         start: x0, of the shape of b, independent of the draws; zero by default.
         precondition: r -> P^-1 r.
@@ -67,9 +69,28 @@ def unbiased_cg(
         generator: for the truncations, on the CPU.
 
     Raises:
-        TypeError: b is not of a floating type.
-        ValueError: bad right-hand sides or starts, a negative tolerance, or no estimate.
+        TypeError: b is not of a floating type, or matvec is no function.
+        ValueError: bad right-hand sides or starts, a negative tolerance or max_steps, or no estimate.
     """
+    if b.dim() == 1:
+        found = unbiased_cg(
+            matvec,
+            b.unsqueeze(-1),
+            num_estimates=num_estimates,
+            start=None if start is None else start.unsqueeze(-1),
+            precondition=precondition,
+            tolerance=tolerance,
+            survival=survival,
+            max_steps=max_steps,
+            generator=generator,
+        )
+        return replace(
+            found,
+            solution=found.solution.squeeze(-1),
+            residual_norm=found.residual_norm.squeeze(-1),
+            estimates=found.estimates.squeeze(-1),
+            truncations=found.truncations.squeeze(-1),
+        )
     if num_estimates < 1:
         raise ValueError(f"num_estimates must be at least 1; got {num_estimates}.")
     law = Matched() if survival is None else survival
@@ -89,7 +110,8 @@ def unbiased_cg(
         truncations = torch.where(reached, j, truncations)
         j += 1
     truncations = truncations.expand(num_estimates, *b.shape[:-2], b.size(-1))
-    return UnbiasedSolve(estimates, run.steps, first, truncations, law, run.status(bool(reached.any())))
+    status = run.status(bool(reached.any()))
+    return UnbiasedSolve(estimates.mean(0), run.steps, run.left, status, estimates, first, truncations, law)
 
 
 def truncation_shape(b: Tensor, num_estimates: int, share_columns: bool) -> torch.Size:
@@ -126,7 +148,7 @@ class Run:
         max_steps: int | None,
     ) -> None:
         self._start = torch.zeros_like(b) if start is None else start
-        check_system(b, self._start, tolerance)
+        check_system(matvec, b, self._start, tolerance, max_steps)
         self._residual = b if start is None else b - matvec(start)
         self._size = b.norm(dim=-2).clamp_min(torch.finfo(b.dtype).tiny)
         self._most = 10 * b.size(-2) if max_steps is None else max_steps
@@ -144,19 +166,20 @@ class Run:
         return self.steps < self._most and not self._is_over
 
     @property
-    def _left(self) -> Tensor:
+    def left(self) -> Tensor:
+        """The residual over that of b (..., R)."""
         return self._residual.norm(dim=-2) / self._size
 
     @property
     def _is_over(self) -> bool:
-        left = self._left
+        left = self.left
         digits = _DIGITS * torch.finfo(left.dtype).eps
         return bool(((left <= digits) | self._is_broken | ~left.isfinite()).all())
 
     def first_steps(self) -> Tensor:
         """Return where steps until every residual is of the tolerance lead (..., n, R); fall counts from there."""
         x = self._start
-        while self.goes_on and bool((self._left > self._tolerance).any()):
+        while self.goes_on and bool((self.left > self._tolerance).any()):
             x = x + self.step().increment
         self._smallest = self._inverse
         return x

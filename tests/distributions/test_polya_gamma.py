@@ -150,3 +150,37 @@ def test_bad_parameters_are_refused():
         PolyaGamma(-1.0, 0.0, validate_args=True)
     with pytest.raises(ValueError, match="constraint"):
         PolyaGamma(1.0, math.nan, validate_args=True)
+
+
+@pytest.mark.parametrize("count", [1e3, 1e6])
+@pytest.mark.parametrize("tilt", [0.0, 1e-8, 1e-3, 0.5, 30.0])
+def test_large_counts_are_nearly_normal(count, tilt):
+    law = PolyaGamma(tensor(count), tensor(tilt))
+    score = torch.linspace(-4, 4, 9, dtype=F64)
+    cumulants = [0.5**k * count * each for k, each in enumerate(sech_cumulants(tensor(tilt).square() / 4, 6), start=1)]
+    w = cornish_fisher(score, cumulants)
+    torch.testing.assert_close(law.cdf(w), torch.special.ndtr(score), rtol=0, atol=1e-9)
+    peak = -(0.5 * math.log(2 * math.pi) + law.stddev.log())
+    torch.testing.assert_close(law.log_prob(law.mean), peak, rtol=0, atol=1 / count)
+
+
+@pytest.mark.parametrize("count", [0.3, 7.0, 1e6])
+@pytest.mark.parametrize("tilt", [0.0, 100.0, 1e4])
+def test_quantiles_and_nothing_below_them(count, tilt):
+    law = PolyaGamma(tensor(count), tensor(tilt))
+    for q in (0.01, 0.5, 0.99):
+        torch.testing.assert_close(law.cdf(law.icdf(q)), tensor(q), rtol=0, atol=1e-6)
+    w = torch.cat([tensor(0.0), torch.logspace(-307, 10, 400, dtype=F64)])
+    cdf = law.cdf(w)
+    assert bool((cdf.diff() > -1e-6).all() and (cdf >= 0).all() and (cdf <= 1).all())
+    assert not bool(law.log_prob(w).isnan().any())
+
+
+def test_whole_numbers_and_infinite_counts():
+    law = PolyaGamma(torch.tensor([1, 2]), 0.5)
+    assert law.tilt.tolist() == [0.5, 0.5]
+    assert law.sample((3,)).dtype == torch.get_default_dtype()
+    assert bool((PolyaGamma(torch.tensor(1), torch.tensor(0)).sample((3,)) > 0).all())
+    assert PolyaGamma(tensor(1.0), torch.tensor([0.5])).mean.dtype == F64
+    with pytest.raises(ValueError, match="count must be finite"):
+        PolyaGamma(tensor(1.0, math.inf), 0.5)

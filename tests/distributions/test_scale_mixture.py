@@ -117,3 +117,17 @@ def test_exactly_one_of_phi_and_its_logarithm():
             ScaleMixture(phi, tensor(1.0), log_phi=log_phi)
     with pytest.raises(ValueError, match="constraint"):
         ScaleMixture(exponential, tensor(-1.0), validate_args=True)
+
+
+def test_a_phi_that_overflows_far_out_has_its_lower_tail():
+    tilt = tensor(10.0, 100.0, 200.0)
+    exact = PolyaGamma(torch.ones_like(tilt), 2 * tilt)
+    w = exact.mean * torch.logspace(-3, 1, 40, dtype=F64).unsqueeze(-1)
+    torch.testing.assert_close(ScaleMixture(sech, tilt).cdf(2 * w), exact.cdf(w), rtol=0, atol=1e-10)
+
+
+def test_tilts_that_are_numbers_or_integers():
+    assert ScaleMixture(exponential, 2.0).mean == pytest.approx(0.25)
+    assert ScaleMixture(exponential, torch.tensor([1, 2])).sample((4,)).gt(0).all()
+    with pytest.raises(TypeError, match="it returned float"):
+        ScaleMixture(lambda r: 1.0, tensor(1.0))

@@ -148,3 +148,27 @@ def test_errors_say_what_to_do():
         ExponentialFamilyLikelihood(2, transpose, gaussian_partition, dispersion=0.0)
     with pytest.raises(ValueError, match="num_latents must be at least 1"):
         ExponentialFamilyLikelihood(0, transpose, gaussian_partition)
+
+
+def test_functions_of_wrong_shapes_are_refused():
+    prior = MultivariateNormal(torch.zeros(2, 5, dtype=F64), torch.eye(5, dtype=F64).expand(2, 5, 5))
+    targets = torch.rand(5, 2, dtype=F64)
+    family = ExponentialFamilyLikelihood(2, lambda y: y.mT, torch.exp, num_targets=2)
+    with pytest.raises(ValueError, match=r"log_partition must map .* it made \(2, 5\) of \(2, 5\). Sum over"):
+        Laplace().infer(prior, family, targets)
+    family = ExponentialFamilyLikelihood(
+        2, lambda y: y.mT, lambda theta: theta.exp().sum(-2), lambda y, a: y, num_targets=2
+    )
+    with pytest.raises(ValueError, match=r"log_base must give \(..., N\), here \(2,\); got \(2, 2\)"):
+        family.log_prob(targets[:2], torch.zeros(2, 2, dtype=F64))
+
+
+def test_a_vector_for_one_latent_says_what_is_wanted():
+    family = ExponentialFamilyLikelihood(1, lambda y: y.unsqueeze(-2), lambda theta: theta.exp().squeeze(-2))
+    covariance, targets = torch.eye(5, dtype=F64), torch.ones(5, dtype=F64)
+    with pytest.raises(ValueError, match=r"got \(\). Give the mean and the kernel batch_shape=torch.Size\(\[1\]\)"):
+        Laplace().infer(MultivariateNormal(torch.zeros(5, dtype=F64), covariance), family, targets)
+    with pytest.raises(ValueError, match=r"targets of shape \(..., 5\) like the prior; got \(5, 1\)"):
+        Laplace().infer(
+            MultivariateNormal(torch.zeros(1, 5, dtype=F64), covariance.unsqueeze(0)), family, targets.unsqueeze(-1)
+        )

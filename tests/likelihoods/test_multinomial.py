@@ -110,3 +110,10 @@ def test_wrong_counts_are_refused():
         MultinomialLogitLikelihood(3, 5).check(torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="total_count must be at least 1, or None for totals that vary; got 0"):
         MultinomialLogitLikelihood(3, 0)
+
+
+def test_total_counts_are_whole_numbers():
+    assert MultinomialLogitLikelihood(3, torch.tensor(6)).total_count == 6
+    for bad in (torch.tensor([5, 6]), 2.5):
+        with pytest.raises(TypeError, match="With total_count=None every datum has its own total"):
+            MultinomialLogitLikelihood(3, bad)

@@ -317,3 +317,12 @@ class TestUnbiasedSolveOperatorBatch(TestUnbiasedSolveOperator):
     def matrix(self):
         root = torch.randn(3, 5, 5)
         return root @ root.mT + 2 * torch.eye(5)
+
+
+def test_a_matrix_is_an_operator_and_a_rectangle_is_not():
+    A, b = system(30, 1, noise=1.0)
+    solver = UnbiasedSolver(tolerance=0.0, generator=torch.Generator().manual_seed(0))
+    x = UnbiasedSolveOperator(A, solver=solver).solve(b[:, 0])
+    torch.testing.assert_close(x, torch.linalg.solve(A, b[:, 0]), rtol=1e-8, atol=1e-10)
+    with pytest.raises(ValueError, match="square"):
+        UnbiasedSolveOperator(A[:, :5])

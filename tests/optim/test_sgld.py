@@ -1,6 +1,7 @@
 """Langevin steps on Gaussians, whose stationary law is known at every step size."""
 
 import copy
+import pickle
 
 import pytest
 import scipy.linalg
@@ -258,3 +259,83 @@ def test_bad_options_are_refused():
         SGLD(groups, lr=0.1, preconditioner=torch.eye(4))
     with pytest.raises(ValueError, match="gamma in"):
         PolynomialDecay(SGLD([theta], lr=0.1), 1.0, 1.0, 2.0)
+    with pytest.raises(ValueError, match="symmetric"):
+        SGLD([theta], lr=0.1, preconditioner=torch.eye(3) + 0.1 * torch.ones(3, 3).triu(1))
+    with pytest.raises(ValueError, match="finite"):
+        SGLD([theta], lr=0.1, preconditioner=torch.full((3,), torch.inf))
+    with pytest.raises(TypeError, match="to be a tensor; got list"):
+        SGLD([theta], lr=0.1, preconditioner=[1.0, 1.0, 1.0])
+    with pytest.raises(TypeError, match="Generator; got 3"):
+        SGLD([theta], lr=0.1, generator=3)
+    for lr in (-1.0, torch.inf, torch.nan):
+        with pytest.raises(ValueError, match="positive and finite"):
+            SGLD([{"params": [theta], "lr": lr}], lr=0.1)
+
+
+def test_parameters_are_added():
+    theta, other = (torch.zeros(2, dtype=F64, requires_grad=True) for _ in range(2))
+    optimizer = SGLD([theta], lr=0.1, averaged=True, generator=torch.Generator().manual_seed(0))
+    for _ in range(60):
+        theta.square().sum().backward()
+        optimizer.step()
+    optimizer.add_param_group({"params": [other], "lr": 0.4})
+    for _ in range(120):
+        (theta.square().sum() + other.square().sum()).backward()
+        optimizer.step()
+    assert bool((other != 0).all())
+    assert optimizer.noise_ratio() < torch.inf
+    with pytest.raises(ValueError, match="must be positive"):
+        optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "lr": 0.0})
+    optimizer.set_preconditioner(torch.ones(4))
+    with pytest.raises(ValueError, match="over all parameters"):
+        optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+    optimizer.param_groups[0]["lr"] = 0.4
+    optimizer.set_preconditioner(torch.eye(4))
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(ValueError, match="same lr"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies_go_on_as_the_original(clone):
+    theta = torch.zeros(3, dtype=F64, requires_grad=True)
+    optimizer = SGLD([theta], 0.1, SIGMA, averaged=True, gradient_noise=NOISE)
+    for _ in range(3):
+        theta.grad = theta.detach().clone()
+        optimizer.step()
+    other = clone(optimizer)
+    (its,) = other.param_groups[0]["params"]
+    for each, of in ((theta, optimizer), (its, other)):
+        each.grad = torch.ones_like(each)
+        of.step()
+    assert torch.equal(theta, its)
+
+
+def test_a_state_brings_its_options_and_another_one_changes_nothing():
+    theta, other = (torch.zeros(3, dtype=F64, requires_grad=True) for _ in range(2))
+    optimizer, twin = SGLD([theta], 0.1, averaged=True, compensated=False), SGLD([other], 0.7)
+    twin.load_state_dict(optimizer.state_dict())
+    for each, of in ((theta, optimizer), (other, twin)):
+        each.grad = torch.ones_like(each)
+        of.step()
+    assert torch.equal(theta, other)
+    smaller = SGLD([torch.zeros(2, requires_grad=True)], 0.3)
+    for bad, match in ((torch.optim.SGD([theta], 0.2), "langevin"), (smaller, "state of 3 numbers; got that of 2")):
+        with pytest.raises(ValueError, match=match):
+            twin.load_state_dict(bad.state_dict())
+    assert twin.param_groups[0]["lr"] == 0.1
+
+
+def test_noise_is_of_the_global_seed_and_differs_between_chains():
+    def first():
+        theta = torch.zeros(3, dtype=F64, requires_grad=True)
+        optimizer = SGLD([theta], lr=0.1)
+        optimizer.step()
+        return theta.detach()
+
+    torch.manual_seed(1)
+    one, two = first(), first()
+    torch.manual_seed(1)
+    assert torch.equal(one, first())
+    assert not torch.equal(one, two)

@@ -15,6 +15,7 @@ from linear_operator import to_linear_operator
 from pyro.ops.stats import split_gelman_rubin
 
 import gpext
+from gpext.distributions import InversionError
 from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent
 from gpext.likelihoods import (
@@ -23,6 +24,7 @@ from gpext.likelihoods import (
     NegativeBinomialLogitLikelihood,
     PoissonLikelihood,
     StudentTLikelihood,
+    SuperGaussianLikelihood,
 )
 from gpext.models import LatentGP
 from gpext.samplers import GibbsSampler, SamplingStatus, storage
@@ -453,3 +455,46 @@ def test_bad_input():
         sampler().run(2, warmup=-1)
     with pytest.raises(TypeError, match="call predict_from"):
         run(sampler(), 2).predict(x)
+
+
+class _FailingPhi(torch.nn.Module):
+    """Student-t's phi, until it is asked once too often."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.left = calls
+
+    def forward(self, r):
+        self.left -= 1
+        return (1 + r) ** -2 if self.left > 0 else torch.nan * r
+
+
+def test_a_phi_that_cannot_be_inverted_keeps_the_draws_before_it():
+    prior, y = problem(3)
+    likelihood = SuperGaussianLikelihood(phi=_FailingPhi(10_000))
+    the_sampler = GibbsSampler(prior, likelihood, y)
+    likelihood.phi.left = 3000
+    with pytest.warns(InferenceWarning, match="phi could not be inverted numerically"):
+        draws = run(the_sampler, 10_000, warmup=2)
+    assert draws.status is SamplingStatus.NOT_INVERTED
+    assert draws.num_draws > 1
+    assert bool(draws.latent.isfinite().all())
+    with pytest.raises(InversionError, match="phi"):
+        run(the_sampler, 5, warmup=2)
+
+
+def test_predictions_are_numbers_and_bad_inputs_are_refused():
+    x, y = data()
+    draws = run(GibbsSampler(Model(x, y, student())), 3, warmup=1)
+    for predicted in (draws.predict(x[:2]), draws.predict_targets(x[:2])):
+        assert not predicted.mean.requires_grad
+    for bad, match in (
+        (torch.tensor([0.0, torch.nan]), "x must be finite; got nan at index 1"),
+        (torch.zeros(3, 2), r"expected new inputs \(S, 1\), .* got \(3, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            draws.predict(bad.to(F64))
+    with pytest.raises(ValueError, match="num_draws must be at least 1; got 0"):
+        draws.predict(x, num_draws=0)
+    with pytest.raises(TypeError, match=r"Write \['covar_module.outputscale'\]"):
+        GibbsSampler(Model(x, y, student()), hyperparameters="covar_module.outputscale")

@@ -324,6 +324,22 @@ def test_bad_input():
         SGLDSampler(UnbiasedMarginalLogLikelihood(mll.likelihood, mll.model)).run(2, warmup=40)
     with pytest.raises(ValueError, match=r"expected a preconditioner \(2, 2\)"):
         SGLDSampler(mll).run(2, preconditioner=torch.ones(3))
-    mll.model.set_train_data(targets=torch.full_like(mll.model.train_targets, torch.nan), strict=False)
-    with pytest.raises(ValueError, match="NaN in inputs"):
-        run(MetropolisHastings(ExactMarginalLogLikelihood(mll.likelihood, mll.model)), 2)
+    draws = MetropolisHastings(mll).run(2, num_chains=1, warmup=1, progress=False)
+    for bad, match in ((torch.tensor([torch.inf]), "x must be finite"), (torch.zeros(2, 7), r"got \(2, 7\)")):
+        with pytest.raises(ValueError, match=match):
+            draws.predict(bad)
+    for step_size in (0.0, -1.0, torch.inf):
+        with pytest.raises(ValueError, match="step_size must be positive and finite"):
+            SGLDSampler(mll).run(2, step_size=step_size)
+    edge = copy.deepcopy(mll)
+    edge.likelihood.noise_covar.raw_noise.data.fill_(-torch.inf)
+    with pytest.raises(ValueError, match=r"noise \[9.9.*e-05\].* inside their bounds"):
+        MetropolisHastings(edge).run(2)
+    x, y = mll.model.train_inputs[0], mll.model.train_targets
+    for bad, match in (
+        ({"targets": torch.full_like(y, torch.nan)}, "targets must be finite; got nan at index 0"),
+        ({"targets": y, "inputs": torch.full_like(x, torch.inf)}, "inputs must be finite; got inf at index"),
+    ):
+        mll.model.set_train_data(**bad, strict=False)
+        with pytest.raises(ValueError, match=match):
+            MetropolisHastings(ExactMarginalLogLikelihood(mll.likelihood, mll.model))

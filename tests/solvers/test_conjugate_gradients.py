@@ -87,6 +87,10 @@ def test_what_cannot_be_reached_is_said():
         )
     with pytest.raises(ValueError, match="shape of b"):
         conjugate_gradients(lambda v: A @ v, b, start=b[:, :1])
+    with pytest.raises(TypeError, match="matvec must be a function"):
+        conjugate_gradients(A, b)
+    with pytest.raises(ValueError, match="max_steps"):
+        conjugate_gradients(lambda v: A @ v, b, max_steps=-1)
 
 
 def test_float32():

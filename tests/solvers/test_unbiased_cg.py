@@ -8,6 +8,7 @@ import torch
 
 from gpext.solvers import (
     Geometric,
+    LinearSolve,
     Matched,
     NoSurvival,
     SolveStatus,
@@ -189,7 +190,7 @@ def test_bad_input_is_refused(solve):
     for tolerance in (-1.0, torch.nan):
         with pytest.raises(ValueError, match="tolerance must not be negative"):
             solve(lambda v: A @ v, b, tolerance=tolerance)
-    if solve is not conjugate_gradients:
+    if solve is estimator_diagnostics:
         with pytest.raises(ValueError, match=r"got \(10,\). One column is b.unsqueeze"):
             solve(lambda v: A @ v, b[:, 0])
     broken = A.index_put((torch.tensor(2), torch.tensor(2)), torch.tensor(torch.nan, dtype=F64))
@@ -217,3 +218,23 @@ def test_a_condition_number_of_1e12_needs_a_preconditioner_and_says_so():
     near = Q * (1 / (1.1 * values)) @ Q.mT
     found = conjugate_gradients(lambda v: A @ v, b, precondition=lambda r: near @ r, tolerance=1e-4)
     assert found.status is SolveStatus.CONVERGED
+
+
+def test_the_result_is_a_linear_solve_of_one_column_or_several():
+    A, b = system(60, 2, noise=0.1)
+    found = unbiased_cg(A.matmul, b, num_estimates=3, generator=torch.Generator().manual_seed(0))
+    assert isinstance(found, LinearSolve)
+    torch.testing.assert_close(found.solution, found.estimates.mean(0))
+    assert found.residual_norm.shape == (2,)
+    assert bool((found.residual_norm < 0.1).all())
+    one, column = (
+        unbiased_cg(A.matmul, rhs, num_estimates=3, generator=torch.Generator().manual_seed(0))
+        for rhs in (b[:, 0], b[:, :1])
+    )
+    assert (one.solution.shape, one.estimates.shape, one.truncations.shape) == ((60,), (3, 60), (3,))
+    assert torch.equal(one.estimates, column.estimates.squeeze(-1))
+    assert one.residual_norm.shape == ()
+    with pytest.raises(TypeError, match="matvec must be a function"):
+        unbiased_cg(A, b)
+    with pytest.raises(ValueError, match="max_steps"):
+        unbiased_cg(A.matmul, b, max_steps=-1)

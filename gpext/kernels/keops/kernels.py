@@ -22,8 +22,9 @@ class LazyKernel(gpytorch.kernels.Kernel):
     """The base of kernels that are radial in features of their inputs: a subclass says which.
 
     Args:
-        backend: "auto", "tiles" or "keops", see :class:`gpext.operators.KernelOperator`; "dense" for gpytorch's own
-            matrices whatever their size.
+        backend: "auto" for gpytorch's own matrices up to `gpytorch.settings.max_cholesky_size`, and for operators that
+            choose beyond; "tiles" or "keops", see :class:`gpext.operators.KernelOperator`, and "dense", gpytorch's
+            matrices, whatever their size.
         *args, **kwargs: gpytorch's.
 
     Raises:
@@ -46,9 +47,10 @@ class LazyKernel(gpytorch.kernels.Kernel):
         raise NotImplementedError
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
-        """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless it is small or a diagonal."""
+        """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless the backend or `diag` say no."""
         small = max(x1.size(-2), x2.size(-2)) <= gpytorch.settings.max_cholesky_size.value()
-        if diag or small or self.backend == "dense" or params.get("last_dim_is_batch", False):
+        stored = self.backend == "dense" or (small and self.backend == "auto")
+        if diag or stored or params.get("last_dim_is_batch", False):
             return super().forward(x1, x2, diag=diag, **params)
         profile, own = self._profile()
         square = _is_same(x1, x2)

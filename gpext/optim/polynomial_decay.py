@@ -1,0 +1,45 @@
+"""The step sizes of Langevin dynamics, falling until the noise of the gradients no longer counts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from gpext.optim.sgld import SGLD
+
+
+class PolynomialDecay(LRScheduler):
+    """Step sizes a (b + t)^-gamma, which stay once the noise of the gradients is negligible [FE15 Eq. 7].
+
+    Args:
+        optimizer: whose `lr` to set.
+        a: positive.
+        b: positive.
+        gamma: in [0, 1]; draws converge for gamma in (1/2, 1], and at 0 the step size stays.
+        freeze_below: the ratio of :meth:`SGLD.noise_ratio` at which to stop; 0 never to.
+
+    Raises:
+        ValueError: a number outside its range.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, a: float, b: float, gamma: float, *, freeze_below: float = 0.0
+    ) -> None:
+        if not (a > 0 and b > 0 and 0 <= gamma <= 1 and freeze_below >= 0):
+            raise ValueError(
+                f"expected a, b > 0, gamma in [0, 1] and freeze_below >= 0; got {a}, {b}, {gamma}, {freeze_below}."
+            )
+        self.a, self.b, self.gamma, self.freeze_below = a, b, gamma, freeze_below
+        self.frozen_at: int | None = None  # the step from which on the size stays
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the step sizes of this step."""
+        present = [group["lr"] for group in self.optimizer.param_groups]
+        if self.frozen_at is not None:
+            return present
+        if self.freeze_below and isinstance(self.optimizer, SGLD) and self.optimizer.noise_ratio() < self.freeze_below:
+            self.frozen_at = self.last_epoch
+            return present
+        return [self.a * (self.b + self.last_epoch) ** -self.gamma] * len(present)
