@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
-from gpytorch.variational import IndependentMultitaskVariationalStrategy
+from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
@@ -166,6 +166,11 @@ def _checked(
         raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
     _check_data(x, y)
     strategy, bound, multitask = _site_strategy(mll)
+    if batch_size is None and any(isinstance(m, TrilNaturalVariationalDistribution) for m in mll.modules()):
+        raise ValueError(
+            "L-BFGS cannot follow the natural gradients of a TrilNaturalVariationalDistribution: use a "
+            "NaturalVariationalDistribution or a CholeskyVariationalDistribution, or give a batch_size."
+        )
     if bound == "exact" and hyperparameters != "exact":
         raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
     if x.dim() == 1 and (strategy is not None or batch_size is not None):
