@@ -21,6 +21,9 @@ from gpext.posteriors import DensePrior, JointPosterior, LowRankPrior, Posterior
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites, JointSites
 
+_SHARP = 1e12  # tau k_ii below which enough digits are left
+_NEGATIVE = 1e-3  # of KL(q || p), per datum
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -47,13 +50,16 @@ class Problem:
 
         Raises:
             TypeError: half precision, or a likelihood that no rule can serve.
-            ValueError: the shapes do not belong together, an entry is not finite, or a class is not 0 or 1.
+            ValueError: the shapes do not belong together, there are no data, an entry is not finite, or a target is
+                outside the support.
         """
         mean = prior.mean
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_targets(targets)
         check_parameters(likelihood)
+        if isinstance(likelihood, LatentLikelihood):
+            likelihood.check(targets)
         if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
             check_binary(targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
@@ -69,9 +75,10 @@ class Problem:
                 f"batch_shape=torch.Size([{latents}]), one for each latent."
             )
         num_data = mean.size(-1)
+        if num_data == 0:
+            raise ValueError(f"expected at least one datum; got a prior of shape {tuple(mean.shape)}.")
         data = targets.shape
         if isinstance(likelihood, LatentLikelihood) and latents is not None:
-            likelihood.check(targets)
             data = likelihood.datum_shape(targets)
         if data[-1:] != (num_data,):
             among = "" if data == targets.shape else f", the targets of {data.numel()} data"
@@ -140,6 +147,14 @@ class Problem:
         follow: Callable[..., Tensor] = self.prior.follow  # the posterior is of the prior's own kind
         return value + self.over_latents(follow(posterior, response))
 
+    def _is_lost(self, posterior: Posterior) -> bool:
+        """Return whether sites are so much sharper than the prior that rounding has left nothing of the posterior."""
+        sites = posterior.sites
+        if bool((sites.precision.abs() * self.prior.variance.detach() < _SHARP).all()):
+            return False
+        divergence = sites.expected_log(posterior.mean, posterior.variance).sum(-1) - posterior.log_normalizer
+        return bool((posterior.positive_definite & is_lost(divergence, self.mean.size(-1))).any())
+
     def result(
         self,
         name: str,
@@ -149,6 +164,8 @@ class Problem:
         trace: list[Tensor],
     ) -> InferenceResult:
         """Return what a rule has found."""
+        if isinstance(posterior, Posterior) and self._is_lost(posterior):
+            status = Status.NOT_POSITIVE_DEFINITE
         steps = f"{len(trace)} steps" if trace else "no step needed"
         message = f"{name}, {steps}: {status.value}"
         return InferenceResult(
@@ -165,6 +182,11 @@ class Problem:
             two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
+
+
+def is_lost(divergence: Tensor, num_data: int) -> Tensor:
+    """Return whether KL(q || p) (...) has come out negative: then rounding has left nothing of the posterior."""
+    return divergence < -_NEGATIVE * num_data
 
 
 def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

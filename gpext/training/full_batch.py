@@ -7,12 +7,14 @@ import warnings
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.variational import NaturalVariationalDistribution
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpext.inference import InferenceWarning, LikelihoodTerm
 from gpext.optim import minimize_lbfgs
 from gpext.parallel import Ranks
+from gpext.training.mean_and_root import MeanAndRoot
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
@@ -114,8 +116,18 @@ class _Stage:
 def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult:
     """Maximise any gpytorch objective over all its parameters."""
     mll = run.mll
+    with torch.no_grad():
+        mll.model(x)  # the first call of all gives a q(u) its values
+    distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
+    moments = [MeanAndRoot(distribution) for distribution in distributions]
+    natural = {id(p) for distribution in distributions for p in distribution.parameters()}
+
+    def commit() -> None:
+        for moment in moments:
+            moment.commit()
 
     def objective() -> Tensor:
+        commit()
         try:
             with warnings.catch_warnings():  # how an inference has ended counts where the training ends
                 warnings.simplefilter("ignore", InferenceWarning)
@@ -123,6 +135,8 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             loss.backward()
         except (NotPSDError, NanError) as error:  # what the line search steps back from
             raise torch.linalg.LinAlgError(str(error)) from error
+        for moment in moments:
+            moment.collect()
         return loss.detach()
 
     def value() -> float | None:
@@ -132,14 +146,18 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
         except (NotPSDError, NanError):
             return None
 
-    outcome = minimize_lbfgs(
-        objective,
-        [p for p in mll.parameters() if p.requires_grad],
-        max_steps=run.steps_left(MAX_STEPS),
-        tolerance=tolerance,
-        callback=lambda loss: run.step(-loss),
-        max_restarts=_RESTARTS,
-    )
+    rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in natural]
+    try:
+        outcome = minimize_lbfgs(
+            objective,
+            [*rest, *(leaf for moment in moments for leaf in moment.leaves)],
+            max_steps=run.steps_left(MAX_STEPS),
+            tolerance=tolerance,
+            callback=lambda loss: run.step(-loss),
+            max_restarts=_RESTARTS,
+        )
+    finally:
+        commit()
     # the best point may be one that a line search had seen; and there may have been nothing to train
     return run.finish(FitStatus[outcome.name], objective=value())
 
