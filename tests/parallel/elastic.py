@@ -37,7 +37,7 @@ def train(folder):
             die(attempt=0, rank=1)
 
     options = {"batch_size": 20, "max_steps": STEPS, "tolerance": 0.0, "progress": False, "callback": callback}
-    return numbers(mll, gpext.fit(mll, x[rows], y[rows], checkpoint=folder, **options))
+    return numbers(mll, gpext.fit(mll, x[rows], y[rows], checkpoint=folder, **options)), len(taken)
 
 
 def draw(folder):
@@ -54,7 +54,7 @@ def draw(folder):
     known = sampler.load(folder) if folder is not None and (Path(folder) / "chains.pt").exists() else None
     left = DRAWS if known is None else DRAWS - known.raw.size(1)
     options = {"step_size": 0.1, "progress": False, "resume": known, "checkpoint": folder}
-    return sampler.run(left, 1, 1, **options).raw
+    return sampler.run(left, 1, 1, **options).raw, len(taken)
 
 
 def both(folder=None):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.parallel.elastic import DRAWS, both
+from tests.parallel.elastic import DRAWS, STEPS, both
 from tests.parallel.processes import run
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +23,9 @@ def _uninterrupted(rank):
 
 
 def test_torchrun_goes_on_where_ranks_were_killed(tmp_path):
-    ((trace, *parameters), raw), error = run(_uninterrupted, 2)[0]
+    (((trace, *parameters), steps), (raw, gradients)), error = run(_uninterrupted, 2)[0]
     assert error is None
+    assert (steps, gradients) == (STEPS, 5)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
         [*torchrun, "-m", "tests.parallel.elastic", str(tmp_path)],
@@ -38,7 +39,9 @@ def test_torchrun_goes_on_where_ranks_were_killed(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("exitcode: -9") == 2, done.stderr
     for rank in range(2):
-        (found_trace, *found_parameters), found_raw = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        ((found_trace, *found_parameters), steps), (found_raw, gradients) = torch.load(tmp_path / f"{rank}.pt")
+        assert steps == 0, "the last attempt has trained anew"
+        assert gradients == 2, "the last attempt has drawn anew"
         assert found_raw.shape[1] == DRAWS
         for a, b in zip([found_trace, *found_parameters, found_raw], [trace, *parameters, raw], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
