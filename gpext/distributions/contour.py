@@ -29,7 +29,7 @@ from torch import Tensor
 from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 
-_DECAY = {12: 23.0, 16: 28.0, 24: 36.0}  # by how many nats the integrand falls over the nodes
+_DECAY = {12: 23.0, 16: 28.0, 24: 36.0, 64: 36.0, 96: 36.0}  # by how many nats the integrand falls over the nodes
 _CLEARANCE = 2.5  # distance of the vertex from the singularities, in units of 1 / w
 _ALIASING = math.pi / 2  # largest step in units of 1 / (w - the vertex' own w)
 
@@ -63,7 +63,7 @@ class Contour:
         num_nodes: int,
         limit: Tensor | float = math.inf,
     ) -> Contour:
-        """The contour through the saddle point of w, or the limit if that is left of it, with 12, 16 or 24 nodes."""
+        """The contour through the saddle point of w, or the limit if that is left of it; nodes as many as in _DECAY."""
         model = SaddleModel.matched(transform, model.vertex(w, _CLEARANCE).clamp_max(limit))
         vertex = model.vertex(w, _CLEARANCE).clamp_max(limit)
         first, second, bend = model.cumulants(vertex)

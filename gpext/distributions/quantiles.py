@@ -17,6 +17,7 @@ from gpext.distributions.radial_transform import RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 
 _NUM_NODES = 16
+_MORE_NODES = {16: 24, 64: 96}
 _MAX_ROUNDS = 50
 _CLOSE = 1e-3  # in scores: a third-order step from there is exact to 1e-9
 _ERROR = 1e-10  # of the cdf, at 16 nodes
@@ -33,6 +34,7 @@ def solve(
     score: Tensor,  # (*shape) finite
     *,
     elementwise: bool,
+    num_nodes: int = _NUM_NODES,
 ) -> tuple[Tensor, Tensor]:
     """Return the quantiles at the probabilities Phi(score) and, where the inversion did not converge, True.
 
@@ -40,6 +42,7 @@ def solve(
         transform: of the mixing density.
         r: squared tilts.
         score: of the probabilities.
+        num_nodes: of a contour; 16, or 64 for laws too skew for these.
         elementwise: whether some of the elements may be evaluated without the others; shapes are (n,) then.
     """
     start = model = SaddleModel.reference(transform, r)
@@ -51,7 +54,7 @@ def solve(
     index = torch.arange(score.numel(), device=score.device) if elementwise else torch.ones(())
     result = x.clone()
     for _ in range(_MAX_ROUNDS):
-        contour = Contour.through(transform, r, x.exp(), model, _NUM_NODES)
+        contour = Contour.through(transform, r, x.exp(), model, num_nodes)
         step, low, high, _ = _halley(contour, x, score, low, high)
         moved = torch.where(step.abs() < _NEAR, step, 0.0)
         contour, x = contour.moved((x + moved).exp()), x + moved
@@ -70,7 +73,9 @@ def solve(
         index, x, r, score, low, high = (t[keep] for t in (index, x, r, score, low, high))
         model = model.at_places(keep)
     w = result.exp()
-    with_more_nodes = Contour.through(transform, checked, w[every], start.at_places(every), 24).laws().cdf
+    with_more_nodes = (
+        Contour.through(transform, checked, w[every], start.at_places(every), _MORE_NODES[num_nodes]).laws().cdf
+    )
     failed[every] |= ~((with_more_nodes - torch.special.ndtr(checked_score)).abs() < _TOLERANCE)
     return w, failed
 

@@ -147,9 +147,13 @@ class ScaleMixture(PositiveDistribution):
             # A phi without its logarithm underflows at the saddle points of the smallest w, whose cdf is zero anyway.
             limit = math.inf if self._transform.phi is None else self._transform.fallen(r, self._depth(r))
             model = SaddleModel.reference(self._transform, r)
-            laws, coarse = (Contour.through(self._transform, r, w, model, n, limit).laws() for n in (24, 16))
+            for nodes in ((24, 16), (96, 64)):  # the more for laws that are very skew
+                laws, coarse = (Contour.through(self._transform, r, w, model, n, limit).laws() for n in nodes)
+                bad = inside & ~((laws.cdf - coarse.cdf).abs() < _TOLERANCE)
+                if not bool(bad.any()):
+                    break
             # A branch cut of phi in the wrong place leaves every contour another result.
-            self._refuse(inside & ~((laws.cdf - coarse.cdf).abs() < _TOLERANCE), w)
+            self._refuse(bad, w)
             return laws
 
     def _depth(self, r: Tensor) -> Tensor:
@@ -173,6 +177,8 @@ class ScaleMixture(PositiveDistribution):
             failed = torch.zeros_like(waiting)
             for part in rest.split(_CHUNK):
                 w[part], failed[part] = solve(self._transform, r[part], score[part], elementwise=True)
+                if bool(failed[part].any()):
+                    w[part], failed[part] = solve(self._transform, r[part], score[part], elementwise=True, num_nodes=64)
             self._refuse(failed.view(shape), w.view(shape))
             return w.view(shape)
 

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import scipy.stats
 import torch
 
 from gpext.distributions import InverseGaussian, PolyaGamma, RadialTransform, Scaled, ScaleMixture
@@ -131,3 +132,18 @@ def test_tilts_that_are_numbers_or_integers():
     assert ScaleMixture(exponential, torch.tensor([1, 2])).sample((4,)).gt(0).all()
     with pytest.raises(TypeError, match="it returned float"):
         ScaleMixture(lambda r: 1.0, tensor(1.0))
+
+
+@pytest.mark.parametrize("power", [0.8, 0.9, 0.95])
+def test_stable_laws_however_skew(power):
+    """phi = exp(-r^a); exactly, w = sin(a U) sin(U)^(-1/a) (sin((1 - a) U) / E)^((1 - a) / a) [Kanter 1975]."""
+    generator = torch.Generator().manual_seed(0)
+    angle = math.pi * torch.rand(4000, generator=generator, dtype=F64)
+    exponential_draws = -torch.rand(4000, generator=generator, dtype=F64).log()
+    w = torch.sin(power * angle) / torch.sin(angle) ** (1 / power)
+    w = w * (torch.sin((1 - power) * angle) / exponential_draws) ** ((1 - power) / power)
+    law = ScaleMixture(lambda r: torch.exp(-(r**power)), tensor(0.0).squeeze())
+    assert scipy.stats.kstest(law.cdf(w).numpy(), "uniform").pvalue > 1e-5
+    few = torch.stack([law.sample((10,), generator=generator) for _ in range(20)])  # few are solved one by one
+    torch.testing.assert_close(law.icdf(law.cdf(few)), few, rtol=1e-6, atol=0)
+    assert scipy.stats.kstest(law.cdf(few).flatten().numpy(), "uniform").pvalue > 1e-5

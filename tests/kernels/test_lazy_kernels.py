@@ -30,3 +30,12 @@ def test_a_backend_that_was_asked_for_serves_small_matrices_too(batch):
     torch.testing.assert_close(*slopes)
     for backend in ("auto", "dense"):
         assert not isinstance(keops.RBFKernel(backend=backend)(x).evaluate_kernel(), KernelOperator)
+
+
+def test_an_input_that_is_no_number_is_told():
+    x, z = torch.rand(9, 2, dtype=F64), torch.rand(4, 2, dtype=F64)
+    bad = x.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(torch.nan, dtype=F64))
+    kernel = keops.RBFKernel(backend="tiles").double()
+    for pair in ((bad,), (z, bad), (bad, z)):
+        with pytest.raises(ValueError, match=r"inputs must be finite; got nan at index \(3, 1\)"):
+            kernel(*pair).evaluate_kernel()

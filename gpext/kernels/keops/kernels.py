@@ -13,6 +13,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpext.likelihoods.checks import check_finite
 from gpext.operators import KernelOperator
 from gpext.operators.kernel_operator import Backend
 from gpext.parallel import Ranks
@@ -47,14 +48,21 @@ class LazyKernel(gpytorch.kernels.Kernel):
         raise NotImplementedError
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
-        """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless the backend or `diag` say no."""
+        """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless the backend or `diag` say no.
+
+        Raises:
+            ValueError: lazy, and an input is not finite.
+        """
         small = max(x1.size(-2), x2.size(-2)) <= gpytorch.settings.max_cholesky_size.value()
         stored = self.backend == "dense" or (small and self.backend == "auto")
         if diag or stored or params.get("last_dim_is_batch", False):
             return super().forward(x1, x2, diag=diag, **params)
         profile, own = self._profile()
         square = _is_same(x1, x2)
-        inputs = [self._features(x) for x in ((x1,) if square else (x1, x2))]
+        given = (x1,) if square else (x1, x2)
+        for x in given:
+            check_finite("inputs", x)
+        inputs = [self._features(x) for x in given]
         one = x1.new_ones(1, 1)
         return KernelOperator(
             one, *inputs, *own, profiles=(profile,), square=square, backend=self.backend, ranks=self.ranks
