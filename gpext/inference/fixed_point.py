@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpext.bounds import LocalBound
 from gpext.inference.local_terms import LocalTerms
-from gpext.inference.problem import Problem
+from gpext.inference.problem import Problem, is_lost
 from gpext.inference.result import InferenceResult, Status
 from gpext.inference.softmax_curvature import Curvature
 from gpext.posteriors import Posterior
@@ -70,7 +70,9 @@ def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     variance = torch.where(proper.unsqueeze(-1), variance, torch.ones_like(variance))
     local = terms(mean, variance)
     replaced = sites.expected_log(mean, variance).sum(-1)
-    value = problem.over_latents(posterior.log_normalizer - replaced) + local.total
+    divergence = replaced - posterior.log_normalizer
+    proper = proper & ~is_lost(divergence, mean.size(-1))
+    value = local.total - problem.over_latents(divergence)
     proper = proper if problem.num_latents is None else proper.all(-1)
     value = torch.where(proper & value.isfinite(), value, -torch.inf)
     prior_variance = problem.prior.variance.detach()

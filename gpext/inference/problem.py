@@ -20,6 +20,9 @@ from gpext.posteriors import DensePrior, JointPosterior, LowRankPrior, Posterior
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites, JointSites
 
+_SHARP = 1e12  # tau k_ii below which enough digits are left
+_NEGATIVE = 1e-3  # of KL(q || p), per datum
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -132,6 +135,14 @@ class Problem:
         follow: Callable[..., Tensor] = self.prior.follow  # the posterior is of the prior's own kind
         return value + self.over_latents(follow(posterior, response))
 
+    def _is_lost(self, posterior: Posterior) -> bool:
+        """Return whether sites are so much sharper than the prior that rounding has left nothing of the posterior."""
+        sites = posterior.sites
+        if bool((sites.precision.abs() * self.prior.variance.detach() < _SHARP).all()):
+            return False
+        divergence = sites.expected_log(posterior.mean, posterior.variance).sum(-1) - posterior.log_normalizer
+        return bool((posterior.positive_definite & is_lost(divergence, self.mean.size(-1))).any())
+
     def result(
         self,
         name: str,
@@ -141,6 +152,8 @@ class Problem:
         trace: list[Tensor],
     ) -> InferenceResult:
         """Return what a rule has found."""
+        if isinstance(posterior, Posterior) and self._is_lost(posterior):
+            status = Status.NOT_POSITIVE_DEFINITE
         steps = f"{len(trace)} steps" if trace else "no step needed"
         message = f"{name}, {steps}: {status.value}"
         return InferenceResult(
@@ -157,6 +170,11 @@ class Problem:
             two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
+
+
+def is_lost(divergence: Tensor, num_data: int) -> Tensor:
+    """Return whether KL(q || p) (...) has come out negative: then rounding has left nothing of the posterior."""
+    return divergence < -_NEGATIVE * num_data
 
 
 def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ have when it begins, then followed to first order while its predecessors move, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -47,7 +48,7 @@ def sweep_sequentially(
     """Return the sites after as many sweeps as it takes, and F after each.
 
     Ends when the residual of every site (see `fixed_point.climb`) is below `tolerance`, after `max_sweeps`, or at once
-    where a sweep lowers F: the sites before it are returned then.
+    where a sweep lowers F or rounding leaves no posterior: the sites before it are returned then.
 
     Args:
         problem: one posterior of one latent, not a batch.
@@ -64,8 +65,8 @@ def sweep_sequentially(
     trace: list[Tensor] = []
     while len(trace) < max_sweeps and not bool((residual < tolerance).all()):
         before = state.sites
-        for part, terms_there in blocks:
-            state.visit_block(part, terms_there)
+        if not all(state.visit_block(part, terms_there) for part, terms_there in blocks):
+            return before, trace
         new_value, residual = state.look(terms)
         if not bool(new_value >= value - start.rounding):
             return before, trace
@@ -87,15 +88,19 @@ class _State:
     def sites(self) -> GaussianSites:
         return GaussianSites(self.shift.clone(), self.precision.clone())
 
-    def visit_block(self, part: slice, terms: Terms) -> None:
-        """Give every datum of a block its best site in turn."""
+    def visit_block(self, part: slice, terms: Terms) -> bool:
+        """Give every datum of a block its best site in turn; return False where rounding has left it no cavity."""
         block = self.covariance[part, part]
         mean, old = self.mean[part], GaussianSites(self.shift[part], self.precision[part])
         variance = block.diagonal()
         r, b = 1 / variance - old.precision, mean / variance - old.shift
+        if not _is_proper(variance, r, b):
+            return False
         response = _Response(terms, r, b, old)
         new, r, b, is_far = _follow(block, mean, old, response)
         if is_far:  # the predecessors have moved these cavities far: once more from where they came to be
+            if not _is_proper(1 / (r + old.precision), r, b):
+                return False
             new, _, _, _ = _follow(block, mean, old, _Response(terms, r, b, new))
         d, dn = new.precision - old.precision, new.shift - old.shift
         columns = self._columns(part)
@@ -110,6 +115,7 @@ class _State:
             panel = slice(start, start + _PANEL)
             self.covariance[start:, panel].addmm_(columns[start:], change[:, panel], alpha=-1)
         self.shift[part], self.precision[part] = new.shift, new.precision
+        return True
 
     def _columns(self, part: slice) -> Tensor:
         """Return V_:b; only the panels on and below the diagonal are kept up to date."""
@@ -118,8 +124,10 @@ class _State:
         return torch.cat([above, self.covariance[panel:, part]])
 
     def look(self, terms: Terms) -> tuple[Tensor, Tensor]:
-        """Return F and the residuals (N,) here."""
+        """Return F, nan where rounding has left no posterior, and the residuals (N,) here."""
         sites, variance = self.sites, self.covariance.diagonal()
+        if not _is_proper(variance, variance, self.mean):
+            return self.log_det * torch.nan, variance
         local = terms(self.mean, variance)
         mu, e = self.prior_mean, self.shift - self.precision * self.prior_mean
         normalizer = (
@@ -127,6 +135,11 @@ class _State:
         ).sum() - 0.5 * self.log_det
         value = normalizer - sites.expected_log(self.mean, variance).sum() + local.total
         return value, local.residual(sites, self.mean, variance)
+
+
+def _is_proper(variance: Tensor, cavity_precision: Tensor, shift: Tensor) -> bool:
+    finite = cavity_precision.isfinite() & shift.isfinite()
+    return bool((finite & (variance > 0) & (cavity_precision > 0)).all())
 
 
 class _Response:
@@ -190,11 +203,12 @@ def _follow(
         row = columns[i, :i]
         column = V[i:, i] - columns[i:, :i] @ (weight[:i] * row)
         v, mean_i = float(column[0]), float(m[i] + row @ pull[:i])
-        r, b = 1 / v - taus[i], mean_i / v - nus[i]
+        inverse = 1 / v if v > 0 else math.nan
+        r, b = inverse - taus[i], mean_i * inverse - nus[i]
         dr, db = r - r0, b - b0
         is_far = is_far or abs(dr) > _FAR * r0 or abs(db) * v**0.5 > _FAR
         tau, nu = tau + tau_r * dr + tau_b * db, nu + nu_r * dr + nu_b * db
-        if r + tau <= 0:  # too far for the first order
+        if not r + tau > 0:  # too far for the first order, or nothing left of v
             tau, nu, is_far = taus[i], nus[i], True
         d, dn = tau - taus[i], nu - nus[i]
         columns[i:, i] = column

@@ -3,10 +3,17 @@
 import gpytorch
 import pytest
 import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 
 from gpext.bounds import Bohning, Jaakkola, LogSumExp, PiecewiseQuadratic, ProductOfSigmoids, Quadrature
 from gpext.inference import CAVI, KL, Laplace, Status, Taylor
-from gpext.likelihoods import BernoulliLogitLikelihood, PoissonLikelihood
+from gpext.likelihoods import (
+    BernoulliLogitLikelihood,
+    LaplaceLikelihood,
+    PoissonLikelihood,
+    StudentTLikelihood,
+)
 from tests.latent_cases import CASES
 from tests.members import F64
 
@@ -113,3 +120,20 @@ def test_latents_that_share_a_datum_move_together():
     result = KL(LogSumExp()).infer(prior(), likelihood, y)
     assert result.status is Status.CONVERGED
     assert result.num_steps < 40  # 170 if each latent moves as if the others stood still
+
+
+@pytest.mark.parametrize("noise", [1e-15, 1e-17])
+@pytest.mark.parametrize("rule", [KL(), KL(schedule="sequential"), CAVI()], ids=["auto", "sequential", "CAVI"])
+@pytest.mark.parametrize("likelihood", [StudentTLikelihood, LaplaceLikelihood])
+def test_what_rounding_leaves_nothing_of_is_no_evidence(likelihood, rule, noise):
+    """Sites of 1e15 on a prior that is singular to rounding: log p(y) is at most n log p(0), and nothing raises."""
+    x = torch.linspace(0, 6, 20, dtype=torch.float64)
+    covariance = 0.35 * torch.exp(-0.5 * ((x[:, None] - x) / 2.5) ** 2)
+    likelihood = likelihood().double()
+    likelihood.noise = noise
+    likelihood.requires_grad_(False)
+    most = float(likelihood.log_prob(x[:1], x[:1])) * len(x)
+    result = rule.infer(MultivariateNormal(torch.zeros_like(x), to_linear_operator(covariance)), likelihood, x.sin())
+    assert bool(result.log_evidence.isfinite())
+    assert bool(result.posterior.mean.isfinite().all())
+    assert result.status is Status.NOT_POSITIVE_DEFINITE or float(result.log_evidence) < most
