@@ -381,6 +381,8 @@ ERRORS = {
     "nan target": ({"y": NAN_Y}, r"targets must be finite; got nan at index 7"),
     "nan input": ({"x": data()[0].index_fill(0, torch.tensor(2), torch.inf)}, r"inputs must be finite; got inf"),
     "lengths": ({"y": torch.zeros(N - 1, dtype=F64)}, "equally many"),
+    "column of targets": ({"y": torch.zeros(N, 1, dtype=F64)}, r"inputs \(..., B, d\) and targets \(..., B\)"),
+    "columns": ({"x": torch.zeros(N, 2, dtype=F64)}, "expected inputs of 1 columns"),
     "empty": ({"x": torch.zeros(0, 1), "y": torch.zeros(0)}, "expected inputs"),
     "batch size": ({"batch_size": 0}, "batch_size"),
     "state": ({"batch_size": None, "state": {}}, "give the batch_size"),

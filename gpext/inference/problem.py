@@ -15,6 +15,7 @@ from torch import Tensor
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.result import InferenceResult, Status
+from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
 from gpext.posteriors import DensePrior, JointPosterior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
@@ -49,13 +50,16 @@ class Problem:
 
         Raises:
             TypeError: half precision, or a likelihood that no rule can serve.
-            ValueError: the shapes do not belong together, an entry is not finite, or a class is not 0 or 1.
+            ValueError: the shapes do not belong together, there are no data, an entry is not finite, or a target is
+                outside the support.
         """
         mean = prior.mean
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_targets(targets)
         check_parameters(likelihood)
+        if isinstance(likelihood, LatentLikelihood):
+            likelihood.check(targets)
         if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
             check_binary(targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
@@ -70,8 +74,10 @@ class Problem:
                 f"(..., {latents}), got {tuple(prior.batch_shape)}."
             )
         num_data = mean.size(-1)
-        trials = latents is not None and targets.dim() > 1 and targets.size(-2) == num_data
-        if targets.shape[-1:] != (num_data,) and not trials:
+        if num_data == 0:
+            raise ValueError(f"expected at least one datum; got a prior of shape {tuple(mean.shape)}.")
+        data = likelihood.datum_shape(targets) if isinstance(likelihood, LatentLikelihood) else targets.shape
+        if data[-1:] != (num_data,):
             raise ValueError(f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}.")
         structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
         known = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured

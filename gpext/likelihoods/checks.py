@@ -9,15 +9,24 @@ from torch import Tensor
 
 
 def check_targets(targets: Tensor) -> None:
-    """Raise unless targets are finite and in a dtype that the algebra works in.
+    """Raise unless targets are a tensor, finite and in a dtype that the algebra works in.
 
     Raises:
-        TypeError: half precision.
+        TypeError: no tensor, or half precision.
         ValueError: NaN or infinite values, with the first offending index.
     """
+    check_tensor("targets", targets)
     if targets.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(f"targets in {targets.dtype} are not supported; convert with y.float() or y.double().")
     check_finite("targets", targets)
+
+
+def check_tensor(name: str, values: object) -> None:
+    """Raise TypeError unless the values are a tensor."""
+    if not isinstance(values, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor; got {type(values).__qualname__}. Convert with torch.as_tensor(...)."
+        )
 
 
 def check_finite(name: str, values: Tensor) -> None:
@@ -57,7 +66,7 @@ def check_binary(targets: Tensor) -> None:
 
 def check_counts(targets: Tensor) -> None:
     """Raise ValueError unless every target is a nonnegative integer."""
-    wrong = (targets < 0) | (targets != targets.round())
+    wrong = (targets < 0) | _is_broken(targets)
     if bool(wrong.any()):
         index = tuple(wrong.nonzero()[0].tolist())
         raise ValueError(f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {_show(index)}.")
@@ -65,7 +74,7 @@ def check_counts(targets: Tensor) -> None:
 
 def check_classes(targets: Tensor, num_classes: int) -> None:
     """Raise ValueError unless every target is one of the classes 0, ..., num_classes - 1."""
-    wrong = (targets < 0) | (targets >= num_classes) | (targets != targets.round())
+    wrong = (targets < 0) | (targets >= num_classes) | _is_broken(targets)
     if bool(wrong.any()):
         index = tuple(wrong.nonzero()[0].tolist())
         came = sorted({float(value) for value in targets[wrong].flatten()[:100]})[:4]
@@ -91,6 +100,11 @@ def floating(targets: Tensor) -> Tensor:
 def floating_like(targets: Tensor, like: Tensor) -> Tensor:
     """Return targets in the floating dtype that they and `like` have in common."""
     return targets.to(torch.promote_types(targets.dtype, like.dtype))
+
+
+def _is_broken(targets: Tensor) -> Tensor:
+    """Return which targets are no whole numbers."""
+    return targets != targets.round() if targets.is_floating_point() else torch.zeros_like(targets, dtype=torch.bool)
 
 
 def _show(index: tuple[int, ...]) -> str:

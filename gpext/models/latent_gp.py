@@ -13,8 +13,8 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from gpext.inference import KL, InferenceResult
-from gpext.likelihoods.checks import check_finite, check_targets
-from gpext.variational import LatentVariationalStrategy, Rule, check_dtype
+from gpext.likelihoods.checks import check_finite, check_targets, check_tensor
+from gpext.variational import LatentVariationalStrategy, Rule, check_columns, check_dtype
 
 
 class LatentGP(ApproximateGP):
@@ -64,7 +64,11 @@ class LatentGP(ApproximateGP):
         *,
         inducing_inputs: Tensor | None = None,
     ) -> None:
+        check_tensor("inputs", train_inputs)
+        check_tensor("targets", train_targets)
         train_inputs = _columns(train_inputs)
+        if not isinstance(likelihood, Likelihood):
+            raise TypeError(f"expected a likelihood of gpext or gpytorch; got {likelihood!r}.")
         _check(train_inputs, train_targets)
         if inference is not None:
             _check_rule(inference)
@@ -165,6 +169,7 @@ class LatentGP(ApproximateGP):
         inputs = _columns(inputs)
         check_finite("inputs", inputs)
         check_dtype(inputs, self.train_inputs[0])
+        check_columns(inputs, self.train_inputs[0])
         if self.training and settings.debug.on() and not torch.equal(inputs, self.train_inputs[0]):
             raise RuntimeError(
                 "in train mode the model takes its training inputs; call model.eval() to predict, or "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import check_finite
+from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.mlls import AugmentedELBO
 from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ from gpext.training.minibatch import (
     hyperparameter_interval,
 )
 from gpext.training.result import Callback, FitResult, FitStatus, Run
-from gpext.variational import SiteVariationalStrategy, check_dtype
+from gpext.variational import SiteVariationalStrategy, check_batch, check_columns, check_dtype
 
 
 def fit(
@@ -177,8 +177,10 @@ def _checked(
         x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
     if strategy is not None:
         check_dtype(x, strategy.inducing_points)
+        check_columns(x, strategy.inducing_points)
         y = y.mT if multitask else y
         mll.likelihood.check(y)
+        check_batch(x, mll.likelihood.datum_shape(y))
     return strategy, bound, x, y
 
 
@@ -213,6 +215,8 @@ def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy 
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:
+    check_tensor("inputs", x)
+    check_tensor("targets", y)
     if x.dim() < 1 or y.dim() < 1 or y.numel() == 0:
         raise ValueError(
             f"expected inputs (..., N, d) and targets (..., N); got {tuple(x.shape)} and {tuple(y.shape)}."

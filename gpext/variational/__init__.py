@@ -1,6 +1,6 @@
 """Variational strategies for gpytorch's ApproximateGP, and the bounds that eliminate their q(u)."""
 
-from gpext.variational.batch_checks import check_batch, check_dtype
+from gpext.variational.batch_checks import check_batch, check_columns, check_dtype
 from gpext.variational.collapsed_bound import CollapsedBound
 from gpext.variational.inducing_points import greedy_inducing_points, kmeans_inducing_points
 from gpext.variational.latent_variational_strategy import LatentVariationalStrategy, Rule
@@ -12,6 +12,7 @@ __all__ = [
     "Rule",
     "SiteVariationalStrategy",
     "check_batch",
+    "check_columns",
     "check_dtype",
     "greedy_inducing_points",
     "kmeans_inducing_points",

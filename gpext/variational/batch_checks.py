@@ -37,6 +37,14 @@ def check_dtype(x: Tensor, parameters: Tensor) -> None:
         )
 
 
+def check_columns(x: Tensor, known: Tensor) -> None:
+    """Raise ValueError unless the inputs (..., d) have as many columns as those the model has."""
+    if x.shape[-1:] != known.shape[-1:]:
+        raise ValueError(
+            f"expected inputs of {known.size(-1)} columns, (..., N, {known.size(-1)}); got {tuple(x.shape)}."
+        )
+
+
 def require_term(likelihood: LatentLikelihood, bound: LikelihoodTerm | None) -> LikelihoodTerm:
     """Return whose sites to take.
 

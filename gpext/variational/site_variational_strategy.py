@@ -35,7 +35,7 @@ from gpext.inference import (
 from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
-from gpext.variational.batch_checks import check_batch, check_dtype, require_term
+from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, require_term
 from gpext.variational.bound_gradients import backpropagate, gradients_apart
 from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
 
@@ -211,6 +211,8 @@ class SiteVariationalStrategy(VariationalStrategy):
             require_augmentation(likelihood)
         size = check_batch(x, likelihood.datum_shape(y), num_data)
         check_dtype(x, self.inducing_points)
+        check_columns(x, self.inducing_points)
+        likelihood.check(y)
         num_data = num_data or size
         scale = (num_data if share is None else share) / size
         with torch.set_grad_enabled(gradient is not None):

@@ -241,6 +241,7 @@ ERRORS = {
     "num_data": (batch_of(num_data=N - 1), ValueError, rf"num_data \({N - 1}\) is smaller than the batch \({N}\)"),
     "num_data 0": (batch_of(num_data=0), ValueError, "num_data"),
     "shapes": (batch_of(y=torch.zeros(N - 1).double()), ValueError, r"got \(30, 2\) and \(29,\)"),
+    "columns": (batch_of(x=torch.zeros(N, 3).double()), ValueError, "expected inputs of 2 columns"),
     "vector": (batch_of(x=torch.zeros(N).double()), ValueError, "expected inputs"),
     "stock": (
         batch_of(likelihood=gpytorch.likelihoods.GaussianLikelihood()),
@@ -254,6 +255,16 @@ ERRORS = {
 @pytest.mark.parametrize(("given", "error", "message"), ERRORS.values(), ids=ERRORS.keys())
 def test_errors_leave_everything_as_it_was(given, error, message, gradient):
     model = randomise(SparseGP(inputs(M, 2)))
+    refuse(model, given, error, message, gradient)
+
+
+@pytest.mark.parametrize("name", ["nan target", "labels", "half", "columns"])
+def test_errors_leave_a_model_that_was_never_called_as_it_was(name):
+    given, error, message = ERRORS[name]
+    refuse(SparseGP(inputs(M, 2)), given, error, message, None)
+
+
+def refuse(model, given, error, message, gradient):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(error, match=message):
         model.base.update(**given, gradient=gradient)
