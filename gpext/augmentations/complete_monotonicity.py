@@ -49,6 +49,11 @@ def check_completely_monotone(log_phi: Callable[[Tensor], Tensor]) -> None:
         derivative = torch.exp(log_phi(r) - torch.where(usable, base, torch.zeros_like(base))).double()
         scaled = []
         for order in range(1, _ORDERS + 1):
+            if not derivative.requires_grad:
+                raise ValueError(
+                    "phi must depend on r by torch functions that autograd can follow; its derivative in r was not to "
+                    "be had (a constant phi, numpy, or detach() inside)."
+                )
             (derivative,) = torch.autograd.grad(
                 derivative.sum(), r, create_graph=order < _ORDERS, materialize_grads=True
             )

@@ -20,7 +20,7 @@ from torch import Tensor
 from gpext.inference.fixed_point import climb, conclude
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
-from gpext.inference.result import InferenceResult
+from gpext.inference.result import InferenceResult, check_options
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.sites import GaussianSites
 
@@ -64,6 +64,9 @@ class CAVI:
     max_steps: int = 1000
     tolerance: float = 1e-8
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_options(self.jitter, self.max_steps, self.tolerance)
 
     def infer(
         self,

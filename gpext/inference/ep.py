@@ -24,7 +24,7 @@ from torch import Tensor
 from gpext.inference.ep_stages import Search
 from gpext.inference.matching import Match
 from gpext.inference.problem import Problem
-from gpext.inference.result import InferenceResult
+from gpext.inference.result import InferenceResult, check_options
 from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
 
@@ -62,6 +62,7 @@ class EP:
     schedule: Literal["parallel", "sequential", "double_loop"] = "parallel"
 
     def __post_init__(self) -> None:
+        check_options(self.jitter, self.max_steps, self.tolerance)
         for name in ("power", "damping"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")

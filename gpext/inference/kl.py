@@ -19,7 +19,7 @@ from gpext.bounds import Bound, Quadrature
 from gpext.inference.fixed_point import Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
-from gpext.inference.result import InferenceResult, Status
+from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.inference.scalar import solve_scalar
 from gpext.inference.sequential import sweep_sequentially
 from gpext.inference.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
@@ -69,6 +69,9 @@ class KL:
             raise TypeError(
                 f"bound must be an instance of one of gpext.bounds, such as Quadrature(); got {self.bound!r}."
             )
+        if self.schedule not in ("auto", "parallel", "sequential"):
+            raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
+        check_options(self.jitter, self.max_steps, self.tolerance)
 
     def infer(
         self,
@@ -89,10 +92,8 @@ class KL:
 
         Raises:
             TypeError: the bound does not apply to the likelihood, or half precision.
-            ValueError: bad targets, shapes that do not fit, a prior that is not finite, or an unknown schedule.
+            ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
-        if self.schedule not in ("auto", "parallel", "sequential"):
-            raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
         problem = Problem.of(prior, likelihood, targets, self.jitter)
         if self.schedule == "sequential" and problem.mean.dim() > 1:
             raise ValueError(

@@ -24,7 +24,7 @@ from torch import Tensor
 from gpext.bounds import conditional_log_prob
 from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
 from gpext.inference.problem import Problem
-from gpext.inference.result import InferenceResult, Status
+from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import JointSites
 
@@ -55,6 +55,9 @@ class Laplace:
     max_steps: int = 200
     tolerance: float = 1e-7
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_options(self.jitter, self.max_steps, self.tolerance)
 
     def infer(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +26,13 @@ class Status(Enum):
     STALLED = "no step raises the objective any more: it is as good as its rounding allows; loosen the tolerance"
     NOT_POSITIVE_DEFINITE = "the posterior covariance is not positive definite; raise jitter or check the kernel"
     NOT_FINITE = "a value overflowed or became NaN; rescale the targets or work in float64"
+
+
+def check_options(jitter: float, max_steps: int = 0, tolerance: float = 0.0) -> None:
+    """Raise ValueError if an option of a rule is negative or not finite."""
+    for name, value in (("jitter", jitter), ("max_steps", max_steps), ("tolerance", tolerance)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be finite and not negative; got {value!r}.")
 
 
 class InferenceWarning(UserWarning):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpext.inference.expansion import Sites, expand, require_curvature
 from gpext.inference.problem import Problem
-from gpext.inference.result import InferenceResult, Status
+from gpext.inference.result import InferenceResult, Status, check_options
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Taylor:
 
     expansion_point: Callable[[Tensor], Tensor] | None = None
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_options(self.jitter)
 
     def infer(
         self,

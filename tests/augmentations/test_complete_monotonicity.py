@@ -135,3 +135,9 @@ def test_parameters_inside_phi_are_learned_through_the_bound():
     above = total().item()
     parameter.data.fill_(start - 1e-4)
     assert math.isclose(gradient.item(), (above - total().item()) / 2e-4, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("phi", [torch.ones_like, lambda r: torch.exp(-r.detach())], ids=["constant", "detached"])
+def test_phi_without_a_derivative_is_refused(phi):
+    with pytest.raises(ValueError, match="phi must depend on r by torch functions"):
+        check_completely_monotone(lambda r: phi(r).log())

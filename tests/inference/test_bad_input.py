@@ -6,7 +6,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 import gpext
-from gpext.inference import EP, KL, Laplace
+from gpext.inference import CAVI, EP, KL, Laplace, Taylor
 from gpext.likelihoods import (
     MultinomialLogitLikelihood,
     OrdinalLogitLikelihood,
@@ -80,3 +80,15 @@ def test_test_inputs_of_other_columns():
     model = Model(torch.rand(N, 2), torch.zeros(N), StudentTLikelihood()).eval()
     with pytest.raises(ValueError, match=r"expected inputs of 2 columns, \(..., N, 2\); got \(3, 1\)"):
         model(torch.zeros(3))
+
+
+@pytest.mark.parametrize("rule", [CAVI, EP, KL, Laplace, Taylor])
+@pytest.mark.parametrize("option", [{"jitter": -1e-6}, {"max_steps": -1}, {"tolerance": float("nan")}])
+def test_options(rule, option):
+    (name,) = option
+    if rule is Taylor and name != "jitter":
+        return
+    with pytest.raises(ValueError, match=f"{name} must be finite and not negative"):
+        rule(**option)
+    with pytest.raises(ValueError, match="schedule must be"):
+        KL(schedule="both")
