@@ -17,6 +17,8 @@ from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.square_root import SquareRoot
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 
+_KNOWN = 1e-30  # for a variance of zero, as a part of the largest
+
 
 @dataclass(frozen=True)
 class DensePrior:
@@ -34,6 +36,10 @@ class DensePrior:
             covariance = 0.5 * (covariance + covariance.mT)  # rounding may have made it unsymmetric
         if jitter:
             covariance = covariance + jitter * torch.eye(mean.size(-1), dtype=torch.float64, device=covariance.device)
+        variance = covariance.detach().diagonal(dim1=-2, dim2=-1)
+        if bool((variance == 0).any()):  # what a prior knows has no precision; this little is the same to rounding
+            little = _KNOWN * torch.where(variance.amax() > 0, variance.amax(), 1)
+            covariance = covariance + torch.where(variance == 0, little, 0).diag_embed()
         return cls(mean.double(), covariance)
 
     @property

@@ -112,8 +112,10 @@ def _by_trapezoid(chunk: tuple[Tensor, ...], num_nodes: int, power: float) -> tu
     with torch.no_grad():
         weights = exponent.softmax(0)
         left = (weights * rest).sum(0)  # E[1 - rho]
-        mean = d * (weights * (k * rest)).sum(0)
-        swing = left - rest  # rho - E[rho]
+        rho = k * rest
+        shrunk = (weights * rho).sum(0)
+        mean = d * shrunk
+        swing = torch.where(k < 1, rho - shrunk, left - rest)  # rho - E[rho], without cancellation
         weighted = weights * swing
         second = (weighted * swing).sum(0)
         weighted = weighted * swing
