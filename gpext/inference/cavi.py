@@ -17,6 +17,7 @@ from typing import Any
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from gpext.bounds import num_latents
 from gpext.inference.fixed_point import climb, conclude
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
@@ -32,11 +33,13 @@ def require_augmentation(likelihood: Any) -> AugmentedLikelihood:
         TypeError: naming what serves the likelihood instead.
     """
     if not isinstance(likelihood, AugmentedLikelihood):
+        bends = num_latents(likelihood) is None or hasattr(likelihood, "curvature")
+        others = ["KL()", *["EP()"] * (num_latents(likelihood) is None), *["Laplace()"] * bends]
         raise TypeError(
             f"CAVI and Gibbs sampling need a likelihood with a scale-mixture augmentation (a gpext SuperGaussian, "
             f"StudentT, Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomialLogit likelihood); got "
-            f"{type(likelihood).__module__}.{type(likelihood).__qualname__}. On the full data gpext.inference.KL() and "
-            "Laplace() serve it; with inducing points it can be trained with gpytorch.mlls.VariationalELBO."
+            f"{type(likelihood).__module__}.{type(likelihood).__qualname__}. On the full data gpext.inference offers "
+            f"{', '.join(others)}; with inducing points it can be trained with gpytorch.mlls.VariationalELBO."
         )
     return likelihood
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, num_latents
+from gpext.likelihoods import AugmentedLikelihood
 from gpext.likelihoods.curvature import BlockCurvature
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites, block_times
@@ -121,5 +122,5 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
     if not bool((bend.abs() > 1e-8 * slope.abs()).any()):  # beyond rounding
         raise TypeError(
             f"log p(y | f) of {type(likelihood).__qualname__} has no second derivative in f, so Laplace and Taylor do "
-            "not apply; gpext.inference.KL() does."
+            f"not apply; gpext.inference.{'CAVI(), ' * isinstance(likelihood, AugmentedLikelihood)}KL() and EP() do."
         )

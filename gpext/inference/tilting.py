@@ -50,7 +50,7 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
     if num_latents(likelihood) is not None:
         raise TypeError(
             f"EP takes one latent function per datum; {type(likelihood).__qualname__} has {likelihood.num_latents}. "
-            "Use gpext.inference.KL()."
+            f"Use gpext.inference.KL(){' or Laplace()' * hasattr(likelihood, 'curvature')}."
         )
     rate = power / widening
     if has_density_of(likelihood, *_GAUSSIAN):

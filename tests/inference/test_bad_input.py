@@ -8,6 +8,7 @@ from gpytorch.distributions import MultivariateNormal
 import gpext
 from gpext.inference import CAVI, EP, KL, Laplace, Taylor
 from gpext.likelihoods import (
+    LaplaceLikelihood,
     MultinomialLogitLikelihood,
     OrdinalLogitLikelihood,
     OrdinalProbitLikelihood,
@@ -92,3 +93,25 @@ def test_options(rule, option):
         rule(**option)
     with pytest.raises(ValueError, match="schedule must be"):
         KL(schedule="both")
+
+
+@pytest.mark.parametrize(
+    ("rule", "likelihood", "others"),
+    [
+        (CAVI(), PoissonLikelihood(), ["KL()", "EP()", "Laplace()"]),
+        (CAVI(), StickBreakingLikelihood(3), ["KL()"]),
+        (EP(), MultinomialLogitLikelihood(2), ["KL()", "Laplace()"]),
+        (Laplace(), LaplaceLikelihood(), ["CAVI()", "KL()", "EP()"]),
+        (Laplace(), gpytorch.likelihoods.LaplaceLikelihood(), ["KL()", "EP()"]),
+    ],
+)
+def test_a_rule_that_does_not_apply_names_those_that_do(rule, likelihood, others):
+    y = torch.zeros(N, dtype=F64)
+    with pytest.raises(TypeError, match=r"gpext\.inference") as error:
+        rule.infer(prior(getattr(likelihood, "num_latents", None)), likelihood.double(), y)
+    said = str(error.value).split("gpext.inference")[-1]
+    assert [name for name in ("CAVI()", "KL()", "EP()", "Laplace()") if name in said] == others
+    for name in others:
+        getattr(gpext.inference, name[:-2])().infer(
+            prior(getattr(likelihood, "num_latents", None)), likelihood.double(), y
+        )
