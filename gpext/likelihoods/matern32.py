@@ -48,6 +48,10 @@ class Matern32Likelihood(AdditiveNoiseLikelihood):
         value = torch.as_tensor(value, dtype=self.raw_noise.dtype, device=self.raw_noise.device)
         self.initialize(raw_noise=self.raw_noise_constraint.inverse_transform(value))
 
+    def expansion_point(self, targets: Tensor) -> Tensor:
+        """Return where Taylor expands: the target, the mode of p(y | f), where its curvature is positive."""
+        return targets
+
     def _augmentation(self, targets: Tensor) -> Augmentation:
         noise = self.noise
         zero = torch.zeros_like(noise)

@@ -24,6 +24,10 @@ class StudentTLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.StudentTL
     undefined for nu <= 1.
     """
 
+    def expansion_point(self, targets: Tensor) -> Tensor:
+        """Return where Taylor expands: the target, the mode of p(y | f), where its curvature is positive."""
+        return targets
+
     def _augmentation(self, targets: Tensor) -> Augmentation:
         nu, noise = self.deg_free, self.noise
         log_constant = (
