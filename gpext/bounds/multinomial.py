@@ -38,9 +38,11 @@ class MultinomialBound(Bound):
             variance: (..., K, N).
 
         Raises:
-            ValueError: labels outside 0..K-1, or counts that are not nonnegative integers.
+            ValueError: means of no classes, labels outside 0..K-1, or counts that are not nonnegative integers.
         """
         mean, variance = torch.broadcast_tensors(mean, variance)
+        if mean.dim() < 2:
+            raise ValueError(f"expected means and variances (..., K, N) of K classes; got {tuple(mean.shape)}.")
         return _terms(targets, mean).log_prob(mean, self.expected_log_sum_exp(mean, variance))
 
 

@@ -94,3 +94,9 @@ def test_distant_means_neither_overflow_nor_lose_the_maximum(dtype):
     bound = ProductOfSigmoids().expected_log_sum_exp(mean, variance)
     assert bound.dtype == dtype
     torch.testing.assert_close(bound, mean.amax(0), rtol=1e-6, atol=1.4)  # 2 log 2 at a tie of two
+
+
+def test_marginals_without_classes_are_refused():
+    for bound in (LogSumExp(), ProductOfSigmoids()):
+        with pytest.raises(ValueError, match=r"\(\.\.\., K, N\) of K classes; got \(2,\)"):
+            bound(torch.zeros(2), torch.zeros(2), torch.ones(2))

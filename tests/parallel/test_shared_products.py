@@ -10,7 +10,7 @@ import torch
 from gpext.files import save
 from gpext.kernels import keops
 from gpext.mlls import UnbiasedMarginalLogLikelihood
-from gpext.operators import UnbiasedSolver, tiles
+from gpext.operators import UnbiasedSolver, compiled_tiles, tiles
 from gpext.optim import SGLD
 from gpext.parallel import Ranks
 from gpext.samplers import SGLDSampler, chains
@@ -122,6 +122,7 @@ def _solve(rank, fault, where):
         return product(*args)
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad(), gpytorch.settings.max_cholesky_size(10):
+        patch.setattr(compiled_tiles, "serves", lambda factors: False)
         patch.setattr(tiles, "product", disturbed)
         K = mll.model.covar_module(x).evaluate_kernel()
         if where == "product":
