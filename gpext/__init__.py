@@ -9,8 +9,12 @@ Two chains share their linear algebra:
 `inference` finds the sites, `posteriors` condition the prior on them; `variational`, `models` and `mlls` are the
 gpytorch shells around that, `fit` trains, and `fit_grid` trains at each of several values of one hyperparameter.
 `operators`, `kernels.keops` and `solvers` do with large matrices what can be done without storing them; `samplers` draw
-latent values and hyperparameters.
+latent values and hyperparameters; `parallel` has several processes work on one problem, `ppl` is for Pyro programs, and
+`plots` draws.
 """
+
+import importlib
+from types import ModuleType
 
 from gpext import (
     augmentations,
@@ -23,6 +27,7 @@ from gpext import (
     models,
     operators,
     optim,
+    parallel,
     posteriors,
     quadrature,
     samplers,
@@ -50,10 +55,20 @@ __all__ = [
     "models",
     "operators",
     "optim",
+    "parallel",
+    "plots",
     "posteriors",
+    "ppl",
     "quadrature",
     "samplers",
     "sites",
     "solvers",
     "variational",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import `ppl` and `plots` when they are first named: Pyro and matplotlib take their time."""
+    if name in ("plots", "ppl"):
+        return importlib.import_module(f"gpext.{name}")
+    raise AttributeError(f"module 'gpext' has no attribute {name!r}")

@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+import gpext
+
 PACKAGE = Path(__file__).parent.parent / "gpext"
 ROOMS = [
     "_version",
@@ -41,6 +43,12 @@ def misplaced(room, source):
 def test_imports_go_upwards(path):
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert misplaced(room, path.read_text()) == []
+
+
+def test_every_public_name_is_there():
+    assert all(hasattr(gpext, name) for name in gpext.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        gpext.nothing  # noqa: B018
 
 
 def test_a_downward_import_is_found():

@@ -175,7 +175,7 @@ class KernelOperator(LinearOperator):
         """Return the factors of every matrix of a batch."""
 
         def each(t: Tensor) -> Tensor:
-            return t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
+            return t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:])
 
         found: list[list[Factor]] = [[] for _ in range(math.prod(batch))]
         for factor in self.factors:

@@ -4,8 +4,7 @@
     observe("y", likelihood, f, targets)            p(y | f)
 
 A program of these two and of anything else Pyro has is sampled by `pyro.infer.NUTS`, the reference, by `GibbsKernel`,
-which draws f in closed form, or by `SGLDKernel`, Langevin steps. `gpext` itself does not import this package: `from
-gpext import ppl`.
+which draws f in closed form, or by `SGLDKernel`, Langevin steps. `gpext` imports this package when it is first named.
 """
 
 from gpext.ppl.draws import PosteriorDraws, sample_posterior

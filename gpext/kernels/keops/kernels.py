@@ -51,7 +51,7 @@ class LazyKernel(gpytorch.kernels.Kernel):
         """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless the backend or `diag` say no.
 
         Raises:
-            ValueError: lazy, and an input is not finite.
+            ValueError: lazy, and an input is not finite, on any of the ranks that share products.
         """
         small = max(x1.size(-2), x2.size(-2)) <= gpytorch.settings.max_cholesky_size.value()
         stored = self.backend == "dense" or (small and self.backend == "auto")
@@ -60,8 +60,12 @@ class LazyKernel(gpytorch.kernels.Kernel):
         profile, own = self._profile()
         square = _is_same(x1, x2)
         given = (x1,) if square else (x1, x2)
-        for x in given:
-            check_finite("inputs", x)
+
+        def check() -> None:
+            for x in given:
+                check_finite("inputs", x)
+
+        (Ranks.alone() if self.ranks is None else self.ranks).together(check)
         inputs = [self._features(x) for x in given]
         one = x1.new_ones(1, 1)
         return KernelOperator(
