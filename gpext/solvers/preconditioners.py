@@ -22,6 +22,7 @@ _BLOCK = 50
 _ENTRY = 60.0  # what an entry of K costs, in floating-point operations of a product of matrices; half by symmetry
 _WIDTH = 256  # of a block of columns of a Gram matrix
 _ROOM = 512  # columns that L has room for at first; twice as many whenever they are full
+_PASS = 130.0  # what an entry of L costs a step, likewise: it is read twice, for a few right-hand sides
 _PATIENCE = 3  # blocks in a row that seem not to pay: what a single one takes from the trace says little
 _MOST_NUMBERS = 2**27  # of L: a gigabyte in float64
 _ROUNDING = 1e-12  # of the trace: what is left is rounding
@@ -177,7 +178,8 @@ def _pays(trace: list[float], block: int, rank: int, n: int, noise: float, toler
     """Return whether another block saves more products than it costs.
 
     The eigenvalues that follow are about what a column of the last block took from the trace, and fall by the next
-    block as they did by this one; conjugate gradients take sqrt(1 + lambda / noise) log(2 / tolerance) / 2 steps.
+    block as they did by this one; conjugate gradients take sqrt(1 + lambda / noise) log(2 / tolerance) / 2 steps, each
+    with a product and an application of P.
     """
     if len(trace) < 3:
         return True
@@ -188,10 +190,10 @@ def _pays(trace: list[float], block: int, rank: int, n: int, noise: float, toler
     def steps(eigenvalue: float) -> float:
         return 0.5 * math.sqrt(1 + eigenvalue / noise) * math.log(2 / tolerance)
 
-    saved = steps(last) - steps(last * min(last / before, 1.0))
-    product = 0.5 * _ENTRY * n * n
-    cost = _ENTRY * n * block + 2.0 * n * rank * block + n * block * block
-    return saved * product > cost
+    after = steps(last * min(last / before, 1.0))
+    step = 0.5 * _ENTRY * n * n + _PASS * n * rank
+    cost = _ENTRY * n * block + 3.0 * n * rank * block + n * block * block + after * _PASS * n * block
+    return (steps(last) - after) * step > cost
 
 
 def nystrom(
