@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -214,12 +215,15 @@ void multiply_tile(const Factor<T>* factors, int64_t number, int64_t n, int64_t 
         const T *right = v + columns * size, *left = v + rows * size + i;
         T *own = out + rows * size + i, *sum = sums.data();
         int64_t c = 0;
-        for (; c + 2 <= R; c += 2)
-            apply<T, 2, MIRRORED>(K, right + c * COLUMNS<T>, left + c * COLUMNS<T>, own + c * COLUMNS<T>,
-                                  sum + c * COLUMNS<T>);
-        if (c < R)
-            apply<T, 1, MIRRORED>(K, right + c * COLUMNS<T>, left + c * COLUMNS<T>, own + c * COLUMNS<T>,
-                                  sum + c * COLUMNS<T>);
+        const auto apply_by = [&](auto number_at_a_time) {
+            constexpr int C = number_at_a_time;
+            for (; c + C <= R; c += C)
+                apply<T, C, MIRRORED>(K, right + c * COLUMNS<T>, left + c * COLUMNS<T>, own + c * COLUMNS<T>,
+                                      sum + c * COLUMNS<T>);
+        };
+        apply_by(std::integral_constant<int, 4>{});
+        apply_by(std::integral_constant<int, 2>{});
+        apply_by(std::integral_constant<int, 1>{});
     }
     if constexpr (MIRRORED) add(sums, out + columns * size);
 }
