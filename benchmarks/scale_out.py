@@ -30,6 +30,7 @@ from torch import Tensor
 
 import gpext
 from benchmarks.ledger import Ledger, Row
+from benchmarks.tables import table
 from gpext.kernels import keops
 from gpext.parallel import Ranks
 
@@ -158,19 +159,23 @@ def measure(task: str, options: argparse.Namespace) -> Row:
 
 def report(ledger: Ledger) -> str:
     """Return the table."""
+    head = ["task", "ranks", "ms a step", "throughput over one", "ms of CPU", "by CPU", "numbers a step"]
     lines = [
-        "| task | ranks | ms a step | throughput over one | ms of CPU | by CPU | numbers a step | communication, ms |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        [
+            key,
+            size,
+            f"{1e3 * seen['seconds']:.1f}",
+            f"{seen['throughput by seconds']:.2f}",
+            f"{1e3 * seen['cpu']:.1f}",
+            f"{seen['throughput by cpu']:.2f}",
+            f"{seen['numbers']:.0f}",
+            f"{1e3 * seen['communication']:.2f}",
+        ]
+        for key, row in ledger.rows.items()
+        for size, seen in row.items()
+        if size != "key"
     ]
-    for key, row in ledger.rows.items():
-        for size, seen in row.items():
-            if size != "key":
-                lines.append(
-                    f"| {key} | {size} | {1e3 * seen['seconds']:.1f} | {seen['throughput by seconds']:.2f} | "
-                    f"{1e3 * seen['cpu']:.1f} | {seen['throughput by cpu']:.2f} | "
-                    f"{seen['numbers']:.0f} | {1e3 * seen['communication']:.2f} |"
-                )
-    return "\n".join(lines)
+    return table([*head, "communication, ms"], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

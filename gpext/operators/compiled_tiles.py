@@ -104,12 +104,15 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WH
     parts = shared_out(rows_of, share(range(packed.num_rows), part), packed.entries, u.device)
     value = torch.stack([own for own, _, _ in parts]).sum().to(u.dtype)
     by_x, by_y = (
-        [_derivative(f, torch.stack(each).sum(0)) for f, each in zip(factors, zip(*shares, strict=True), strict=True)]
+        [torch.stack(each).sum(0) for each in zip(*shares, strict=True)]
         for shares in ([own for _, own, _ in parts], [own for _, _, own in parts])
     )
-    of_rows = [t[: len(f.x)] for f, t in zip(factors, by_x, strict=True)]
-    of_columns = [None if f.y is None else t[: len(f.y)] for f, t in zip(factors, by_y, strict=True)]
-    return Derivatives(value, of_rows, of_columns, [None] * len(factors))
+    return Derivatives(
+        value,
+        [_derivative(f, sums, len(f.x)) for f, sums in zip(factors, by_x, strict=True)],
+        [None if f.y is None else _derivative(f, sums, len(f.y)) for f, sums in zip(factors, by_y, strict=True)],
+        [None] * len(factors),
+    )
 
 
 class _Packed:
@@ -155,10 +158,10 @@ def _spread(t: Tensor, n: int) -> Tensor:
     return t.mT.reshape(-1, t.size(-2))[:n]
 
 
-def _derivative(factor: Factor, sums: Tensor) -> Tensor:
-    """Return 2 c sum_j B_ij (x_i - y_j) for sums of differences in the program's units."""
+def _derivative(factor: Factor, sums: Tensor, n: int) -> Tensor:
+    """Return 2 c sum_j B_ij (x_i - y_j) (n, d) for sums of differences in the program's units."""
     c = FACTORS[factor.profile]
-    return _spread(sums, sums.size(0) * sums.size(-1)) * (2 * math.copysign(math.sqrt(abs(c)), c))
+    return _spread(sums, n) * (2 * math.copysign(math.sqrt(abs(c)), c))
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------

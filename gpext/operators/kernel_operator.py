@@ -102,8 +102,7 @@ class KernelOperator(LinearOperator):
             return self._stored @ rhs
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
         with torch.no_grad():
-            v = rhs.expand(*batch, *rhs.shape[-2:]).reshape(math.prod(batch), *rhs.shape[-2:])
-            pairs = list(zip(self._flat(batch), v, strict=True))
+            pairs = list(zip(self._flat(batch), _one_by_one(rhs, batch), strict=True))
             like = rhs.new_empty(*batch, self.size(-2), rhs.size(-1))
             (out,) = self.ranks.sum(
                 lambda: [torch.stack([self._route.product(*pair, self._part) for pair in pairs]).view(like.shape)],
@@ -145,8 +144,7 @@ class KernelOperator(LinearOperator):
     def _pass(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor, ...]:
         """Return the derivatives of u' K v in each tensor, for each matrix of the batch (..., *)."""
         batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
-        scale = self.outputscale.expand(*batch, 1, 1).reshape(-1, 1, 1)
-        left, right = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (left_vecs, right_vecs))
+        scale, left, right = (_one_by_one(t, batch) for t in (self.outputscale, left_vecs, right_vecs))
 
         def of_this_rank() -> list[Tensor]:
             each: list[list[Tensor]] = []
@@ -173,14 +171,10 @@ class KernelOperator(LinearOperator):
 
     def _flat(self, batch: torch.Size) -> list[list[Factor]]:
         """Return the factors of every matrix of a batch."""
-
-        def each(t: Tensor) -> Tensor:
-            return t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:])
-
         found: list[list[Factor]] = [[] for _ in range(math.prod(batch))]
         for factor in self.factors:
-            x, y = each(factor.x), None if factor.y is None else each(factor.y)
-            alpha = None if factor.alpha is None else each(factor.alpha)
+            x, y = _one_by_one(factor.x, batch), None if factor.y is None else _one_by_one(factor.y, batch)
+            alpha = None if factor.alpha is None else _one_by_one(factor.alpha, batch)
             for b, factors in enumerate(found):
                 own = None if alpha is None else alpha[b].squeeze()
                 factors.append(Factor(factor.profile, x[b], None if y is None else y[b], own))
@@ -292,6 +286,11 @@ class _BilinearForm(torch.autograd.Function):
             (g * (ctx.operator.mT._matmul(left))).sum_to_size(right.shape) if by_right else None,
             *((g * t).sum_to_size(shape) for t, shape in zip(derivatives, ctx.shapes, strict=True)),
         )
+
+
+def _one_by_one(t: Tensor, batch: torch.Size) -> Tensor:
+    """Return the matrices (B, *, *) of a batch, one after another; not by -1, which says nothing where one is empty."""
+    return t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:])
 
 
 def _split(tensors: Any, profiles: tuple[str, ...], square: bool) -> list[Factor]:

@@ -59,10 +59,7 @@ class SGLDKernel(ProgramKernel):
         """Find a start; see the class for the errors."""
         params, _ = self._start(args, kwargs)
         self._sites = {name: params[name].detach().clone().requires_grad_() for name in sorted(params)}
-        generator = self.generator
-        if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        self._optimizer = SGLD(self._sites.values(), self.step_size, self.preconditioner, generator=generator)
+        self._optimizer = SGLD(self._sites.values(), self.step_size, self.preconditioner, generator=self.generator)
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the next state of the chain, in unconstrained space.

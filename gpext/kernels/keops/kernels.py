@@ -37,7 +37,7 @@ class LazyKernel(gpytorch.kernels.Kernel):
         if backend not in get_args(Backend):
             raise ValueError(f"expected a backend among {get_args(Backend)}; got {backend!r}.")
         self.backend = backend
-        self.ranks: Ranks | None = None  # see `share_products`
+        self.ranks = Ranks.alone()  # see `share_products`
 
     def _features(self, x: Tensor) -> Tensor:
         """Return what is compared, in units of the length scales (..., n, d)."""
@@ -65,7 +65,7 @@ class LazyKernel(gpytorch.kernels.Kernel):
             for x in given:
                 check_finite("inputs", x)
 
-        (Ranks.alone() if self.ranks is None else self.ranks).together(check)
+        self.ranks.together(check)
         inputs = [self._features(x) for x in given]
         one = x1.new_ones(1, 1)
         return KernelOperator(
@@ -148,8 +148,8 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
 
 def sharing_ranks(module: torch.nn.Module) -> Ranks:
     """Return who makes the products of a module's lazy kernels together; one rank for nobody else."""
-    shared = [m.ranks for m in module.modules() if isinstance(m, LazyKernel) and m.ranks is not None]
-    return next((ranks for ranks in shared if ranks.size > 1), Ranks.alone())
+    shared = (m.ranks for m in module.modules() if isinstance(m, LazyKernel) and m.ranks.size > 1)
+    return next(shared, Ranks.alone())
 
 
 def _product(*kernels: gpytorch.kernels.Kernel) -> ProductKernel:
