@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.ledger import Ledger, Row
+from benchmarks.ledger import Ledger, Row, measure_and_report
 from benchmarks.tables import table
 from gpext.kernels import keops
 
@@ -119,12 +119,12 @@ def in_turns(calls: Mapping[str, Callable[[], Tensor]], rounds: int) -> tuple[di
     return {name: statistics.median(values) for name, values in times.items()}, found
 
 
-def report(rows: Sequence[Mapping[str, Any]]) -> str:
+def report(ledger: Ledger) -> str:
     """A markdown table: milliseconds of the tiles, and the others' times over theirs."""
     head = ["kernel", "type", "d", "n", "columns", "threads", "flags", "K V, ms", "Gel/s", "KeOps", "stored"]
     head += ["and gradient, ms", "KeOps", "in one pass, ms", "KeOps"]
     lines = []
-    for row in rows:
+    for row in sorted(ledger.rows.values(), key=_order):
         product, derivatives = row["seconds"]["product"], row["seconds"]["derivatives"]
 
         def ratio(times: Mapping[str, float], name: str, ours: str = "tiles") -> str:
@@ -147,8 +147,12 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(head, lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is not in the file yet, and print the table."""
+def _order(row: Row) -> tuple[Any, ...]:
+    return row["flags"], row["dimension"], row["n"], row["columns"], row["profile"], row["dtype"], row["threads"]
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -162,32 +166,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=None)
-    args = parser.parse_args(arguments)
-    if args.quick:
-        args.num_data, args.dimension, args.columns, args.rounds = [700], [2], [1], 3
-    torch.set_num_threads(args.threads)
-    ledger = Ledger(args.output)
-    contestants = ["tiles", *args.contestants]
+    parser.add_argument("--report-only", action="store_true", help="run nothing; print the table of what is there")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.num_data, options.dimension, options.columns, options.rounds = [700], [2], [1], 3
+    return options
+
+
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Measure every combination that is not there yet."""
+    contestants = ["tiles", *options.contestants]
     flags = os.environ.get("CXXFLAGS", "")
-    cells = list(itertools.product(args.num_data, args.dimension, args.profiles, args.dtypes, args.columns))
-    rows = []
-    for n, dimension, profile, dtype, columns in tqdm(cells, disable=None):
-        rows.append(
-            ledger.get(
-                f"{profile} {dtype} d={dimension} n={n} columns={columns} threads={args.threads} "
-                f"{'+'.join(contestants)} {flags}",
-                lambda p=profile, t=dtype, n=n, d=dimension, c=columns: measure(
-                    p,
-                    getattr(torch, t),
-                    n=n,
-                    dimension=d,
-                    columns=c,
-                    contestants=contestants,
-                    rounds=args.rounds,
-                ),
-            )
+    cells = itertools.product(options.num_data, options.dimension, options.profiles, options.dtypes, options.columns)
+    for n, dimension, profile, dtype, columns in tqdm(list(cells), disable=None):
+        ledger.get(
+            f"{profile} {dtype} d={dimension} n={n} columns={columns} threads={options.threads} "
+            f"{'+'.join(contestants)} {flags}",
+            lambda p=profile, t=dtype, n=n, d=dimension, c=columns: measure(
+                p, getattr(torch, t), n=n, dimension=d, columns=c, contestants=contestants, rounds=options.rounds
+            ),
         )
-    print(f"{args.threads} threads; ratios are times over those of the tiles.\n\n{report(rows)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is not in the file yet, and print the table."""
+    measure_and_report(parse(arguments), run, report)
     return 0
 
 
