@@ -1,0 +1,169 @@
+"""A second device: a GPU, or without one the meta device, whose tensors have numbers here, kept by the CPU.
+
+Under :func:`accelerated` every operation of torch runs on the CPU, and is refused where CUDA would refuse it: tensors
+of two devices in one operation (numbers and indices of a tensor apart), a generator of the other device, `.numpy()`.
+So what passes has the numbers of the CPU to the last bit, and never mixes devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+IS_REAL = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if IS_REAL else torch.device("meta")
+_MAY_MIX = {  # a CPU index of a tensor, and copies between devices
+    "aten::index.Tensor",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_unsafe_index.Tensor",
+    "aten::_index_put_impl_",
+    "aten::copy_",
+    "aten::_copy_from",
+}
+_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+class There(torch.Tensor):
+    """A tensor on the accelerator."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+            requires_grad=False,
+        )
+
+    def __init__(self, held):
+        self.held = held
+
+    def __repr__(self):
+        return f"There({self.held!r})"
+
+    def __format__(self, spec):
+        return format(self.held, spec)
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        return _run(operation, args, kwargs or {})
+
+
+class _Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return _run(operation, args, kwargs or {})
+
+
+class _FromData(TorchFunctionMode):
+    """Numbers of Python go to the CPU first: straight to the meta device they would be lost."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if isinstance(args[0] if args else None, There):
+            if function is torch.Tensor.tolist:
+                return args[0].held.tolist()
+            if function is torch.Tensor.numpy:
+                raise TypeError("can't convert a tensor of the accelerator to numpy; use Tensor.cpu() first")
+        if function is torch.Tensor.new_tensor:
+            kwargs.setdefault("device", args[0].device)
+            kwargs.setdefault("dtype", args[0].dtype)
+            function, args = torch.tensor, args[1:]
+        if function not in _FROM_DATA or isinstance(args[0], torch.Tensor):
+            return function(*args, **kwargs)
+        device = kwargs.pop("device", None)
+        made = function(*args, **kwargs)
+        return made if device is None else made.to(device)
+
+
+def _run(operation, args, kwargs):
+    leaves = tree_flatten((args, kwargs))[0]
+    there = {id(leaf.held): leaf for leaf in leaves if isinstance(leaf, There)}
+    name = operation.name()
+    device = kwargs.get("device")
+    goes_there = device is not None and torch.device(device) == DEVICE
+    if not there and not goes_there:
+        if _is_there(kwargs.get("generator")):
+            raise RuntimeError(f"{name}: expected a generator of the CPU, got one of the accelerator")
+        return operation(*args, **kwargs)
+    here = [t for t in leaves if isinstance(t, torch.Tensor) and not isinstance(t, There) and t.dim()]
+    if there and here and not (name in _MAY_MIX and (isinstance(args[0], There) or "copy" in name)):
+        raise RuntimeError(
+            f"{name}: expected all tensors on one device; got shapes {[tuple(t.shape) for t in here]} on the CPU and "
+            f"{[tuple(t.shape) for t in there.values()]} on the accelerator"
+        )
+    returns_there = goes_there if device is not None else bool(there)
+    generator = kwargs.get("generator")
+    if generator is not None and returns_there != _is_there(generator):
+        raise RuntimeError(f"{name}: expected a generator of the device of its result")
+    if goes_there:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    if torch.Tag.inplace_view in operation.tags:  # of what wraps, too
+        with no_dispatch():
+            operation(*args, **kwargs)
+    args, kwargs = tree_map(lambda leaf: leaf.held if isinstance(leaf, There) else leaf, (args, kwargs))
+    result = operation(*args, **kwargs)
+    if name == "aten::copy_" and not isinstance(leaves[0], There):
+        return leaves[0]
+
+    def wrapped(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value._is_zerotensor():  # autograd's derivatives that are zero have no memory
+            value = torch.zeros(value.shape, dtype=value.dtype)
+        return there.get(id(value)) if id(value) in there else There(value)
+
+    return tree_map(wrapped, result) if returns_there else result
+
+
+class _IsGenerator(type(torch.Generator)):
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, torch._C.Generator)
+
+
+class Generator(torch._C.Generator, metaclass=_IsGenerator):
+    """torch.Generator, of either device."""
+
+    there: dict[int, Generator] = {}  # torch hands on another object of the same address
+
+    def __new__(cls, device="cpu"):
+        made = super().__new__(cls)
+        if torch.device(device) == DEVICE:
+            cls.there[made._cdata] = made
+        return made
+
+    @property
+    def device(self):
+        return DEVICE if _is_there(self) else torch.device("cpu")
+
+
+def _is_there(generator):
+    return generator is not None and generator._cdata in Generator.there
+
+
+@contextlib.contextmanager
+def accelerated():
+    """Have `DEVICE` compute: a GPU, or what stands in for one."""
+    if IS_REAL:
+        yield
+        return
+    with _FromData(), _Operations(), mock.patch.object(torch, "Generator", Generator):
+        yield
+
+
+def sent(value):
+    """Return a tensor, or a module with all of its tensors, there; a module is changed in place, as by `.cuda()`."""
+    if IS_REAL:
+        return value.to(DEVICE)
+    if isinstance(value, torch.nn.Module):
+        return value._apply(sent)
+    return value if isinstance(value, There) else There(value.detach().clone())

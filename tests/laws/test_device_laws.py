@@ -1,0 +1,290 @@
+"""On another device everything is there, with the numbers of the CPU: a GPU, or without one a simulated device."""
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.priors import LogNormalPrior
+
+import gpext
+from gpext import distributions, likelihoods
+from gpext.kernels import keops
+from gpext.operators import UnbiasedSolver
+from gpext.samplers import AugmentedSGLDSampler, GibbsSampler, MetropolisHastings, SGLDSampler
+from gpext.solvers import (
+    LowRankPreconditioner,
+    conjugate_gradients,
+    estimator_diagnostics,
+    lanczos_log_det,
+    nystrom,
+    partial_cholesky,
+    unbiased_cg,
+)
+from tests import accelerator
+from tests.accelerator import accelerated, sent
+from tests.latent_cases import CASES, PAIRS, RULES
+from tests.members import F64, MEMBERS
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::gpext.inference.DenseBlocksWarning", "ignore::gpext.inference.InferenceWarning"
+)
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-8}  # for a GPU's rounding; the simulated device has none of its own
+NEW = torch.linspace(0.1, 0.9, 3, dtype=F64).unsqueeze(-1)
+
+
+def inputs(n=12):
+    return torch.linspace(0, 1, n, dtype=F64).unsqueeze(-1)
+
+
+def targets(name, n=12):
+    x = inputs(n).squeeze(-1)
+    return {"binary": (x > 0.4).to(F64), "real": torch.sin(6 * x), "counts": (4 * x).round()}[name]
+
+
+def assert_there(found, expected=None):
+    """Every tensor is there, and has these numbers."""
+    assert found.device == accelerator.DEVICE
+    if expected is not None:
+        torch.testing.assert_close(found.cpu(), expected, equal_nan=True, **TOLERANCE)
+
+
+def priors(module):
+    """Give the parameters of a kernel or a likelihood what samplers ask for."""
+    for name in ("lengthscale", "outputscale", "noise"):
+        for owner in module.modules():
+            if f"raw_{name}" in owner._parameters:
+                owner.register_prior(f"{name}_prior", LogNormalPrior(-1.0, 1.0), name)
+    return module
+
+
+def moved(model):
+    """Send a model with its training data."""
+    x, y = model.train_inputs[0], model.train_targets
+    sent(model).set_train_data(sent(x), sent(y), strict=False)
+    return model
+
+
+class Latent(gpext.models.LatentGP):
+    def __init__(self, y, likelihood, inference=None):
+        super().__init__(inputs(len(y)), y, likelihood, inference)
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = priors(gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()))
+        priors(self.likelihood)
+        self.double()
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Exact(gpytorch.models.ExactGP):
+    def __init__(self, kernel):
+        super().__init__(inputs(), targets("real"), priors(gpytorch.likelihoods.GaussianLikelihood()))
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = priors(gpytorch.kernels.ScaleKernel(kernel))
+        self.double()
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Sparse(gpytorch.models.ApproximateGP):
+    def __init__(self):
+        super().__init__(gpext.variational.SiteVariationalStrategy(self, inputs(4).clone()))
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        self.double()
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@pytest.mark.parametrize(("name", "rule"), PAIRS)
+def test_inference_and_prediction(name, rule):
+    case = CASES[name]
+    likelihood, prior, y = case.problem(5)
+    p = MultivariateNormal(prior().mean.detach(), prior().covariance_matrix.detach())
+    expected = RULES[rule].infer(p, likelihood, y)
+    with accelerated():
+        there = sent(case.make())
+        found = RULES[rule].infer(MultivariateNormal(sent(p.mean), sent(p.covariance_matrix)), there, sent(y))
+        assert_there(found.log_evidence, expected.log_evidence)
+        assert_there(found.log_loo, expected.log_loo)
+        assert_there(found.posterior.mean, expected.posterior.mean)
+        assert_there(found.sites.shift, expected.sites.shift)
+        assert_there(
+            there.log_marginal(sent(y), found.posterior), likelihood.log_marginal(y, expected.posterior).detach()
+        )
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not name.startswith(("family", "stock"))])
+def test_predictive_distributions(name):
+    case = CASES[name]
+    likelihood, prior, y = case.problem(5)
+    p = MultivariateNormal(prior().mean.detach(), prior().covariance_matrix.detach())
+    expected = likelihood.marginal(p)
+    with accelerated():
+        found = sent(case.make()).marginal(MultivariateNormal(sent(p.mean), sent(p.covariance_matrix)))
+        assert_there(found.mean, expected.mean.detach())
+        assert_there(found.sample(torch.Size([2])))
+        assert_there(found.log_prob(sent(y)), expected.log_prob(y).detach())
+        half = torch.full(expected.batch_shape, 0.3, dtype=F64)
+        for method, at in (("cdf", y), ("icdf", half)):
+            try:
+                values = getattr(expected, method)(at)
+            except NotImplementedError:
+                continue
+            assert_there(getattr(found, method)(sent(at)), values.detach())
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+@pytest.mark.parametrize(
+    ("kind", "likelihood"),
+    [("real", likelihoods.StudentTLikelihood), ("binary", likelihoods.BernoulliLogitLikelihood)],
+)
+def test_training_by_the_augmented_bound(kind, likelihood, batch_size):
+    def trained(send):
+        model, own, x, y = send(Sparse()), send(likelihood().double()), send(inputs()), send(targets(kind))
+        mll = gpext.mlls.AugmentedELBO(own, model, num_data=len(y))
+        gpext.fit(mll, x, y, batch_size=batch_size, max_steps=4, progress=False)
+        with torch.no_grad():
+            return own.eval()(model.eval()(send(NEW))).mean
+
+    expected = trained(lambda value: value)
+    with accelerated():
+        assert_there(trained(sent), expected)
+
+
+def test_training_of_a_latent_gp():
+    def trained(model):
+        mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
+        gpext.fit(mll, model.train_inputs[0], model.train_targets, max_steps=3, progress=False)
+        return model.eval()
+
+    expected = trained(Latent(targets("counts"), likelihoods.PoissonLikelihood()))(NEW)
+    with accelerated():
+        found = trained(moved(Latent(targets("counts"), likelihoods.PoissonLikelihood())))(sent(NEW))
+        assert_there(found.mean.detach(), expected.mean.detach())
+        assert_there(found.variance.detach(), expected.variance.detach())
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_gibbs(name):
+    member = MEMBERS[name]
+    with accelerated():
+        K = torch.exp(-0.5 * (inputs(6) - inputs(6).mT).square() / 0.1)
+        prior = MultivariateNormal(sent(torch.zeros(6, dtype=F64)), sent(K))
+        sampler = GibbsSampler(prior, sent(member.make()), sent(member.targets(6)))
+        draws = sampler.run(2, num_chains=2, warmup=1, progress=False)
+        assert_there(draws.latent)
+        assert bool(draws.latent.isfinite().all())
+
+
+SAMPLERS = {"Gibbs": GibbsSampler, "SGLD": lambda model: AugmentedSGLDSampler(model, preconditioner=torch.eye(2))}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_hyperparameters_of_a_latent_gp(name):
+    with accelerated():
+        model = moved(Latent(targets("binary", 5), likelihoods.BernoulliLogitLikelihood()))
+        draws = SAMPLERS[name](model).run(2, num_chains=1, warmup=1, progress=False)
+        assert_there(draws.latent)
+        assert_there(draws.predict(sent(NEW)).mean)
+
+
+KERNELS = {
+    "rbf": keops.RBFKernel,
+    "matern": keops.MaternKernel,
+    "periodic": keops.PeriodicKernel,
+    "rq": keops.RQKernel,
+    "stock": gpytorch.kernels.RBFKernel,
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_lazy_kernels_and_unbiased_gradients(name):
+    """With as many probes as data and solves to the end the gradient is no estimate."""
+
+    def gradient(model):
+        solver = UnbiasedSolver(num_probes=12, tolerance=1e-10, generator=torch.Generator().manual_seed(0))
+        mll = gpext.mlls.UnbiasedMarginalLogLikelihood(model.likelihood, model, solver=solver)
+        mll(model(*model.train_inputs), model.train_targets).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    with gpytorch.settings.max_cholesky_size(1):
+        expected = gradient(Exact(KERNELS[name]()))
+        with accelerated():
+            assert_there(gradient(moved(Exact(KERNELS[name]()))), expected)
+
+
+def test_langevin_steps():
+    with accelerated():
+        model = moved(Exact(keops.RBFKernel()))
+        sampler = SGLDSampler(gpext.mlls.UnbiasedMarginalLogLikelihood(model.likelihood, model))
+        found = sampler.run(
+            num_samples=2, num_chains=1, warmup=1, step_size=1e-3, preconditioner=torch.eye(3), progress=False
+        )
+        assert_there(found.predict(sent(NEW)).mean)
+
+
+def test_metropolis_hastings():
+    with accelerated():
+        model = moved(Exact(gpytorch.kernels.RBFKernel()))
+        sampler = MetropolisHastings(gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model))
+        found = sampler.run(num_samples=2, num_chains=1, warmup=2, progress=False)
+        assert_there(found.predict(sent(NEW)).mean)
+
+
+def test_solvers():
+    x = inputs(20)
+    K = torch.exp(-(x - x.mT).square() / 0.02)
+
+    def found(send):
+        K_there, b = send(K), send(x)
+        noise = torch.full_like(b[:, 0], 0.1)
+
+        def product(v):
+            return K_there @ v + 0.1 * v
+
+        def seeded():
+            return torch.Generator().manual_seed(0)
+
+        L = partial_cholesky(lambda i: K_there[:, i], K_there.diagonal(), noise=0.1, generator=seeded())
+        P = LowRankPreconditioner.of(L, noise)
+        return [
+            conjugate_gradients(product, b, precondition=P).solution,
+            unbiased_cg(product, b, precondition=P, generator=seeded()).solution,
+            nystrom(lambda v: K_there @ v, 20, 5, like=K_there, generator=seeded()).square().sum(-1),
+            estimator_diagnostics(product, b).mean,
+            lanczos_log_det(product, 20, num_probes=2, num_steps=5, like=K_there, generator=seeded())[0],
+            P.whitened(product)(b),
+        ]
+
+    expected = found(lambda value: value)
+    with accelerated():
+        for ours, theirs in zip(found(sent), expected, strict=True):
+            assert_there(ours, theirs)
+
+
+def tensor(*values):
+    return sent(torch.tensor(values, dtype=F64))
+
+
+MIXING = {
+    "PolyaGamma": lambda: distributions.PolyaGamma(tensor(1.0, 2.5), tensor(0.0, 2.0)),
+    "InverseGaussian": lambda: distributions.InverseGaussian(tensor(1.0, 2.0), tensor(1.0, 2.0)),
+    "GIG": lambda: distributions.GeneralizedInverseGaussian(tensor(1.0, 2.0), tensor(1.0, 2.0), tensor(0.5, 1.0)),
+    "ScaleMixture": lambda: distributions.ScaleMixture(
+        lambda r: torch.exp(1 - torch.sqrt(1 + 4 * r)), tensor(0.0, 1.0, 30.0)
+    ),
+    "VonMises": lambda: distributions.VonMises(tensor(1.0, 2.0), tensor(1.0, 200.0)),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_distributions(name):
+    with accelerated():
+        made = MIXING[name]()
+        drawn = made.sample(torch.Size([4]), generator=torch.Generator(accelerator.DEVICE).manual_seed(0))
+        for values in (drawn, made.sample(), made.mean, made.variance, made.log_prob(drawn), made.cdf(drawn)):
+            assert_there(values)
+        assert_there(made.icdf(torch.full_like(made.mean, 0.4)))
