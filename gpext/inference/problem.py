@@ -56,12 +56,8 @@ class Problem:
         mean = prior.mean
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
-        check_targets(targets)
         check_parameters(likelihood)
-        if isinstance(likelihood, LatentLikelihood):
-            likelihood.check(targets)
-        if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
-            check_binary(targets)
+        check_support(likelihood, targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
             raise TypeError(
                 "gpytorch's SoftmaxLikelihood works on samples; use gpext.likelihoods.MultinomialLogitLikelihood("
@@ -182,6 +178,20 @@ class Problem:
             two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
+
+
+def check_support(likelihood: Any, targets: Tensor) -> None:
+    """Raise unless the targets are finite, in a dtype that the algebra works in, and can have come of the likelihood.
+
+    Raises:
+        TypeError: no tensor, or half precision.
+        ValueError: targets are not finite or outside the support.
+    """
+    check_targets(targets)
+    if isinstance(likelihood, LatentLikelihood):
+        likelihood.check(targets)
+    if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
+        check_binary(targets)
 
 
 def is_lost(divergence: Tensor, num_data: int) -> Tensor:

@@ -18,8 +18,9 @@ from torch.distributions import Distribution
 from torch.nn.functional import one_hot, pad
 
 from gpext.bounds import MultinomialTerms
+from gpext.distributions import CompoundMultinomial
 from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating
-from gpext.likelihoods.curvature import Curvature
+from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood, correlated_blocks
 from gpext.quadrature import (
     SecondOrder,
@@ -128,9 +129,14 @@ class MultinomialLogitLikelihood(JointLikelihood):
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, covariance) df (..., N): K - 1 integrals, over differences of latents.
 
+        Uncorrelated latents are a sum of one-dimensional integrals.
+
         Raises:
             TypeError, ValueError: as :meth:`JointLikelihood.joint_log_density`.
         """
+        variance = independent_variance(covariance)
+        if variance is not None:
+            return self.log_density(targets, mean, variance)
         self.check(targets)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
@@ -181,17 +187,20 @@ class MultinomialLogitLikelihood(JointLikelihood):
         return base_distributions.Multinomial(self.total_count, logits=logits)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
-        """Return the Categorical distribution of y at the marginals of function_dist, its probabilities to 1e-11.
+        """Return p(y): Categorical, its probabilities to 1e-11, or :class:`gpext.distributions.CompoundMultinomial`.
 
         Raises:
-            NotImplementedError: total_count is not 1.
+            NotImplementedError: the totals vary.
         """
-        if self.total_count != 1:
+        if self.total_count == 1:
+            return base_distributions.Categorical(probs=self.class_probs(function_dist))
+        if self.total_count is None:
             raise NotImplementedError(
-                "the predictive distribution of counts is no torch distribution: log_marginal(targets, function_dist) "
-                "has its log probabilities, class_probs(function_dist) its mean in one trial."
+                "with total_count=None p(y) is no single distribution: log_marginal(targets, function_dist) has its "
+                "log probabilities, class_probs(function_dist) its mean in one trial."
             )
-        return base_distributions.Categorical(probs=self.class_probs(function_dist))
+        of_any_total = MultinomialLogitLikelihood(self.num_classes, total_count=None)
+        return CompoundMultinomial(self.total_count, *self._blocks(function_dist), of_any_total.joint_log_density)
 
 
 def _one_number(total_count: Any) -> int:

@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from gpext.augmentations import Augmentation, SechRadial
 from gpext.bounds import SoftplusTerms
 from gpext.distributions import NegativeBinomial
-from gpext.likelihoods.checks import check_counts
+from gpext.likelihoods.checks import check_counts, floating_like
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -66,7 +66,7 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
     def _terms(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return r, y and the logarithm of the binomial coefficient."""
         r = self.total_count
-        y = targets.to(r.dtype) if not targets.is_floating_point() else targets
+        y = floating_like(targets, r)
         return r, y, torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:

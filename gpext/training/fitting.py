@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
 from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
-from gpext.mlls import AugmentedELBO
+from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.parallel import Ranks, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
@@ -89,7 +90,8 @@ def fit(
     ranks = Ranks() if ranks is None else ranks
 
     def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
-        found = _checked(mll, x, y, batch_size, hyperparameters, goes_on=state is not None or checkpoint is not None)
+        goes_on = state is not None or checkpoint is not None
+        found = _checked(mll, x, y, batch_size, max_steps, learning_rate, tolerance, hyperparameters, goes_on=goes_on)
         if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
@@ -97,12 +99,16 @@ def fit(
             )
         return found
 
-    strategy, bound, x, y = ranks.together(checked)
+    strategy, bound, x, y_of_sites = ranks.together(checked)
     num_data = share = x.size(-2) if x.dim() > 1 else len(x)
     if ranks.size > 1:
         num_data = _join(mll, ranks, share, f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
+    if strategy is not None and (ranks.size > 1 or not strategy.sees_its_batch(x)):
+        y = y_of_sites
+    else:
+        strategy = None
     with interrupts(ranks) as interrupted:
         run = Run(mll, max_steps, progress and ranks.rank == 0, callback, interrupted)
         try:
@@ -152,6 +158,9 @@ def _checked(
     x: Tensor,
     y: Tensor,
     batch_size: int | None,
+    max_steps: int | None,
+    learning_rate: float,
+    tolerance: float,
     hyperparameters: str,
     *,
     goes_on: bool,
@@ -161,8 +170,18 @@ def _checked(
     Raises:
         TypeError, ValueError: bad data or options, before anything changes.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be None or at least 1; got {batch_size}.")
+    for name, count in (("batch_size", batch_size), ("max_steps", max_steps)):
+        if count is not None and not (isinstance(count, int) and count >= 1):
+            raise ValueError(f"{name} must be None or a whole number, at least 1; got {count!r}.")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive and finite; got {learning_rate}.")
+    if math.isnan(tolerance):
+        raise ValueError("tolerance must be a number; got nan. A negative one never counts as converged.")
+    if batch_size is not None and isinstance(mll, ExactMarginalLogLikelihood | LatentMarginalLogLikelihood):
+        raise ValueError(
+            f"a {type(mll).__qualname__} takes all data at once: leave out the batch_size. Minibatches want an "
+            "ApproximateGP, with a gpext.variational.SiteVariationalStrategy say."
+        )
     if batch_size is None and goes_on:
         raise ValueError("state and checkpoint resume training by minibatches: give the batch_size as well.")
     if hyperparameters not in ("augmented", "exact"):

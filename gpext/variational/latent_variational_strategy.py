@@ -100,6 +100,8 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self, model: ApproximateGP, train_inputs: Tensor, rule: Rule, sparse_inputs: Tensor | None = None
     ) -> None:
         super().__init__(model, train_inputs, _Sites(train_inputs.size(-2), train_inputs), False)
+        # Data are no part of a state dict, as with ExactGP: one that is loaded keeps the inputs its targets belong to.
+        self.register_buffer("inducing_points", self.inducing_points, persistent=False)
         self.rule = rule
         self.sparse_inputs = None if sparse_inputs is None else torch.nn.Parameter(sparse_inputs.detach().clone())
         self._known = FactorCache()

@@ -16,8 +16,10 @@ A likelihood of D latent functions wants D independent q(u), a batch of them: it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -301,6 +303,34 @@ class SiteVariationalStrategy(VariationalStrategy):
         size = inducing_points.size(-2)
         cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
         return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
+
+    @torch.no_grad()
+    def sees_its_batch(self, x: Tensor) -> bool:
+        """Return whether the prior at Z, or at inputs x (..., N, d), changes where the two come together.
+
+        A prior does not: but BatchNorm, Dropout or ScaleToBounds in a feature extractor normalise a batch by itself in
+        train mode.
+        """
+        inducing_points = self.inducing_points
+        if inducing_points.shape[:-2] != x.shape[:-2]:
+            x, inducing_points = self._expand_inputs(x, inducing_points)
+        size = inducing_points.size(-2)
+        together = self.model.forward(torch.cat([inducing_points, x], dim=-2))
+        tolerance = math.sqrt(torch.finfo(x.dtype).eps)
+        for alone, offset in ((self.model.forward(inducing_points), 0), (self.model.forward(x), size)):
+            few = min(size, alone.event_shape[-1])
+            own, same = slice(few), slice(offset, offset + few)
+            mean, covariance = alone.mean[..., own], alone.lazy_covariance_matrix[..., own, own].to_dense()
+            by_mean = mean - together.mean[..., same]
+            by_covariance = covariance - together.lazy_covariance_matrix[..., same, same].to_dense()
+            for change, value in ((by_mean, mean), (by_covariance, covariance)):
+                if bool((change.abs() > tolerance * (1 + value.abs().max())).any()):
+                    return True
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out gpytorch's memos, whose graph cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "_memoize_cache"}
 
     def prior_key(self) -> list[Tensor]:
         """Return everything the prior over u depends on, to tell whether what was made of it still holds."""

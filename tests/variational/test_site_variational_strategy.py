@@ -490,3 +490,12 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(member):
     with pytest.raises(FloatingPointError, match="not finite"):
         model.base.update(x, y, member.likelihood)
     assert_same(natural(model), before, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_copies_after_a_call_with_gradients(mode):
+    model = SparseGP(inputs(M, 2))
+    x = inputs(5, 2, seed=1)
+    expected = getattr(model, mode)()(x).mean
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(x).mean, expected)
