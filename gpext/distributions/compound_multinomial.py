@@ -73,6 +73,8 @@ class CompoundMultinomial(Distribution):
         """Log probability (..., N) of counts (..., N, K)."""
         if self._validate_args:
             self._validate_sample(value)
+            if bool((value.sum(-1) != self.total_count).any()):  # torch takes fewer for counts, too
+                raise ValueError(f"the counts of each datum must sum to total_count={self.total_count}.")
         return self._log_density_of(value)
 
     def _log_density_of(self, counts: Tensor) -> Tensor:

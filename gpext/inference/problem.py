@@ -80,6 +80,7 @@ class Problem:
             among = "" if data == targets.shape else f", the targets of {data.numel()} data"
             raise ValueError(
                 f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}{among}."
+                f"{_remedy(targets, num_data)}"
             )
         structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
         known = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
@@ -192,6 +193,16 @@ def check_support(likelihood: Any, targets: Tensor) -> None:
         likelihood.check(targets)
     if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
         check_binary(targets)
+
+
+def _remedy(targets: Tensor, num_data: int) -> str:
+    """Return how to make targets (N,) of a column of them, or of one-hot rows, if that is what they are."""
+    if targets.dim() != 2 or len(targets) != num_data:
+        return ""
+    if targets.size(-1) == 1:
+        return " Take targets.squeeze(-1)."
+    one_hot = ((targets == 0) | (targets == 1)).all() and (targets.sum(-1) == 1).all()
+    return " The classes of one-hot rows are targets.argmax(-1)." if bool(one_hot) else ""
 
 
 def is_lost(divergence: Tensor, num_data: int) -> Tensor:

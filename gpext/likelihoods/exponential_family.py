@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.distributions import CompoundJointDistribution
-from gpext.likelihoods.checks import floating_like
+from gpext.likelihoods.checks import floating_like, whole_number
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
 from gpext.likelihoods.joint import JointLikelihood
 
@@ -67,8 +67,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         conditional: Callable[[Tensor], Distribution] | None = None,
     ) -> None:
         super().__init__()
-        if num_latents < 1:
-            raise ValueError(f"num_latents must be at least 1; got {num_latents}.")
+        num_latents = whole_number("num_latents", num_latents, 1)
         if dispersion is not None and not dispersion > 0:
             raise ValueError(f"dispersion must be positive; got {dispersion}.")
         self.num_latents, self.num_targets = num_latents, num_targets

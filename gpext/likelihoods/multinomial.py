@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot, pad
 
 from gpext.bounds import MultinomialTerms
 from gpext.distributions import CompoundMultinomial
-from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating_like
+from gpext.likelihoods.checks import check_classes, check_counts, floating_like, whole_number
 from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood, correlated_blocks
 from gpext.quadrature import (
@@ -48,7 +48,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
 
     def __init__(self, num_classes: int, total_count: int | None = 1) -> None:
         super().__init__()
-        check_num_classes(num_classes)
+        num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = self.num_latents = num_classes
         self.total_count = None if total_count is None else _one_number(total_count)
         if self.total_count is not None and self.total_count < 1:

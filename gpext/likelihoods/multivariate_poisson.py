@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.distributions import CompoundJointDistribution, Poisson
-from gpext.likelihoods.checks import check_counts
+from gpext.likelihoods.checks import check_counts, whole_number
 from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood
@@ -33,9 +33,7 @@ class MultivariatePoissonLikelihood(JointLikelihood):
 
     def __init__(self, num_outputs: int) -> None:
         super().__init__()
-        if num_outputs < 1:
-            raise ValueError(f"num_outputs must be at least 1; got {num_outputs}.")
-        self.num_latents = num_outputs
+        self.num_latents = whole_number("num_outputs", num_outputs, 1)
         self._each = PoissonLikelihood()
 
     def _check_support(self, targets: Tensor) -> None:

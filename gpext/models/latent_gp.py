@@ -71,7 +71,7 @@ class LatentGP(ApproximateGP):
             raise TypeError(f"expected a likelihood of gpext or gpytorch; got {likelihood!r}.")
         _check(train_inputs, train_targets, likelihood)
         if inference is not None:
-            _check_rule(inference)
+            check_rule(inference)
         if inducing_inputs is not None:
             inducing_inputs = _columns("inducing_inputs", inducing_inputs)
             check_finite("inducing_inputs", inducing_inputs)
@@ -103,7 +103,7 @@ class LatentGP(ApproximateGP):
 
     @inference.setter
     def inference(self, rule: Rule) -> None:
-        _check_rule(rule)
+        check_rule(rule)
         self.variational_strategy.set_rule(rule)
 
     @property
@@ -189,7 +189,8 @@ def _columns(name: str, x: Any) -> Tensor:
     return x.unsqueeze(-1) if x.dim() == 1 else x
 
 
-def _check_rule(rule: Any) -> None:
+def check_rule(rule: Any) -> None:
+    """Raise TypeError unless it is an instance of a rule."""
     if isinstance(rule, type) or not hasattr(rule, "infer"):
         raise TypeError(f"inference must be an instance of a rule of gpext.inference, such as KL(); got {rule!r}.")
 

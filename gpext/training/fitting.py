@@ -15,6 +15,7 @@ from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
+from gpext.models import LatentGP
 from gpext.parallel import Ranks, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
@@ -170,6 +171,11 @@ def _checked(
     Raises:
         TypeError, ValueError: bad data or options, before anything changes.
     """
+    if not isinstance(mll, MarginalLogLikelihood):
+        raise TypeError(
+            "expected an objective of gpytorch or of gpext.mlls, such as AugmentedELBO(likelihood, model, num_data); "
+            f"got {type(mll).__qualname__}."
+        )
     for name, count in (("batch_size", batch_size), ("max_steps", max_steps)):
         if count is not None and not (isinstance(count, int) and count >= 1):
             raise ValueError(f"{name} must be None or a whole number, at least 1; got {count!r}.")
@@ -186,6 +192,11 @@ def _checked(
         raise ValueError("state and checkpoint resume training by minibatches: give the batch_size as well.")
     if hyperparameters not in ("augmented", "exact"):
         raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
+    if isinstance(mll.model, LatentGP) and not isinstance(mll, LatentMarginalLogLikelihood):
+        raise TypeError(
+            f"a LatentGP has no q(u) to train by {type(mll).__qualname__}: its objective is "
+            "gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)."
+        )
     _check_data(x, y)
     strategy, bound, multitask = _site_strategy(mll)
     if batch_size is None and any(isinstance(m, TrilNaturalVariationalDistribution) for m in mll.modules()):
@@ -200,6 +211,7 @@ def _checked(
     if strategy is not None:
         check_dtype(x, strategy.inducing_points)
         check_columns(x, strategy.inducing_points)
+        strategy.check_latents(mll.likelihood)
         y = y.mT if multitask else y
         mll.likelihood.check(y)
         check_batch(x, mll.likelihood.datum_shape(y))

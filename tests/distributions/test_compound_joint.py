@@ -127,8 +127,9 @@ def test_counts_of_several_trials(is_correlated):
     assert z.abs().max() < 4.5
     z = ((draws - first).square().mean(0) - spread) / ((draws - first).square().std(0) / math.sqrt(len(draws)))
     assert z.abs().max() < 4.5
-    with pytest.raises(ValueError, match="within the support"):
-        predicted.log_prob(values[0] + 1)
+    for wrong, message in ((values[0] + 1, "within the support"), (0 * values[0], "sum to total_count=4")):
+        with pytest.raises(ValueError, match=message):
+            predicted.log_prob(wrong)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
