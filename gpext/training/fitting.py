@@ -197,7 +197,7 @@ def _checked(
             f"a LatentGP has no q(u) to train by {type(mll).__qualname__}: its objective is "
             "gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)."
         )
-    _check_data(x, y)
+    _check_data(mll.likelihood, x, y)
     strategy, bound, multitask = _site_strategy(mll)
     if batch_size is None and any(isinstance(m, TrilNaturalVariationalDistribution) for m in mll.modules()):
         raise ValueError(
@@ -248,7 +248,7 @@ def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy 
     return strategy, "augmented" if augmented else "exact", multitask
 
 
-def _check_data(x: Tensor, y: Tensor) -> None:
+def _check_data(likelihood: Any, x: Tensor, y: Tensor) -> None:
     check_tensor("inputs", x)
     check_tensor("targets", y)
     if x.dim() < 1 or y.dim() < 1 or y.numel() == 0:
@@ -256,7 +256,8 @@ def _check_data(x: Tensor, y: Tensor) -> None:
             f"expected inputs (..., N, d) and targets (..., N); got {tuple(x.shape)} and {tuple(y.shape)}."
         )
     num_data = x.size(-2) if x.dim() > 1 else len(x)
-    if num_data not in (y.size(-1), y.size(0)):
+    data = likelihood.datum_shape(y) if isinstance(likelihood, LatentLikelihood) else y.shape
+    if data and num_data not in (data[-1], data[0]):  # the tasks of a multitask model come last
         raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")
     check_finite("inputs", x)
     check_finite("targets", y)
