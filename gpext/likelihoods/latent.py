@@ -56,9 +56,9 @@ class LatentLikelihood(Likelihood, ABC):
 
     def take(self, targets: Tensor, index: Tensor | slice) -> Tensor:
         """Return the targets of the data at `index`."""
-        return targets[(..., index, *(slice(None),) * self._target_dims(targets))]
+        return targets[(..., index, *(slice(None),) * self.target_dims(targets))]
 
-    def _target_dims(self, targets: Tensor) -> int:
+    def target_dims(self, targets: Tensor) -> int:
         """Return how many dimensions the target of one datum has."""
         return targets.dim() - len(self.datum_shape(targets))
 

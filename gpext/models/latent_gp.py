@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gpext.inference import KL, InferenceResult
 from gpext.inference.problem import check_support
+from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.variational import LatentVariationalStrategy, Rule, check_columns, check_dtype
 
@@ -144,6 +146,28 @@ class LatentGP(ApproximateGP):
         self.variational_strategy.set_inputs(new_inputs)
         object.__setattr__(self, "_train_targets", new_targets)
 
+    def get_fantasy_model(self, inputs: Tensor, targets: Tensor, **kwargs: Any) -> LatentGP:
+        """Return a copy of this model, with the same parameters, that has more data; this one stays as it is.
+
+        Args:
+            inputs: more X, (..., m, d) or (m,); its batch dimensions broadcast with those of the training inputs.
+            targets: as many y; a batch of them, (f, m), gives a batch of models.
+            **kwargs: ignored, as by gpytorch's models.
+
+        Raises:
+            TypeError, ValueError: as the constructor.
+        """
+        inputs = _columns("inputs", inputs)
+        check_tensor("targets", targets)
+        check_dtype(inputs, self.train_inputs[0])
+        check_columns(inputs, self.train_inputs[0])
+        of_datum = self.likelihood.target_dims(targets) if isinstance(self.likelihood, LatentLikelihood) else 0
+        model = copy.deepcopy(self).eval()
+        model.set_train_data(
+            _append(self.train_inputs[0], inputs, -2), _append(self.train_targets, targets, -1 - of_datum), strict=False
+        )
+        return model
+
     def pyro_guide(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: the rule finds q(f), and SVI has nothing to train.
 
@@ -187,6 +211,12 @@ def _columns(name: str, x: Any) -> Tensor:
         (x,) = x
     check_tensor(name, x)
     return x.unsqueeze(-1) if x.dim() == 1 else x
+
+
+def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:
+    """Return two tensors one after the other along `dim`, the dimensions in front broadcast."""
+    batch = torch.broadcast_shapes(known.shape[:dim], more.shape[:dim])
+    return torch.cat([known.expand(*batch, *known.shape[dim:]), more.expand(*batch, *more.shape[dim:]).to(known)], dim)
 
 
 def check_rule(rule: Any) -> None:

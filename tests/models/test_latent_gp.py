@@ -11,6 +11,7 @@ from gpytorch.distributions import MultivariateNormal
 import gpext
 from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Status, Taylor
 from gpext.likelihoods import (
+    BayesianSVMLikelihood,
     BernoulliLogitLikelihood,
     MultinomialLogitLikelihood,
     OrdinalLogitLikelihood,
@@ -400,3 +401,31 @@ def test_counts_train_and_predict():
     assert result.status is gpext.FitStatus.CONVERGED
     predictive = likelihood(model.eval()(x))
     assert (predictive.mean / rate).log().abs().mean() < 0.2
+
+
+def test_another_likelihood_of_as_many_parameters_is_another_result():
+    model, _, _, _ = made()
+    before = model.result.log_evidence
+    model.likelihood = BayesianSVMLikelihood()
+    fresh, _, _, _ = made()
+    fresh.likelihood = BayesianSVMLikelihood()
+    torch.testing.assert_close(model.result.log_evidence, fresh.result.log_evidence)
+    assert abs(model.result.log_evidence - before) > 0.1
+    assert set(model.state_dict()) == set(fresh.state_dict())
+    assert not any("likelihood" in name for name, _ in model.variational_strategy.named_modules())
+
+
+def test_a_fantasy_model_is_one_of_more_data():
+    x, y = data(40)
+    model = Model(x[:30], y[:30], BernoulliLogitLikelihood(), EP()).double()
+    expected = Model(x, y, BernoulliLogitLikelihood(), EP()).double().eval()
+    fantasy = model.get_fantasy_model(x[30:], y[30:])
+    torch.testing.assert_close(fantasy(x).mean, expected(x).mean, rtol=1e-5, atol=1e-5)
+    assert len(model.train_targets) == 30
+    several = model.get_fantasy_model(x[30:, 0], torch.stack([y[30:], 1 - y[30:]]))
+    assert several(x).mean.shape == (2, 40)
+    torch.testing.assert_close(several(x).mean[0], expected(x).mean, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"targets must be in \{0, 1\}"):
+        model.get_fantasy_model(x[30:], 2 * y[30:])
+    with pytest.raises(ValueError, match="equally many"):
+        model.get_fantasy_model(x[30:], y[31:])
