@@ -209,7 +209,7 @@ def test_callback_sees_every_step_and_stops(batch_size, strategy):
     result = fit(mll, x, y, batch_size=batch_size, progress=False, callback=callback)
     assert result.status is FitStatus.STOPPED
     assert [step for step, _ in seen] == [1, 2, 3, 4, 5]
-    torch.testing.assert_close(torch.tensor([v for _, v in seen]), result.trace)
+    assert result.trace.tolist() == [value for _, value in seen]
 
 
 @pytest.mark.parametrize("batch_size", [None, 30])
@@ -291,6 +291,33 @@ def test_the_full_batch_finds_the_best_q_of_a_stock_objective(strategy, distribu
         marginal = MultivariateNormal(mean, A.mT @ A + noise * torch.eye(N, dtype=F64))
         best = (marginal.log_prob(y) - 0.5 * lost / noise).item() / N
     assert result.objective == pytest.approx(best, abs=1e-3)  # the unwhitened strategy has its jitter elsewhere
+
+
+class Normalised(SparseGP):
+    """A deep kernel whose features depend on the whole batch in train mode."""
+
+    def __init__(self, layer):
+        super().__init__(torch.linspace(0, 4, M, dtype=F64).unsqueeze(-1))
+        torch.manual_seed(0)
+        self.features = torch.nn.Sequential(torch.nn.Linear(1, 1), layer).double()
+
+    def forward(self, x):
+        return super().forward(self.features(x))
+
+
+@pytest.mark.parametrize("batch_size", [None, 40])
+@pytest.mark.parametrize("layer", [torch.nn.BatchNorm1d(1), gpytorch.utils.grid.ScaleToBounds(-1.0, 1.0)])
+def test_a_model_that_sees_its_batch_trains_as_any_other(layer, batch_size):
+    x, y = data()
+    mll = AugmentedELBO(StudentTLikelihood().double(), Normalised(layer), num_data=N)
+    strategy = mll.model.variational_strategy
+    before = objective(mll, x, y)
+    assert strategy.sees_its_batch(x) is False
+    mll.train()
+    assert strategy.sees_its_batch(x) is True
+    result = fit(mll, x, y, batch_size=batch_size, max_steps=40, progress=False)
+    assert result.num_steps == 40
+    assert objective(mll, x, y) > before + 0.1
 
 
 def test_natural_gradients_that_the_full_batch_cannot_follow_are_refused():
@@ -385,6 +412,10 @@ ERRORS = {
     "columns": ({"x": torch.zeros(N, 2, dtype=F64)}, "expected inputs of 1 columns"),
     "empty": ({"x": torch.zeros(0, 1), "y": torch.zeros(0)}, "expected inputs"),
     "batch size": ({"batch_size": 0}, "batch_size"),
+    "half a batch": ({"batch_size": 2.5}, "batch_size must be None or a whole number, at least 1; got 2.5"),
+    "steps": ({"max_steps": 0}, "max_steps must be None or a whole number"),
+    "learning rate": ({"learning_rate": -0.1}, "learning_rate must be positive and finite; got -0.1"),
+    "tolerance": ({"tolerance": float("nan")}, "tolerance must be a number; got nan"),
     "state": ({"batch_size": None, "state": {}}, "give the batch_size"),
     "hyperparameters": ({"hyperparameters": "exakt"}, "hyperparameters"),
 }
@@ -400,6 +431,13 @@ def test_bad_data_and_options_are_refused_before_anything_changes(given, message
     with pytest.raises(ValueError, match=message):
         fit(mll, arguments.pop("x"), arguments.pop("y"), **arguments)
     assert all(torch.equal(value, before[name]) for name, value in mll.state_dict().items())
+
+
+def test_models_of_all_data_are_not_trained_by_minibatches():
+    x, y = data()
+    model = ExactModel(x, y).double()
+    with pytest.raises(ValueError, match=r"takes all data at once.*SiteVariationalStrategy"):
+        fit(ExactMarginalLogLikelihood(model.likelihood, model), x, y, batch_size=10, progress=False)
 
 
 @pytest.mark.parametrize("batch_size", [None, 30])

@@ -5,6 +5,8 @@ from gpext.distributions.circular import Arc, CircularDistribution
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.compound_beta import CompoundBeta
 from gpext.distributions.compound_dirichlet import CompoundDirichlet
+from gpext.distributions.compound_joint import CompoundJointDistribution
+from gpext.distributions.compound_multinomial import CompoundMultinomial
 from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.gamma import Gamma
 from gpext.distributions.generalized_inverse_gaussian import GeneralizedInverseGaussian
@@ -31,6 +33,8 @@ __all__ = [
     "CompoundBeta",
     "CompoundDirichlet",
     "CompoundDistribution",
+    "CompoundJointDistribution",
+    "CompoundMultinomial",
     "CompoundVonMises",
     "Gamma",
     "GeneralizedInverseGaussian",

@@ -73,6 +73,7 @@ def outlier_report(result: InferenceResult, *, near_zero: float = 0.1) -> Outlie
         near_zero: relative precision below which a site counts as near zero.
 
     Raises:
+        TypeError: something else than a result.
         ValueError: `near_zero` is negative or not finite.
 
     Example:
@@ -87,6 +88,8 @@ def outlier_report(result: InferenceResult, *, near_zero: float = 0.1) -> Outlie
         >>> report.index[0].item(), str(report.kind[2])
         (2, 'negative')
     """
+    if not isinstance(result, InferenceResult):
+        raise TypeError(f"expected an InferenceResult, such as model.result; got {type(result).__qualname__}.")
     if not 0 <= near_zero < torch.inf:
         raise ValueError(f"near_zero must be finite and at least 0; got {near_zero!r}.")
     precision = result.conditioned.sites.precision.detach()

@@ -56,12 +56,8 @@ class Problem:
         mean = prior.mean
         if mean.dtype in (torch.float16, torch.bfloat16):
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
-        check_targets(targets)
         check_parameters(likelihood)
-        if isinstance(likelihood, LatentLikelihood):
-            likelihood.check(targets)
-        if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
-            check_binary(targets)
+        check_support(likelihood, targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
             raise TypeError(
                 "gpytorch's SoftmaxLikelihood works on samples; use gpext.likelihoods.MultinomialLogitLikelihood("
@@ -84,6 +80,7 @@ class Problem:
             among = "" if data == targets.shape else f", the targets of {data.numel()} data"
             raise ValueError(
                 f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}{among}."
+                f"{_remedy(targets, num_data)}"
             )
         structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
         known = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
@@ -182,6 +179,30 @@ class Problem:
             two_sided_tail=partial(two_sided_tail, self.likelihood),
             targets=self.targets,
         )
+
+
+def check_support(likelihood: Any, targets: Tensor) -> None:
+    """Raise unless the targets are finite, in a dtype that the algebra works in, and can have come of the likelihood.
+
+    Raises:
+        TypeError: no tensor, or half precision.
+        ValueError: targets are not finite or outside the support.
+    """
+    check_targets(targets)
+    if isinstance(likelihood, LatentLikelihood):
+        likelihood.check(targets)
+    if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
+        check_binary(targets)
+
+
+def _remedy(targets: Tensor, num_data: int) -> str:
+    """Return how to make targets (N,) of a column of them, or of one-hot rows, if that is what they are."""
+    if targets.dim() != 2 or len(targets) != num_data:
+        return ""
+    if targets.size(-1) == 1:
+        return " Take targets.squeeze(-1)."
+    one_hot = ((targets == 0) | (targets == 1)).all() and (targets.sum(-1) == 1).all()
+    return " The classes of one-hot rows are targets.argmax(-1)." if bool(one_hot) else ""
 
 
 def is_lost(divergence: Tensor, num_data: int) -> Tensor:

@@ -26,7 +26,7 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
     def _augmentation(self, targets: Tensor) -> Augmentation:
         check_binary(targets)
         targets = floating(targets)
-        one = torch.ones((), dtype=targets.dtype, device=targets.device)
+        one = torch.ones((), dtype=torch.float64, device=targets.device)  # scalars take on the dtype of the latents
         return Augmentation(
             SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
         )

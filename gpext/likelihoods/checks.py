@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -86,10 +87,20 @@ def check_classes(targets: Tensor, num_classes: int) -> None:
         )
 
 
-def check_num_classes(num_classes: int) -> None:
-    """Raise ValueError unless there are at least two classes."""
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be at least 2; got {num_classes}.")
+def whole_number(name: str, value: Any, least: int) -> int:
+    """Return a number of classes, latents or outputs.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is smaller than `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a whole number; got {value!r}.") from error
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}; got {number}.")
+    return number
 
 
 def floating(targets: Tensor) -> Tensor:

@@ -59,3 +59,9 @@ def structured_blocks(precision: Tensor, coupling: Tensor, direction: Tensor) ->
 def diagonal_blocks(variance: Tensor) -> Tensor:
     """Return the covariances (..., D, D, N) of independent latents (..., D, N)."""
     return torch.diag_embed(variance.mT).movedim(-3, -1)
+
+
+def independent_variance(covariance: Tensor) -> Tensor | None:
+    """Return the variances (..., D, N) of latents of covariances (..., D, D, N), or None if any are correlated."""
+    variance = covariance.diagonal(dim1=-3, dim2=-2).mT
+    return variance if torch.equal(covariance, diagonal_blocks(variance)) else None

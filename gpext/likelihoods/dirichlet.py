@@ -23,7 +23,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from gpext.distributions import CompoundDirichlet
 from gpext.distributions.polygamma import log_gamma, polygamma
-from gpext.likelihoods.checks import check_num_classes, floating_like
+from gpext.likelihoods.checks import floating_like, whole_number
 from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.joint import JointLikelihood
 
@@ -46,7 +46,7 @@ class DirichletLikelihood(JointLikelihood):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        check_num_classes(num_classes)
+        num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = self.num_latents = num_classes
 
     def _check_support(self, targets: Tensor) -> None:

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from gpytorch.constraints import Positive
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.likelihoods.checks import floating_like
+from gpext.distributions import CompoundJointDistribution
+from gpext.likelihoods.checks import floating_like, whole_number
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
 from gpext.likelihoods.joint import JointLikelihood
 
@@ -37,7 +39,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         link: theta, maps eta (..., D, N) to (..., P, N); the canonical theta = eta by default.
         dispersion: the first value of a, learnt as `dispersion`; None for a = 1.
         num_targets: how many numbers a target has: targets are then (..., N, num_targets), else (..., N).
-        conditional: maps f (..., D, N) to the distribution p(y | f), for draws.
+        conditional: maps f (..., D, N) to the distribution p(y | f) of batch shape (..., N), for predictions and draws.
 
     Raises:
         ValueError: fewer than one latent, or a dispersion that is not positive.
@@ -65,8 +67,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         conditional: Callable[[Tensor], Distribution] | None = None,
     ) -> None:
         super().__init__()
-        if num_latents < 1:
-            raise ValueError(f"num_latents must be at least 1; got {num_latents}.")
+        num_latents = whole_number("num_latents", num_latents, 1)
         if dispersion is not None and not dispersion > 0:
             raise ValueError(f"dispersion must be positive; got {dispersion}.")
         self.num_latents, self.num_targets = num_latents, num_targets
@@ -165,16 +166,18 @@ class ExponentialFamilyLikelihood(JointLikelihood):
             )
         return self.conditional(function_samples)
 
-    def marginal(self, function_dist: Any, *args: Any, **kwargs: Any) -> Distribution:
-        """Refuse: the predictive distribution of a family is known by its density alone.
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y), a :class:`gpext.distributions.CompoundJointDistribution`: mean, variance, log_prob, draws.
 
         Raises:
-            NotImplementedError: always, naming what serves.
+            NotImplementedError: there is no `conditional`.
         """
-        raise NotImplementedError(
-            "the predictive distribution of an ExponentialFamilyLikelihood is no torch distribution: "
-            "log_marginal(targets, function_dist) has its log density, and gpext.quadrature.joint_expectation means."
-        )
+        if self.conditional is None:
+            raise NotImplementedError(
+                "p(y) as a distribution object needs `conditional`; log_marginal(targets, function_dist) has its log "
+                "density, and gpext.quadrature.joint_expectation means."
+            )
+        return CompoundJointDistribution(self.conditional, *self._blocks(function_dist), self.joint_log_density)
 
 
 def _derivative(value: Tensor, f: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class JointLikelihood(LatentLikelihood):
         return mean, diagonal_blocks(variance) if covariance is None else covariance
 
     def _in_parts(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-        return in_parts(integral, mean, covariance, targets, -1 - self._target_dims(targets))
+        return in_parts(integral, mean, covariance, targets, -1 - self.target_dims(targets))
 
     def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:
         found = self.curvature(targets, f)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.distributions import CompoundDistribution
-from gpext.likelihoods.checks import check_targets
+from gpext.likelihoods.checks import check_targets, check_tensor
 from gpext.quadrature import expectation, log_expectation
 
 _CHUNK = 4096  # data in one adaptive integration: some 1000 nodes each, in float64
@@ -56,9 +56,9 @@ class LatentLikelihood(Likelihood, ABC):
 
     def take(self, targets: Tensor, index: Tensor | slice) -> Tensor:
         """Return the targets of the data at `index`."""
-        return targets[(..., index, *(slice(None),) * self._target_dims(targets))]
+        return targets[(..., index, *(slice(None),) * self.target_dims(targets))]
 
-    def _target_dims(self, targets: Tensor) -> int:
+    def target_dims(self, targets: Tensor) -> int:
         """Return how many dimensions the target of one datum has."""
         return targets.dim() - len(self.datum_shape(targets))
 
@@ -181,6 +181,11 @@ class LatentLikelihood(Likelihood, ABC):
 
     def _marginals(self, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
         """Return means and variances, (..., N) or (..., D, N)."""
+        if isinstance(function_dist, Tensor):
+            raise TypeError(
+                "expected the distribution of f, as a model returns it; got a Tensor. Of latent values themselves "
+                "likelihood(f) is p(y | f), and log_prob(targets, f) its logarithm."
+            )
         mean, variance = function_dist.mean, function_dist.variance
         if self.num_latents is None:
             return mean, variance
@@ -196,10 +201,12 @@ class LatentLikelihood(Likelihood, ABC):
 
     def _fitting_marginals(self, observations: Tensor, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
         """Return the marginals; raise if the targets do not broadcast against them."""
+        check_tensor("targets", observations)
         mean, variance = self._marginals(function_dist)
         shape = mean.shape if self.num_latents is None else mean.select(-2, 0).shape
+        data = self.datum_shape(observations)
         try:
-            fits = torch.broadcast_shapes(self.datum_shape(observations), shape)[-1:] == shape[-1:]
+            fits = torch.broadcast_shapes(data, shape)[-1:] == shape[-1:] and data[-1:] in ((), shape[-1:])
         except RuntimeError:
             fits = False
         if not fits:

@@ -18,8 +18,9 @@ from torch.distributions import Distribution
 from torch.nn.functional import one_hot, pad
 
 from gpext.bounds import MultinomialTerms
-from gpext.likelihoods.checks import check_classes, check_counts, check_num_classes, floating
-from gpext.likelihoods.curvature import Curvature
+from gpext.distributions import CompoundMultinomial
+from gpext.likelihoods.checks import check_classes, check_counts, floating_like, whole_number
+from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood, correlated_blocks
 from gpext.quadrature import (
     SecondOrder,
@@ -47,7 +48,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
 
     def __init__(self, num_classes: int, total_count: int | None = 1) -> None:
         super().__init__()
-        check_num_classes(num_classes)
+        num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = self.num_latents = num_classes
         self.total_count = None if total_count is None else _one_number(total_count)
         if self.total_count is not None and self.total_count < 1:
@@ -75,22 +76,22 @@ class MultinomialLogitLikelihood(JointLikelihood):
         """Return (..., N): labels have it, counts another dimension of size K."""
         return targets.shape if self.total_count == 1 else targets.shape[:-1]
 
-    def _terms(self, targets: Tensor, dtype: torch.dtype) -> MultinomialTerms:
+    def _terms(self, targets: Tensor, dtype: torch.dtype = torch.float64) -> MultinomialTerms:
         by_class = one_hot(targets.long(), self.num_classes) if self.total_count == 1 else targets
         return MultinomialTerms.of_counts(by_class.to(dtype).mT)
 
     def multinomial_terms(self, targets: Tensor) -> MultinomialTerms:
-        """Return log p(y | f) as a constant, the counts (..., K, N) and the totals, one log-sum-exp a trial.
+        """Return log p(y | f) as a constant, the counts (..., K, N) and the totals, one log-sum-exp a trial, float64.
 
         Raises:
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        return self._terms(targets, floating(targets).dtype)
+        return self._terms(targets)
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        terms = self._terms(targets, torch.promote_types(targets.dtype, f.dtype))
-        return terms.log_prob(f, f.logsumexp(-2))
+        terms, latent = self._terms(targets), f.double()  # large terms leave a small sum
+        return terms.log_prob(latent, latent.logsumexp(-2)).to(floating_like(targets, f).dtype)
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature:
         """Return log p(y | f) to second order at f (..., K, N): u = y - n pi, U = n (diag pi - pi pi') [Cha13 Eq. 35].
@@ -99,11 +100,11 @@ class MultinomialLogitLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        terms = self._terms(targets, torch.promote_types(targets.dtype, f.dtype))
+        terms = self._terms(targets, floating_like(targets, f).dtype)
         probs, counts = f.softmax(-2), terms.counts.expand_as(f)
         totals = counts.sum(-2)
         precision = totals.unsqueeze(-2) * probs
-        return Curvature(terms.log_prob(f, f.logsumexp(-2)), counts - precision, precision, -totals, probs, precision)
+        return Curvature(self._log_prob(targets, f), counts - precision, precision, -totals, probs, precision)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to 1e-11 a trial.
@@ -112,8 +113,8 @@ class MultinomialLogitLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        terms = self._terms(targets, torch.promote_types(targets.dtype, mean.dtype))
-        return terms.log_prob(mean, expected_log_sum_exp(mean, variance))
+        terms, m, v = self._terms(targets), mean.double(), variance.double()
+        return terms.log_prob(m, expected_log_sum_exp(m, v)).to(floating_like(targets, mean).dtype)
 
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, variance) df (..., N), to 1e-10 however small the probability.
@@ -122,15 +123,21 @@ class MultinomialLogitLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        terms = self._terms(targets, torch.promote_types(targets.dtype, mean.dtype))
-        return terms.constant + log_multinomial_marginal(terms.counts, mean, variance)
+        terms = self._terms(targets)
+        value = terms.constant + log_multinomial_marginal(terms.counts, mean.double(), variance.double())
+        return value.to(floating_like(targets, mean).dtype)
 
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, covariance) df (..., N): K - 1 integrals, over differences of latents.
 
+        Uncorrelated latents are a sum of one-dimensional integrals.
+
         Raises:
             TypeError, ValueError: as :meth:`JointLikelihood.joint_log_density`.
         """
+        variance = independent_variance(covariance)
+        if variance is not None:
+            return self.log_density(targets, mean, variance)
         self.check(targets)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
@@ -181,17 +188,20 @@ class MultinomialLogitLikelihood(JointLikelihood):
         return base_distributions.Multinomial(self.total_count, logits=logits)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
-        """Return the Categorical distribution of y at the marginals of function_dist, its probabilities to 1e-11.
+        """Return p(y): Categorical, its probabilities to 1e-11, or :class:`gpext.distributions.CompoundMultinomial`.
 
         Raises:
-            NotImplementedError: total_count is not 1.
+            NotImplementedError: the totals vary.
         """
-        if self.total_count != 1:
+        if self.total_count == 1:
+            return base_distributions.Categorical(probs=self.class_probs(function_dist))
+        if self.total_count is None:
             raise NotImplementedError(
-                "the predictive distribution of counts is no torch distribution: log_marginal(targets, function_dist) "
-                "has its log probabilities, class_probs(function_dist) its mean in one trial."
+                "with total_count=None p(y) is no single distribution: log_marginal(targets, function_dist) has its "
+                "log probabilities, class_probs(function_dist) its mean in one trial."
             )
-        return base_distributions.Categorical(probs=self.class_probs(function_dist))
+        of_any_total = MultinomialLogitLikelihood(self.num_classes, total_count=None)
+        return CompoundMultinomial(self.total_count, *self._blocks(function_dist), of_any_total.joint_log_density)
 
 
 def _one_number(total_count: Any) -> int:

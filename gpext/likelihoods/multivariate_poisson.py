@@ -9,9 +9,9 @@ from gpytorch.distributions import MultivariateNormal, base_distributions
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.distributions import Poisson
-from gpext.likelihoods.checks import check_counts
-from gpext.likelihoods.curvature import Curvature, diagonal_blocks
+from gpext.distributions import CompoundJointDistribution, Poisson
+from gpext.likelihoods.checks import check_counts, whole_number
+from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood
 
@@ -33,9 +33,7 @@ class MultivariatePoissonLikelihood(JointLikelihood):
 
     def __init__(self, num_outputs: int) -> None:
         super().__init__()
-        if num_outputs < 1:
-            raise ValueError(f"num_outputs must be at least 1; got {num_outputs}.")
-        self.num_latents = num_outputs
+        self.num_latents = whole_number("num_outputs", num_outputs, 1)
         self._each = PoissonLikelihood()
 
     def _check_support(self, targets: Tensor) -> None:
@@ -71,8 +69,8 @@ class MultivariatePoissonLikelihood(JointLikelihood):
         Raises:
             TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
         """
-        variance = covariance.diagonal(dim1=-3, dim2=-2).mT
-        if torch.equal(covariance, diagonal_blocks(variance)):
+        variance = independent_variance(covariance)
+        if variance is not None:
             return self.log_density(targets, mean, variance)
         return super().joint_log_density(targets, mean, covariance)
 
@@ -99,7 +97,13 @@ class MultivariatePoissonLikelihood(JointLikelihood):
         return base_distributions.Independent(Poisson(rate=function_samples.mT.exp()), 1)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
-        """Return p(y) at the marginals of function_dist: independent counts, batch shape (..., N), events of D."""
-        mean, variance = self._marginals(function_dist)
+        """Return p(y), batch shape (..., N), events of D counts: independent ones where the latents are.
+
+        Those of correlated latents are a :class:`gpext.distributions.CompoundJointDistribution`.
+        """
+        mean, covariance = self._blocks(function_dist)
+        variance = independent_variance(covariance)
+        if variance is None:
+            return CompoundJointDistribution(self.forward, mean, covariance, self.joint_log_density)
         each = MultivariateNormal(mean.mT, torch.diag_embed(variance.mT))
         return base_distributions.Independent(self._each.marginal(each), 1)

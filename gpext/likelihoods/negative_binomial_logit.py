@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gpext.augmentations import Augmentation, SechRadial
-from gpext.bounds import SoftplusTerms
+from gpext.bounds import Quadrature, SoftplusTerms
 from gpext.distributions import NegativeBinomial
-from gpext.likelihoods.checks import check_counts
+from gpext.likelihoods.checks import check_counts, floating_like
+from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -58,31 +59,57 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
 
     def _augmentation(self, targets: Tensor) -> Augmentation:
         check_counts(targets)
-        r, y, log_binomial = self._terms(targets)
+        r, y = self.total_count, floating_like(targets, self.total_count)
         zero = torch.zeros_like(r)
-        log_constant = log_binomial - math.log(2) * (y + r)
+        log_constant = (_log_binomial(y, r) - math.log(2) * (y.double() + r)).to(y)
         return Augmentation(SechRadial(y + r), log_constant, 0.5 * (y - r), zero, zero + 0.25, zero)
 
-    def _terms(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return r, y and the logarithm of the binomial coefficient."""
-        r = self.total_count
-        y = targets.to(r.dtype) if not targets.is_floating_point() else targets
-        return r, y, torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
-
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        r, y, log_binomial = self._terms(targets)
-        return log_binomial + y * logsigmoid(f) + r * logsigmoid(-f)
+        y, r, latent = targets.double(), self.total_count.double(), f.double()  # large terms leave a small sum
+        value = _log_binomial(y, r) + y * logsigmoid(latent) + r * logsigmoid(-latent)
+        return value.to(floating_like(targets, f).dtype)
 
     def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
-        """Return log p(y | f) = log binomial + y f - (y + r) softplus(f)."""
+        """Return log p(y | f) = log binomial + y f - (y + r) softplus(f), float64."""
         self.check(targets)
-        r, y, log_binomial = self._terms(targets)
-        one = torch.ones_like(log_binomial).unsqueeze(0)
-        return SoftplusTerms(log_binomial, y, (y + r).unsqueeze(0), one, 0 * one)
+        y, r = targets.double(), self.total_count.double()
+        constant = _log_binomial(y, r)
+        one = torch.ones_like(constant).unsqueeze(0)
+        return SoftplusTerms(constant, y, (y + r).unsqueeze(0), one, 0 * one)
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] under N(mean, variance), elementwise, to rounding.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        terms = self.softplus_terms(targets)
+        value = terms.lower_bound(Quadrature().expected_softplus, mean.double(), variance.double())
+        return value.to(floating_like(targets, mean).dtype)
+
+    def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, variance) df, elementwise.
+
+        Not by way of the augmentation: what it absorbs grows with the squared count and would cancel.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`.
+        """
+        return LatentLikelihood.log_density(self, targets, mean, variance)
+
+    def _knots(self, targets: Tensor) -> Tensor:
+        # The likelihood peaks at log(y / r) with a width of about 1 / sqrt(y); sigma(-f)^r falls off near -log r.
+        return ((targets + 0.5) / self.total_count.detach()).log().unsqueeze(0)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:
         """Return p(y | f)."""
         return NegativeBinomial(total_count=self.total_count, logits=function_samples)
+
+
+def _log_binomial(y: Tensor, r: Tensor) -> Tensor:
+    """Return log Gamma(y + r) - log Gamma(r) - log y!, float64."""
+    y, r = y.double(), r.double()
+    return torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
 
 
 def _get_total_count(module: NegativeBinomialLogitLikelihood) -> Tensor:

@@ -22,7 +22,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from gpext.bounds import Quadrature, SoftplusTerms
-from gpext.likelihoods.checks import check_classes, check_num_classes
+from gpext.likelihoods.checks import check_classes, whole_number
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import gauss_legendre
 
@@ -71,7 +71,7 @@ class OrdinalLikelihood(LatentLikelihood):
         gaps_constraint: Interval | None = None,
     ) -> None:
         super().__init__()
-        check_num_classes(num_classes)
+        num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = num_classes
         self.register_parameter("first_cutpoint", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
         self.register_parameter("raw_gaps", torch.nn.Parameter(torch.zeros(*batch_shape, num_classes - 2)))

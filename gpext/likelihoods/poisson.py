@@ -23,7 +23,8 @@ class PoissonLikelihood(LatentLikelihood):
         check_counts(targets)
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        return targets * f - f.exp() - torch.lgamma(floating_like(targets, f) + 1)
+        y, latent = targets.double(), f.double()  # large terms leave a small sum
+        return (y * latent - latent.exp() - torch.lgamma(y + 1)).to(floating_like(targets, f).dtype)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return y m - exp(m + v/2) - log y!, elementwise.
@@ -32,7 +33,8 @@ class PoissonLikelihood(LatentLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        return targets * mean - (mean + 0.5 * variance).exp() - torch.lgamma(floating_like(targets, mean) + 1)
+        y, m, v = targets.double(), mean.double(), variance.double()
+        return (y * m - (m + 0.5 * v).exp() - torch.lgamma(y + 1)).to(floating_like(targets, mean).dtype)
 
     def _knots(self, targets: Tensor) -> Tensor:
         # The likelihood peaks at log y with width 1 / sqrt(y); exp(-e^f) falls off near f = 0.

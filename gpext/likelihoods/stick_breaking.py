@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from gpext.bounds import Quadrature, SoftplusTerms
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
-from gpext.likelihoods.checks import check_classes, check_num_classes, floating
+from gpext.likelihoods.checks import check_classes, floating, whole_number
 from gpext.likelihoods.latent import LatentLikelihood
 
 
@@ -34,7 +34,7 @@ class StickBreakingLikelihood(LatentLikelihood):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        check_num_classes(num_classes)
+        num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = num_classes
         self.num_latents = num_classes - 1
 

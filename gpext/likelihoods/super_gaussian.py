@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 
 from gpext.augmentations import Augmentation, AutomaticRadial, check_completely_monotone
 from gpext.distributions import AdditiveNoisePredictive, RadialNoise, log_normalizer, with_cdf
-from gpext.likelihoods.checks import check_targets
+from gpext.likelihoods.checks import check_targets, floating
 from gpext.likelihoods.latent import LatentLikelihood
 
 
@@ -138,11 +138,12 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
 
     def _normalizer(self, like: Tensor) -> Tensor:
         if self._fixed_constant is not None:
-            return self._fixed_constant.to(like)
+            return self._fixed_constant.to(like.device)  # a scalar: it takes on the dtype of what it is added to
         one = torch.ones((), dtype=torch.float64, device=like.device)
         return log_normalizer(self._radial.evaluate, one).to(like)
 
     def _augmentation(self, targets: Tensor) -> Augmentation:
+        targets = floating(targets)
         zero, one = torch.zeros_like(targets), torch.ones_like(targets)
         potential = self._potential(targets) if self._potential else zero
         log_constant = self._log_constant(targets) if self._log_constant else self._normalizer(targets)

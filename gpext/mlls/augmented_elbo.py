@@ -6,11 +6,12 @@ from typing import Any
 
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
-from gpytorch.models import ApproximateGP
+from gpytorch.models import ApproximateGP, ExactGP
 from torch import Tensor
 
 from gpext.inference import require_augmentation
 from gpext.likelihoods import AugmentedLikelihood
+from gpext.models import LatentGP
 
 
 class AugmentedELBO(_ApproximateMarginalLogLikelihood):
@@ -27,7 +28,7 @@ class AugmentedELBO(_ApproximateMarginalLogLikelihood):
         combine_terms: whether to add the terms up.
 
     Raises:
-        TypeError: the likelihood has no augmentation.
+        TypeError: the likelihood has no augmentation, or the model no q(u).
 
     Example:
         >>> mll = AugmentedELBO(likelihood, model, num_data=len(train_y))  # doctest: +SKIP
@@ -42,6 +43,11 @@ class AugmentedELBO(_ApproximateMarginalLogLikelihood):
         beta: float = 1.0,
         combine_terms: bool = True,
     ) -> None:
+        if isinstance(model, ExactGP | LatentGP):
+            raise TypeError(
+                f"AugmentedELBO needs an ApproximateGP, with a q(u) to train; got {type(model).__qualname__}. The "
+                "objective of a gpext.models.LatentGP is gpext.mlls.LatentMarginalLogLikelihood."
+            )
         super().__init__(require_augmentation(likelihood), model, num_data, beta, combine_terms)
 
     def _log_likelihood_term(self, approximate_dist_f: MultivariateNormal, target: Tensor, **kwargs: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
@@ -49,8 +50,15 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
             *params: handed to added losses, as gpytorch does.
 
         Raises:
+            ValueError: other targets than the model's, by which it would not predict.
             NotPSDError, NanError: there is no posterior at these parameters; an optimiser may step back from them.
         """
+        known = self.model.train_targets
+        if settings.debug.on() and not (target.shape == known.shape and bool((target == known).all())):
+            raise ValueError(
+                f"targets must be the training targets, of shape {tuple(known.shape)}, by which the model predicts; "
+                f"got others, of shape {tuple(target.shape)}. Call model.set_train_data() to train on them."
+            )
         try:
             result = self.model.variational_strategy.infer(function_dist, target)
         except HyperparameterError as error:  # where a line search has gone too far: a lengthscale of zero, say

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Taylor
-from gpext.models.latent_gp import LatentGP
+from gpext.models.latent_gp import LatentGP, check_rule
 from gpext.variational import Rule
 
 
@@ -56,15 +56,23 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
         model: a LatentGP; its own rule and sites are as before afterwards.
         rules: KL(), EP(), Laplace(), CAVI() and Taylor() by default. One that does not apply to the likelihood says so.
 
+    Raises:
+        TypeError: no LatentGP, or something else than a rule.
+
     Example:
         >>> print(compare_inference(model))  # doctest: +SKIP
         rule                      log evidence  LOO a datum  seconds  steps  status
         KL(Quadrature)                -22.3714      -0.5121    0.004      5  CONVERGED
         Laplace                       -22.3102      -0.5140    0.002      4  CONVERGED
     """
+    if not isinstance(model, LatentGP):
+        raise TypeError(f"expected a gpext.models.LatentGP; got {type(model).__qualname__}.")
+    rules = (KL(), EP(), Laplace(), CAVI(), Taylor()) if rules is None else rules
+    for rule in rules:
+        check_rule(rule)
     rows = []
     prior, targets = model.variational_strategy.prior_distribution, model.train_targets
-    for rule in (KL(), EP(), Laplace(), CAVI(), Taylor()) if rules is None else rules:
+    for rule in rules:
         started = time.perf_counter()
         try:
             with warnings.catch_warnings():

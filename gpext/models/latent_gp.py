@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from gpext.inference import KL, InferenceResult
-from gpext.likelihoods.checks import check_finite, check_targets, check_tensor
+from gpext.inference.problem import check_support
+from gpext.likelihoods import LatentLikelihood
+from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.variational import LatentVariationalStrategy, Rule, check_columns, check_dtype
 
 
@@ -26,7 +29,7 @@ class LatentGP(ApproximateGP):
     `batch_shape=torch.Size([D])`.
 
     Args:
-        train_inputs: X, (N, d), (N,) or (..., N, d).
+        train_inputs: X, (N, d), (N,) or (..., N, d); as the one entry of a tuple, too.
         train_targets: y, (..., N), or what the likelihood takes.
         likelihood: any gpext likelihood, or a gpytorch one that the rule can serve.
         inference: a rule of `gpext.inference`; KL() by default.
@@ -36,7 +39,8 @@ class LatentGP(ApproximateGP):
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
-        ValueError: inputs or targets are not finite, empty, or do not belong together.
+        ValueError: inputs or targets are not finite, empty, or do not belong together, or targets are outside the
+            support.
 
     Example:
         >>> import gpytorch, torch, gpext
@@ -57,23 +61,21 @@ class LatentGP(ApproximateGP):
 
     def __init__(
         self,
-        train_inputs: Tensor,
+        train_inputs: Tensor | Sequence[Tensor],
         train_targets: Tensor,
         likelihood: Likelihood,
         inference: Rule | None = None,
         *,
         inducing_inputs: Tensor | None = None,
     ) -> None:
-        check_tensor("inputs", train_inputs)
-        check_tensor("targets", train_targets)
-        train_inputs = _columns(train_inputs)
+        train_inputs = _columns("inputs", train_inputs)
         if not isinstance(likelihood, Likelihood):
             raise TypeError(f"expected a likelihood of gpext or gpytorch; got {likelihood!r}.")
-        _check(train_inputs, train_targets)
+        _check(train_inputs, train_targets, likelihood)
         if inference is not None:
-            _check_rule(inference)
+            check_rule(inference)
         if inducing_inputs is not None:
-            inducing_inputs = _columns(inducing_inputs)
+            inducing_inputs = _columns("inducing_inputs", inducing_inputs)
             check_finite("inducing_inputs", inducing_inputs)
             check_dtype(inducing_inputs, train_inputs)
             if inducing_inputs.dim() < 2 or inducing_inputs.shape[-1] != train_inputs.shape[-1]:
@@ -103,7 +105,7 @@ class LatentGP(ApproximateGP):
 
     @inference.setter
     def inference(self, rule: Rule) -> None:
-        _check_rule(rule)
+        check_rule(rule)
         self.variational_strategy.set_rule(rule)
 
     @property
@@ -111,7 +113,9 @@ class LatentGP(ApproximateGP):
         """The inference at the present parameters: sites, evidence, leave-one-out densities, status."""
         return self.variational_strategy.result()
 
-    def set_train_data(self, inputs: Tensor | None = None, targets: Tensor | None = None, strict: bool = True) -> None:
+    def set_train_data(
+        self, inputs: Tensor | Sequence[Tensor] | None = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
         """Replace the training data; parameters stay as they are, the sites start anew.
 
         Args:
@@ -123,8 +127,9 @@ class LatentGP(ApproximateGP):
             RuntimeError: `strict`, and they differ.
             TypeError, ValueError: as the constructor. Nothing has changed after an error.
         """
-        new_inputs = self.train_inputs[0] if inputs is None else _columns(inputs)
+        new_inputs = self.train_inputs[0] if inputs is None else _columns("inputs", inputs)
         new_targets = self.train_targets if targets is None else targets
+        check_tensor("targets", new_targets)
         if strict:
             for name, new, old in (
                 ("inputs", new_inputs, self.train_inputs[0]),
@@ -137,9 +142,31 @@ class LatentGP(ApproximateGP):
                             f"cannot modify {attribute} of {name} (expected {expected}, found {found}); pass "
                             "strict=False to allow it."
                         )
-        _check(new_inputs, new_targets)
+        _check(new_inputs, new_targets, self.likelihood)
         self.variational_strategy.set_inputs(new_inputs)
         object.__setattr__(self, "_train_targets", new_targets)
+
+    def get_fantasy_model(self, inputs: Tensor, targets: Tensor, **kwargs: Any) -> LatentGP:
+        """Return a copy of this model, with the same parameters, that has more data; this one stays as it is.
+
+        Args:
+            inputs: more X, (..., m, d) or (m,); its batch dimensions broadcast with those of the training inputs.
+            targets: as many y; a batch of them, (f, m), gives a batch of models.
+            **kwargs: ignored, as by gpytorch's models.
+
+        Raises:
+            TypeError, ValueError: as the constructor.
+        """
+        inputs = _columns("inputs", inputs)
+        check_tensor("targets", targets)
+        check_dtype(inputs, self.train_inputs[0])
+        check_columns(inputs, self.train_inputs[0])
+        of_datum = self.likelihood.target_dims(targets) if isinstance(self.likelihood, LatentLikelihood) else 0
+        model = copy.deepcopy(self).eval()
+        model.set_train_data(
+            _append(self.train_inputs[0], inputs, -2), _append(self.train_targets, targets, -1 - of_datum), strict=False
+        )
+        return model
 
     def pyro_guide(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: the rule finds q(f), and SVI has nothing to train.
@@ -166,7 +193,7 @@ class LatentGP(ApproximateGP):
             TypeError: inputs in another dtype than the training inputs.
             ValueError: inputs that are not finite.
         """
-        inputs = _columns(inputs)
+        inputs = _columns("inputs", inputs)
         check_finite("inputs", inputs)
         check_dtype(inputs, self.train_inputs[0])
         check_columns(inputs, self.train_inputs[0])
@@ -178,16 +205,28 @@ class LatentGP(ApproximateGP):
         return self.variational_strategy(inputs, prior=prior or self.training or settings.prior_mode.on(), **kwargs)
 
 
-def _columns(x: Tensor) -> Tensor:
+def _columns(name: str, x: Any) -> Tensor:
+    """Return inputs (..., N, d), which gpytorch also hands over as the one entry of a tuple."""
+    if isinstance(x, tuple | list) and len(x) == 1:
+        (x,) = x
+    check_tensor(name, x)
     return x.unsqueeze(-1) if x.dim() == 1 else x
 
 
-def _check_rule(rule: Any) -> None:
+def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:
+    """Return two tensors one after the other along `dim`, the dimensions in front broadcast."""
+    batch = torch.broadcast_shapes(known.shape[:dim], more.shape[:dim])
+    return torch.cat([known.expand(*batch, *known.shape[dim:]), more.expand(*batch, *more.shape[dim:]).to(known)], dim)
+
+
+def check_rule(rule: Any) -> None:
+    """Raise TypeError unless it is an instance of a rule."""
     if isinstance(rule, type) or not hasattr(rule, "infer"):
         raise TypeError(f"inference must be an instance of a rule of gpext.inference, such as KL(); got {rule!r}.")
 
 
-def _check(inputs: Tensor, targets: Tensor) -> None:
+def _check(inputs: Tensor, targets: Tensor, likelihood: Likelihood) -> None:
+    check_tensor("targets", targets)
     if inputs.dim() < 2 or inputs.size(-2) == 0:
         raise ValueError(f"expected at least one datum, inputs (..., N, d); got shape {tuple(inputs.shape)}.")
     if inputs.size(-2) not in targets.shape[-2:]:
@@ -197,4 +236,4 @@ def _check(inputs: Tensor, targets: Tensor) -> None:
     if inputs.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(f"inputs in {inputs.dtype} are not supported; convert with x.float() or x.double().")
     check_finite("inputs", inputs)
-    check_targets(targets)
+    check_support(likelihood, targets)

@@ -68,7 +68,8 @@ class InducingPosterior:
         if bool((variance < 0).any()):
             raise torch.linalg.LinAlgError(
                 f"the marginals of q(f) have lost their digits in {whitened.dtype}: the smallest variance is "
-                f"{variance.min().item():.3g}. Raise jitter_val, rescale the data or work in float64."
+                f"{variance.min().item():.3g}. Raise jitter_val, rescale the data or work in float64; modules of a "
+                "forward that see the whole batch, such as BatchNorm, want eval mode."
             )
         return mean, variance
 

@@ -8,6 +8,10 @@ AugmentedELBO, or VariationalELBO and a likelihood of gpext, with a SiteVariatio
 any other gpytorch objective
     None   L-BFGS on the full batch
     B      minibatches: Adam, and NGD where q(u) has natural parameters
+
+A SiteVariationalStrategy counts as "any other" if its model maps an input otherwise in another batch (as
+BatchNorm, Dropout or ScaleToBounds in a feature extractor do): sites belong to one prior, and such a model has
+one for each batch.
 """
 
 from gpext.training.fitting import fit

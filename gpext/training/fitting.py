@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
 from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
-from gpext.mlls import AugmentedELBO
+from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
+from gpext.models import LatentGP
 from gpext.parallel import Ranks, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
@@ -89,7 +91,8 @@ def fit(
     ranks = Ranks() if ranks is None else ranks
 
     def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
-        found = _checked(mll, x, y, batch_size, hyperparameters, goes_on=state is not None or checkpoint is not None)
+        goes_on = state is not None or checkpoint is not None
+        found = _checked(mll, x, y, batch_size, max_steps, learning_rate, tolerance, hyperparameters, goes_on=goes_on)
         if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
@@ -97,12 +100,16 @@ def fit(
             )
         return found
 
-    strategy, bound, x, y = ranks.together(checked)
+    strategy, bound, x, y_of_sites = ranks.together(checked)
     num_data = share = x.size(-2) if x.dim() > 1 else len(x)
     if ranks.size > 1:
         num_data = _join(mll, ranks, share, f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
+    if strategy is not None and (ranks.size > 1 or not strategy.sees_its_batch(x)):
+        y = y_of_sites
+    else:
+        strategy = None
     with interrupts(ranks) as interrupted:
         run = Run(mll, max_steps, progress and ranks.rank == 0, callback, interrupted)
         try:
@@ -152,6 +159,9 @@ def _checked(
     x: Tensor,
     y: Tensor,
     batch_size: int | None,
+    max_steps: int | None,
+    learning_rate: float,
+    tolerance: float,
     hyperparameters: str,
     *,
     goes_on: bool,
@@ -161,13 +171,33 @@ def _checked(
     Raises:
         TypeError, ValueError: bad data or options, before anything changes.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be None or at least 1; got {batch_size}.")
+    if not isinstance(mll, MarginalLogLikelihood):
+        raise TypeError(
+            "expected an objective of gpytorch or of gpext.mlls, such as AugmentedELBO(likelihood, model, num_data); "
+            f"got {type(mll).__qualname__}."
+        )
+    for name, count in (("batch_size", batch_size), ("max_steps", max_steps)):
+        if count is not None and not (isinstance(count, int) and count >= 1):
+            raise ValueError(f"{name} must be None or a whole number, at least 1; got {count!r}.")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive and finite; got {learning_rate}.")
+    if math.isnan(tolerance):
+        raise ValueError("tolerance must be a number; got nan. A negative one never counts as converged.")
+    if batch_size is not None and isinstance(mll, ExactMarginalLogLikelihood | LatentMarginalLogLikelihood):
+        raise ValueError(
+            f"a {type(mll).__qualname__} takes all data at once: leave out the batch_size. Minibatches want an "
+            "ApproximateGP, with a gpext.variational.SiteVariationalStrategy say."
+        )
     if batch_size is None and goes_on:
         raise ValueError("state and checkpoint resume training by minibatches: give the batch_size as well.")
     if hyperparameters not in ("augmented", "exact"):
         raise ValueError(f"hyperparameters must be 'augmented' or 'exact'; got {hyperparameters!r}.")
-    _check_data(x, y)
+    if isinstance(mll.model, LatentGP) and not isinstance(mll, LatentMarginalLogLikelihood):
+        raise TypeError(
+            f"a LatentGP has no q(u) to train by {type(mll).__qualname__}: its objective is "
+            "gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)."
+        )
+    _check_data(mll.likelihood, x, y)
     strategy, bound, multitask = _site_strategy(mll)
     if batch_size is None and any(isinstance(m, TrilNaturalVariationalDistribution) for m in mll.modules()):
         raise ValueError(
@@ -181,6 +211,7 @@ def _checked(
     if strategy is not None:
         check_dtype(x, strategy.inducing_points)
         check_columns(x, strategy.inducing_points)
+        strategy.check_latents(mll.likelihood)
         y = y.mT if multitask else y
         mll.likelihood.check(y)
         check_batch(x, mll.likelihood.datum_shape(y))
@@ -217,7 +248,7 @@ def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy 
     return strategy, "augmented" if augmented else "exact", multitask
 
 
-def _check_data(x: Tensor, y: Tensor) -> None:
+def _check_data(likelihood: Any, x: Tensor, y: Tensor) -> None:
     check_tensor("inputs", x)
     check_tensor("targets", y)
     if x.dim() < 1 or y.dim() < 1 or y.numel() == 0:
@@ -225,7 +256,8 @@ def _check_data(x: Tensor, y: Tensor) -> None:
             f"expected inputs (..., N, d) and targets (..., N); got {tuple(x.shape)} and {tuple(y.shape)}."
         )
     num_data = x.size(-2) if x.dim() > 1 else len(x)
-    if num_data not in (y.size(-1), y.size(0)):
+    data = likelihood.datum_shape(y) if isinstance(likelihood, LatentLikelihood) else y.shape
+    if data and num_data not in (data[-1], data[0]):  # the tasks of a multitask model come last
         raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")
     check_finite("inputs", x)
     check_finite("targets", y)

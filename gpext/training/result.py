@@ -37,7 +37,8 @@ class FitResult:
             names, else what the mll says; of minibatches its mean over the last epoch.
         num_steps: L-BFGS iterations and minibatch steps.
         seconds: time spent.
-        trace: the objective per datum after each step, (num_steps,): of a subset or a minibatch while training on one.
+        trace: the objective per datum after each step, (num_steps,), float64; of a subset or a minibatch while training
+            on one.
         message: one sentence on how it went.
         state_dict: pass it as `state` to another `fit` to go on where this one ended (minibatches; picklable).
     """
@@ -69,7 +70,7 @@ class Run:
 
     def steps_left(self, default: int) -> int:
         """Return how many steps may still be taken; `default` in all if the user set no limit."""
-        return max((self.max_steps or default) - len(self.trace), 0)
+        return max((default if self.max_steps is None else self.max_steps) - len(self.trace), 0)
 
     def step(self, value: float) -> bool:
         """Record a step and its objective; return whether the callback wants to stop."""
@@ -88,4 +89,12 @@ class Run:
         if objective is None:
             objective = self.trace[-1] if self.trace else float("nan")
         message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
-        return FitResult(status, objective, len(self.trace), seconds, torch.tensor(self.trace), message, state or {})
+        return FitResult(
+            status,
+            objective,
+            len(self.trace),
+            seconds,
+            torch.tensor(self.trace, dtype=torch.float64),
+            message,
+            state or {},
+        )

@@ -45,6 +45,17 @@ def check_columns(x: Tensor, known: Tensor) -> None:
         )
 
 
+def check_latents(likelihood: LatentLikelihood, distributions: torch.Size) -> None:
+    """Raise ValueError unless there are as many q(u), of batch shape `distributions`, as latents a datum."""
+    latents = likelihood.num_latents
+    if latents is not None and distributions[-1:] != (latents,):
+        raise ValueError(
+            f"{type(likelihood).__qualname__} has num_latents = {latents}: expected a q(u) for each, inducing points "
+            f"(..., {latents}, M, d); got q(u) of batch shape {tuple(distributions)}. Repeat the inducing points: "
+            f"Z.repeat({latents}, 1, 1), and give mean and kernel batch_shape=torch.Size([{latents}])."
+        )
+
+
 def require_term(likelihood: LatentLikelihood, bound: LikelihoodTerm | None) -> LikelihoodTerm:
     """Return whose sites to take.
 

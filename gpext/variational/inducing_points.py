@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpext.likelihoods.checks import check_finite
+from gpext.likelihoods.checks import check_finite, check_tensor
 
 Inputs = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
 
@@ -108,7 +108,8 @@ def _reservoir(loader: Iterable, size: int, generator: torch.Generator) -> Tenso
     """Return a uniform sample of at most `size` inputs in one pass [Vitter 1985, algorithm R, a batch at a time]."""
     kept, seen = None, 0
     for batch in loader:
-        x = batch if isinstance(batch, Tensor) else batch[0]
+        x = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        check_tensor("inputs", x)
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         fill = 0
         if kept is None or len(kept) < size:

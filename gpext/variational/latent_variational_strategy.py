@@ -100,10 +100,13 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self, model: ApproximateGP, train_inputs: Tensor, rule: Rule, sparse_inputs: Tensor | None = None
     ) -> None:
         super().__init__(model, train_inputs, _Sites(train_inputs.size(-2), train_inputs), False)
+        # Data are no part of a state dict, as with ExactGP: one that is loaded keeps the inputs its targets belong to.
+        self.register_buffer("inducing_points", self.inducing_points, persistent=False)
         self.rule = rule
         self.sparse_inputs = None if sparse_inputs is None else torch.nn.Parameter(sparse_inputs.detach().clone())
         self._known = FactorCache()
         self._result: InferenceResult | None = None
+        self._result_of: tuple[Any] = (None,)  # the likelihood; a module alone would become a part of this one
 
     def set_rule(self, rule: Rule) -> None:
         """Infer by another rule from now on."""
@@ -176,9 +179,10 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def result(self) -> InferenceResult:
         """Return the inference at the present parameters, outside the graph; kept while they stay as they are."""
         key = [*self.model.parameters(), self.inducing_points, self.model.train_targets]
-        if self._result is None or self._known.get(key) is None:
+        if self._result_of[0] is not self.model.likelihood or self._result is None or self._known.get(key) is None:
             result = self.infer(self.prior_distribution, self.model.train_targets)
             self._result = replace(result, log_evidence=result.log_evidence.detach())
+            self._result_of = (self.model.likelihood,)
             self._known.put(key, self.inducing_points)
         return self._result
 

@@ -16,8 +16,10 @@ A likelihood of D latent functions wants D independent q(u), a batch of them: it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -33,9 +35,10 @@ from gpext.inference import (
     require_augmentation,
 )
 from gpext.likelihoods import LatentLikelihood
+from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
-from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, require_term
+from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, check_latents, require_term
 from gpext.variational.bound_gradients import backpropagate, gradients_apart
 from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
 
@@ -70,7 +73,8 @@ class SiteVariationalStrategy(VariationalStrategy):
             in float64) if None.
 
     Raises:
-        TypeError: the variational distribution has no natural parameters.
+        TypeError: the variational distribution has no natural parameters, or the inducing points are no tensor.
+        ValueError: no inducing points, some that are not finite, or another number than the variational distribution's.
     """
 
     def __init__(
@@ -81,8 +85,15 @@ class SiteVariationalStrategy(VariationalStrategy):
         learn_inducing_locations: bool = True,
         jitter_val: float | None = None,
     ) -> None:
+        check_tensor("inducing_points", inducing_points)
         if inducing_points.dim() == 1:
             inducing_points = inducing_points.unsqueeze(-1)
+        if inducing_points.dim() < 2 or inducing_points.size(-2) == 0 or not inducing_points.is_floating_point():
+            raise ValueError(
+                f"expected inducing points (..., M, d) of float32 or float64, at least one; got "
+                f"{tuple(inducing_points.shape)} of {inducing_points.dtype}."
+            )
+        check_finite("inducing_points", inducing_points)
         if variational_distribution is None:
             variational_distribution = NaturalVariationalDistribution(
                 inducing_points.size(-2), batch_shape=inducing_points.shape[:-2], mean_init_std=0.0
@@ -91,6 +102,11 @@ class SiteVariationalStrategy(VariationalStrategy):
             raise TypeError(
                 "SiteVariationalStrategy updates natural parameters: expected a NaturalVariationalDistribution (or "
                 f"None for the default), got {type(variational_distribution).__name__}."
+            )
+        if variational_distribution.natural_vec.size(-1) != inducing_points.size(-2):
+            raise ValueError(
+                f"the variational distribution is of {variational_distribution.natural_vec.size(-1)} values, and there "
+                f"are {inducing_points.size(-2)} inducing points."
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
         self._factors = FactorCache()
@@ -159,6 +175,7 @@ class SiteVariationalStrategy(VariationalStrategy):
             gpext.parallel.RankError: a rank cannot be reached. Any other error of one rank is raised on all.
         """
         bound = require_term(likelihood, bound)
+        self.check_latents(likelihood)
         ranks = Ranks.alone() if ranks is None else ranks
         parameters = (
             [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 and gradient is not None else []
@@ -211,6 +228,8 @@ class SiteVariationalStrategy(VariationalStrategy):
             raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
         if gradient == "augmented":
             require_augmentation(likelihood)
+        check_tensor("inputs", x)
+        check_tensor("targets", y)
         size = check_batch(x, likelihood.datum_shape(y), num_data)
         check_dtype(x, self.inducing_points)
         check_columns(x, self.inducing_points)
@@ -301,6 +320,38 @@ class SiteVariationalStrategy(VariationalStrategy):
         size = inducing_points.size(-2)
         cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
         return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
+
+    def check_latents(self, likelihood: LatentLikelihood) -> None:
+        """Raise ValueError unless there is a q(u) for each latent of a datum."""
+        check_latents(likelihood, self._variational_distribution.natural_vec.shape[:-1])
+
+    @torch.no_grad()
+    def sees_its_batch(self, x: Tensor) -> bool:
+        """Return whether the prior at Z, or at inputs x (..., N, d), changes where the two come together.
+
+        A prior does not: but BatchNorm, Dropout or ScaleToBounds in a feature extractor normalise a batch by itself in
+        train mode.
+        """
+        inducing_points = self.inducing_points
+        if inducing_points.shape[:-2] != x.shape[:-2]:
+            x, inducing_points = self._expand_inputs(x, inducing_points)
+        size = inducing_points.size(-2)
+        together = self.model.forward(torch.cat([inducing_points, x], dim=-2))
+        tolerance = math.sqrt(torch.finfo(x.dtype).eps)
+        for alone, offset in ((self.model.forward(inducing_points), 0), (self.model.forward(x), size)):
+            few = min(size, alone.event_shape[-1])
+            own, same = slice(few), slice(offset, offset + few)
+            mean, covariance = alone.mean[..., own], alone.lazy_covariance_matrix[..., own, own].to_dense()
+            by_mean = mean - together.mean[..., same]
+            by_covariance = covariance - together.lazy_covariance_matrix[..., same, same].to_dense()
+            for change, value in ((by_mean, mean), (by_covariance, covariance)):
+                if bool((change.abs() > tolerance * (1 + value.abs().max())).any()):
+                    return True
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out gpytorch's memos, whose graph cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "_memoize_cache"}
 
     def prior_key(self) -> list[Tensor]:
         """Return everything the prior over u depends on, to tell whether what was made of it still holds."""

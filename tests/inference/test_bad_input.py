@@ -115,3 +115,13 @@ def test_a_rule_that_does_not_apply_names_those_that_do(rule, likelihood, others
         getattr(gpext.inference, name[:-2])().infer(
             prior(getattr(likelihood, "num_latents", None)), likelihood.double(), y
         )
+
+
+def test_columns_and_one_hot_rows_are_told_what_to_do():
+    with pytest.raises(ValueError, match=r"got \(6, 1\)\. Take targets\.squeeze\(-1\)"):
+        KL().infer(prior(), StudentTLikelihood().double(), torch.zeros(N, 1, dtype=F64))
+    rows = torch.eye(3, dtype=torch.long).repeat(2, 1)
+    with pytest.raises(ValueError, match=r"got \(6, 3\).*targets\.argmax\(-1\)"):
+        Laplace().infer(prior(3), MultinomialLogitLikelihood(3), rows)
+    with pytest.raises(TypeError, match=r"expected an InferenceResult, such as model\.result; got str"):
+        gpext.inference.outlier_report("result")

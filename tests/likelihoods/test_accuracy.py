@@ -300,3 +300,55 @@ def test_many_data_are_integrated_as_few(member):
         assert actual.shape == (size,)
         expected = getattr(member.likelihood, method)(y[part], few)
         torch.testing.assert_close(actual[part], expected, rtol=1e-9, atol=1e-9)
+
+
+# ---- counts ----------------------------------------------------------------------------------------------------------
+
+COUNTS = {
+    "poisson": (likelihoods.PoissonLikelihood, lambda y: y, lambda y: y.clamp(min=1).log()),
+    "negative binomial": (
+        likelihoods.NegativeBinomialLogitLikelihood,
+        lambda y: y,
+        lambda y: y.clamp(min=1).log(),
+    ),
+    "trials": (
+        lambda: likelihoods.MultinomialLogitLikelihood(2, 30_000),
+        lambda y: torch.stack([y, 30_000 - y], -1),
+        lambda y: torch.stack([y / 6_000, 0 * y]),
+    ),
+    "several counts": (
+        lambda: likelihoods.MultivariatePoissonLikelihood(2),
+        lambda y: torch.stack([y, 30_000 - y], -1),
+        lambda y: torch.stack([y, 30_000 - y]).clamp(min=1).log(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_large_counts_keep_their_digits_in_float32(name):
+    make, targets, mean = COUNTS[name]
+    y = torch.tensor([0.0, 3.0, 5_000.0, 12_345.0, 29_999.0])
+    single, double = make(), make().double()
+    m = mean(y) + 0.1
+    v = torch.full_like(m, 0.3)
+    for method, arguments in (("log_prob", (m,)), ("expected_log_density", (m, v)), ("log_density", (m, v))):
+        found = getattr(single, method)(targets(y), *arguments).detach()
+        exact = getattr(double, method)(targets(y).double(), *(t.double() for t in arguments)).detach()
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("y", "r", "mean", "variance", "exact"),
+    [  # mpmath, 30 digits
+        (0.0, 1e6, 0.0, 100.0, -2.568580915832943),
+        (30_000.0, 1e5, 0.2, 1.0, -12.21345635013667),
+        (1e6, 10.0, 11.0, 1.0, -14.925857073959628),
+        (5_000.0, 1.0, 0.0, 1.0, -36.2014760487011),
+    ],
+)
+def test_negative_binomial_marginals_of_large_counts(y, r, mean, variance, exact):
+    likelihood = likelihoods.NegativeBinomialLogitLikelihood().double()
+    likelihood.total_count = torch.tensor(r, dtype=F64)
+    found = likelihood.log_density(*(torch.tensor([value], dtype=F64) for value in (y, mean, variance)))
+    torch.testing.assert_close(found.item(), exact, rtol=0, atol=2e-9)

@@ -410,3 +410,35 @@ def test_gpytorchs_elbo_trains_with_it(name):
     model.eval()
     with torch.no_grad():
         assert float((likelihood(model(x)).probs.argmax(-1) == y).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("method", ["log_marginal", "expected_log_prob"])
+def test_targets_and_distributions_of_other_kinds(method):
+    f = MultivariateNormal(torch.zeros(3), torch.eye(3))
+    ask = getattr(likelihoods.StudentTLikelihood(), method)
+    with pytest.raises(TypeError, match=r"targets must be a torch\.Tensor; got list"):
+        ask([0.0, 1.0, 2.0], f)
+    with pytest.raises(TypeError, match=r"the distribution of f, as a model returns it; got a Tensor"):
+        ask(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"got targets of shape \(3, 1\)"):
+        ask(torch.zeros(3, 1), f)
+
+
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (likelihoods.OrdinalLogitLikelihood, 2),
+        (likelihoods.MultinomialLogitLikelihood, 2),
+        (likelihoods.StickBreakingLikelihood, 2),
+        (likelihoods.DirichletLikelihood, 2),
+        (likelihoods.MultivariatePoissonLikelihood, 1),
+        (lambda n: likelihoods.ExponentialFamilyLikelihood(n, torch.sin, torch.cos), 1),
+    ],
+)
+def test_numbers_of_classes_are_whole(make, least):
+    for wrong in (least + 0.5, str(least), None):
+        with pytest.raises(TypeError, match="must be a whole number"):
+            make(wrong)
+    with pytest.raises(ValueError, match=f"must be at least {least}; got {least - 1}"):
+        make(least - 1)
+    make(torch.tensor(least))

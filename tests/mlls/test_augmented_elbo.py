@@ -1,9 +1,12 @@
 import gpytorch
 import pytest
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import VariationalELBO
 from gpytorch.variational import VariationalStrategy
 
+import gpext
+from gpext.likelihoods import StudentTLikelihood
 from gpext.mlls import AugmentedELBO
 from tests.members import F64, MEMBERS, student_t
 from tests.sparse_models import SparseGP, inputs, randomise
@@ -74,3 +77,20 @@ def test_a_likelihood_without_augmentation_is_refused_by_name():
     model = SparseGP(inputs(M, 2))
     with pytest.raises(TypeError, match=r"PoissonLikelihood.*VariationalELBO"):
         AugmentedELBO(gpytorch.likelihoods.PoissonLikelihood(), model, num_data=N)
+
+
+def test_models_without_a_q_are_refused():
+    class Latent(gpext.models.LatentGP):
+        def forward(self, x):
+            return MultivariateNormal(torch.zeros(len(x)), torch.eye(len(x)))
+
+    x, y, likelihood = torch.zeros(3, 1), torch.zeros(3), StudentTLikelihood()
+    latent = Latent(x, y, likelihood)
+    for model in (latent, gpytorch.models.ExactGP(x, y, gpytorch.likelihoods.GaussianLikelihood())):
+        with pytest.raises(TypeError, match=r"needs an ApproximateGP.*LatentMarginalLogLikelihood"):
+            AugmentedELBO(likelihood, model, num_data=3)
+    with pytest.raises(TypeError, match=r"no q\(u\) to train by VariationalELBO.*LatentMarginalLogLikelihood"):
+        gpext.fit(gpytorch.mlls.VariationalELBO(likelihood, latent, num_data=3), x, y, progress=False)
+    for other in (None, latent):
+        with pytest.raises(TypeError, match=r"expected an objective of gpytorch or of gpext\.mlls"):
+            gpext.fit(other, x, y, progress=False)

@@ -108,3 +108,12 @@ def test_an_evidence_without_a_posterior_is_refused():
     with pytest.warns(gpext.inference.InferenceWarning), pytest.raises(NotPSDError):
         mll(mll.model(x), y)
     assert not bool(mll.model.variational_strategy.variational_params_initialized)
+
+
+def test_targets_by_which_the_model_would_not_predict_are_refused():
+    mll, x, y = made(Laplace())
+    for other in (2 * y, y[:-1]):
+        with pytest.raises(ValueError, match=r"model\.set_train_data\(\)"):
+            mll(mll.model.train()(x), other)
+    mll.model.set_train_data(targets=2 * y)
+    mll(mll.model(x), 2 * y)

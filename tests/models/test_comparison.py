@@ -1,5 +1,6 @@
 import copy
 
+import pytest
 import torch
 
 from gpext.inference import CAVI, KL, Laplace
@@ -31,3 +32,10 @@ def test_a_rule_that_does_not_apply_says_so():
     comparison = compare_inference(model, [CAVI(), Laplace()])
     assert comparison.rules[0].status == "CONVERGED"
     assert "second derivative" in comparison.rules[1].status
+
+
+def test_other_models_and_rules_are_refused():
+    with pytest.raises(TypeError, match=r"expected a gpext\.models\.LatentGP; got Linear"):
+        compare_inference(torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="inference must be an instance of a rule"):
+        compare_inference(made(Laplace())[0], [KL])

@@ -98,3 +98,29 @@ def test_a_sparse_model_of_several_latents_trains_its_inducing_inputs():
     gpext.fit(mll, x, y, max_steps=8, progress=False)
     assert mll(model.train()(x), y).item() > before
     assert (model.variational_strategy.sparse_inputs - first).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["von_mises", "dirichlet"])
+def test_a_batch_of_models_trains(name):
+    x = torch.linspace(0, 3, 12, dtype=torch.float64)
+    likelihood, y = data(name, x)
+    D = likelihood.num_latents
+    ys = torch.stack([y, y.roll(3, 0)])
+
+    class Batch(Model):
+        def forward(self, x):
+            return super().forward(x.unsqueeze(-3))
+
+    def trained(x, y, kind):
+        model = kind(x, y, likelihood, Laplace()).double()
+        mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
+        gpext.fit(mll, x, y, max_steps=4, progress=False)
+        return model.eval()
+
+    both = trained(x.unsqueeze(-1).expand(2, -1, 1), ys, Batch)
+    assert both.result.log_evidence.shape == (2,)
+    alone = [Model(x, target, likelihood, Laplace()).double() for target in ys]
+    for model, evidence in zip(alone, both.result.log_evidence, strict=True):
+        model.load_state_dict({k: v for k, v in both.state_dict().items() if "variational" not in k}, strict=False)
+        torch.testing.assert_close(model.eval().result.log_evidence, evidence, rtol=1e-8, atol=1e-8)
+    assert both(x[:3].unsqueeze(-1).expand(2, -1, 1)).mean.shape == (2, 3, D)

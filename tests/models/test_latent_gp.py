@@ -11,6 +11,7 @@ from gpytorch.distributions import MultivariateNormal
 import gpext
 from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Status, Taylor
 from gpext.likelihoods import (
+    BayesianSVMLikelihood,
     BernoulliLogitLikelihood,
     MultinomialLogitLikelihood,
     OrdinalLogitLikelihood,
@@ -219,6 +220,43 @@ def test_new_training_data():
     assert bool(model.train_inputs[0].isfinite().all())
 
 
+@pytest.mark.parametrize("size", [40, 25])
+def test_a_state_dict_leaves_the_data_alone(size):
+    trained, mll, x, y = made()
+    gpext.fit(mll, x, y, max_steps=3, progress=False)
+    others = data(size, seed=5)
+    model = Model(*others, BernoulliLogitLikelihood()).double()
+    model.load_state_dict(trained.state_dict())
+    assert torch.equal(model.train_inputs[0], others[0])
+    fresh = Model(*others, BernoulliLogitLikelihood()).double()
+    fresh.load_state_dict({k: v for k, v in trained.state_dict().items() if "variational" not in k}, strict=False)
+    torch.testing.assert_close(model.eval()(x).mean, fresh.eval()(x).mean, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_as_the_one_entry_of_a_tuple():
+    model, _, x, y = made()
+    model.set_train_data((x + 0.1,), y)
+    assert torch.equal(Model((x + 0.1,), y, BernoulliLogitLikelihood()).train_inputs[0], model.train_inputs[0])
+    assert torch.equal(model.eval()(*model.train_inputs).mean, model(x + 0.1).mean)
+    for wrong in ((x, x), [x.tolist()], x.numpy(), None):
+        for use in (model, lambda x: Model(x, y, BernoulliLogitLikelihood())):
+            with pytest.raises(TypeError, match=r"inputs must be a torch\.Tensor; got"):
+                use(wrong)
+    with pytest.raises(TypeError, match=r"targets must be a torch\.Tensor; got list"):
+        model.set_train_data(x, y.tolist())
+
+
+def test_targets_outside_the_support_are_refused_at_the_door():
+    model, _, x, y = made()
+    for likelihood in (BernoulliLogitLikelihood(), gpytorch.likelihoods.BernoulliLikelihood()):
+        with pytest.raises(ValueError, match=r"targets must be in \{0, 1\}"):
+            Model(x, 2 * y - 1, likelihood)
+    with pytest.raises(ValueError, match=r"targets must be in \{0, 1\}"):
+        model.set_train_data(x + 1, 2 * y - 1)
+    assert torch.equal(model.train_inputs[0], x)
+    assert torch.equal(model.train_targets, y)
+
+
 def test_priors_come_in_as_with_an_exact_gp():
     model, mll, x, y = made()
     plain = mll(model(x), y)
@@ -363,3 +401,31 @@ def test_counts_train_and_predict():
     assert result.status is gpext.FitStatus.CONVERGED
     predictive = likelihood(model.eval()(x))
     assert (predictive.mean / rate).log().abs().mean() < 0.2
+
+
+def test_another_likelihood_of_as_many_parameters_is_another_result():
+    model, _, _, _ = made()
+    before = model.result.log_evidence
+    model.likelihood = BayesianSVMLikelihood()
+    fresh, _, _, _ = made()
+    fresh.likelihood = BayesianSVMLikelihood()
+    torch.testing.assert_close(model.result.log_evidence, fresh.result.log_evidence)
+    assert abs(model.result.log_evidence - before) > 0.1
+    assert set(model.state_dict()) == set(fresh.state_dict())
+    assert not any("likelihood" in name for name, _ in model.variational_strategy.named_modules())
+
+
+def test_a_fantasy_model_is_one_of_more_data():
+    x, y = data(40)
+    model = Model(x[:30], y[:30], BernoulliLogitLikelihood(), EP()).double()
+    expected = Model(x, y, BernoulliLogitLikelihood(), EP()).double().eval()
+    fantasy = model.get_fantasy_model(x[30:], y[30:])
+    torch.testing.assert_close(fantasy(x).mean, expected(x).mean, rtol=1e-5, atol=1e-5)
+    assert len(model.train_targets) == 30
+    several = model.get_fantasy_model(x[30:, 0], torch.stack([y[30:], 1 - y[30:]]))
+    assert several(x).mean.shape == (2, 40)
+    torch.testing.assert_close(several(x).mean[0], expected(x).mean, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"targets must be in \{0, 1\}"):
+        model.get_fantasy_model(x[30:], 2 * y[30:])
+    with pytest.raises(ValueError, match="equally many"):
+        model.get_fantasy_model(x[30:], y[31:])

@@ -43,7 +43,7 @@ def seed(number=0):
 def problem(n=12, dtype=F64, likelihood=StudentTLikelihood):
     x = torch.linspace(0, 3, n, dtype=dtype)
     y = torch.sin(2 * x) + 0.2 * torch.randn(n, dtype=dtype, generator=seed())
-    y = (y > 0).to(dtype) if likelihood is BernoulliLogitLikelihood else y
+    y = (y > 0).to(dtype) if likelihood in (BernoulliLogitLikelihood, PoissonLikelihood) else y
     likelihood = likelihood().to(dtype)
     if isinstance(likelihood, StudentTLikelihood):
         likelihood.register_prior("noise_prior", LogNormalPrior(-2.0, 0.7), "noise")

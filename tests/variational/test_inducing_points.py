@@ -89,3 +89,8 @@ def test_too_few_distinct_inputs_are_an_error_that_says_how_many_there_are():
         kmeans_inducing_points(torch.tensor([[0.0], [1.0], [torch.nan]]), 2)
     with pytest.raises(ValueError, match="no batch"):
         kmeans_inducing_points([], 2)
+
+
+def test_inputs_that_are_no_tensors():
+    with pytest.raises(TypeError, match=r"inputs must be a torch\.Tensor; got float"):
+        kmeans_inducing_points([[0.0], [1.0]], 2)

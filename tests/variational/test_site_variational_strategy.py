@@ -10,8 +10,9 @@ from gpytorch.mlls import VariationalELBO
 from gpytorch.test.variational_test_case import VariationalTestCase
 from gpytorch.variational import CholeskyVariationalDistribution, NaturalVariationalDistribution
 
+import gpext
 from gpext.inference import CAVI
-from gpext.likelihoods import StudentTLikelihood
+from gpext.likelihoods import StudentTLikelihood, VonMisesLikelihood
 from gpext.mlls import AugmentedELBO
 from gpext.variational import SiteVariationalStrategy
 from tests.members import F64, MEMBERS, student_t
@@ -489,4 +490,44 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(member):
     torch.nn.init.constant_(model.mean_module.bias, float("nan"))
     with pytest.raises(FloatingPointError, match="not finite"):
         model.base.update(x, y, member.likelihood)
+    assert_same(natural(model), before, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_copies_after_a_call_with_gradients(mode):
+    model = SparseGP(inputs(M, 2))
+    x = inputs(5, 2, seed=1)
+    expected = getattr(model, mode)()(x).mean
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(x).mean, expected)
+
+
+def test_inducing_points_that_are_none():
+    for wrong, error, message in (
+        ([[0.0]], TypeError, r"inducing_points must be a torch\.Tensor; got list"),
+        (torch.zeros(0, 2), ValueError, r"at least one; got \(0, 2\)"),
+        (torch.arange(4), ValueError, r"of float32 or float64.*torch.int64"),
+        (torch.tensor(1.0), ValueError, r"got \(\)"),
+        (torch.full((3, 1), torch.nan), ValueError, "inducing_points must be finite"),
+    ):
+        with pytest.raises(error, match=message):
+            SiteVariationalStrategy(None, wrong)
+    with pytest.raises(ValueError, match="of 5 values, and there are 3 inducing points"):
+        SiteVariationalStrategy(None, torch.zeros(3, 1), NaturalVariationalDistribution(5))
+
+
+def test_latents_without_a_q_of_their_own():
+    model = SparseGP(inputs(M, 2))
+    before = natural(model)
+    x, y = inputs(5, 2, seed=1), torch.zeros(5, dtype=F64)
+    mll = VariationalELBO(VonMisesLikelihood(), model, num_data=5)
+    for use in (
+        lambda: model.base.update(x, y, mll.likelihood),
+        lambda: gpext.fit(mll, x, y, progress=False),
+        lambda: gpext.fit(mll, x, y, batch_size=2, progress=False),
+    ):
+        with pytest.raises(ValueError, match=r"num_latents = 2: expected a q\(u\) for each.*Z\.repeat\(2, 1, 1\)"):
+            use()
+    with pytest.raises(TypeError, match=r"inputs must be a torch\.Tensor; got list"):
+        model.base.update(x.tolist(), y, student_t())
     assert_same(natural(model), before, 0.0)

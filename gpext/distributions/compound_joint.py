@@ -1,0 +1,89 @@
+r"""The predictive distribution of a datum with several latents, from p(y | f) as a distribution object.
+
+p(y) = int p(y | f) N(f | m, V) df,     E[y] = E[E(y | f)],     Var[y] = E[Var(y | f) + E(y | f)^2] - E[y]^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from gpytorch.distributions import Distribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from gpext.distributions.correlated_latents import draw_latents, in_every
+from gpext.quadrature import in_parts, joint_expectation
+
+
+class CompoundJointDistribution(Distribution):
+    """Targets of any kind, batch shape (..., N), event shape () or (C,).
+
+    Args:
+        conditional: maps f (..., D, N) to p(y | f), with batch shape (..., N).
+        latent_mean: m (..., D, N).
+        latent_covariance: V (..., D, D, N), positive semidefinite.
+        log_density: maps (value, mean, covariance) to log p(value) (..., N).
+        validate_args: as in torch.distributions.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+
+    def __init__(
+        self,
+        conditional: Callable[[Tensor], torch.distributions.Distribution],
+        latent_mean: Tensor,
+        latent_covariance: Tensor,
+        log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
+        self.conditional, self._log_density = conditional, log_density
+        self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
+        at_mean, shape = conditional(latent_mean), latent_mean.select(-2, 0).shape
+        if at_mean.batch_shape != shape or len(at_mean.event_shape) > 1:
+            raise ValueError(
+                f"conditional must map f of shape {tuple(latent_mean.shape)} to a distribution of batch shape "
+                f"{tuple(shape)} and event shape () or (C,); got batch shape {tuple(at_mean.batch_shape)} and event "
+                f"shape {tuple(at_mean.event_shape)}."
+            )
+        super().__init__(at_mean.batch_shape, at_mean.event_shape, validate_args=validate_args)
+
+    @property
+    def support(self) -> constraints.Constraint | None:
+        """The support of the conditional."""
+        return self.conditional(self.latent_mean).support
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y], batch_shape + event_shape."""
+        return self._expectation(lambda given: given.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[y], of each entry of an event, batch_shape + event_shape."""
+        return self._expectation(lambda given: given.variance + given.mean.square()) - self.mean.square()
+
+    def _expectation(self, function: Callable[[torch.distributions.Distribution], Tensor]) -> Tensor:
+        """Return the expectation of a function of p(y | f) that has its batch_shape + event_shape."""
+        is_scalar = not self.event_shape
+
+        def of_latents(f: Tensor) -> Tensor:  # (Q, ..., C, N)
+            values = function(self.conditional(f))
+            return (values.unsqueeze(-1) if is_scalar else values).mT
+
+        found = in_parts(partial(joint_expectation, of_latents), self.latent_mean, self.latent_covariance).mT
+        return found.squeeze(-1) if is_scalar else found
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log p(value), of values whose shape ends in that of an event."""
+        if self._validate_args:
+            self._validate_sample(value)
+        shape = value.shape[: value.dim() - len(self.event_shape)]
+        return self._log_density(value, *in_every(shape, self.latent_mean, self.latent_covariance))
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        """Draws of shape sample_shape + batch_shape + event_shape from torch's global generator."""
+        with torch.no_grad():
+            latents = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), None)
+            return self.conditional(latents).sample()

@@ -1,0 +1,91 @@
+r"""The predictive distribution of the counts of n trials whose class probabilities pi are those of a softmax.
+
+Trials are exchangeable, so the first two moments are the probabilities of one trial and of two that agree:
+
+    E[y_k] = n E[pi_k],     Var[y_k] = n E[pi_k] + n (n - 1) E[pi_k^2] - (n E[pi_k])^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gpytorch.distributions import Distribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from gpext.distributions.correlated_latents import draw_latents, in_every
+
+
+class CompoundMultinomial(Distribution):
+    """Counts y of `total_count` trials, event shape (K,), batch shape (..., N).
+
+    Args:
+        total_count: n.
+        latent_mean: m (..., K, N) of the logits.
+        latent_covariance: V (..., K, K, N), positive semidefinite.
+        log_density: maps (counts of any total, mean, covariance) to their log probability (..., N).
+        validate_args: as in torch.distributions.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+
+    def __init__(
+        self,
+        total_count: int,
+        latent_mean: Tensor,
+        latent_covariance: Tensor,
+        log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
+        self.total_count, self._log_density = total_count, log_density
+        self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
+        shape = latent_mean.mT.shape
+        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """Counts that sum to `total_count`."""
+        return constraints.multinomial(self.total_count)
+
+    @property
+    def probs(self) -> Tensor:
+        """E[pi] (..., N, K), the probabilities of the classes in one trial."""
+        return self._probability_of(1)
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y] (..., N, K)."""
+        return self.total_count * self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances of y_k (..., N, K)."""
+        n, mean = self.total_count, self.mean
+        return mean + n * (n - 1) * self._probability_of(2) - mean.square()
+
+    def _probability_of(self, times: int) -> Tensor:
+        """Return E[pi_k^times] (..., N, K): the probability that so many trials have all come out as k."""
+        counts = times * torch.eye(self.event_shape[0], dtype=self.latent_mean.dtype, device=self.latent_mean.device)
+        return torch.stack([self._log_density_of(row.expand(self._extended_shape())) for row in counts], -1).exp()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log probability (..., N) of counts (..., N, K)."""
+        if self._validate_args:
+            self._validate_sample(value)
+            if bool((value.sum(-1) != self.total_count).any()):  # torch takes fewer for counts, too
+                raise ValueError(f"the counts of each datum must sum to total_count={self.total_count}.")
+        return self._log_density_of(value)
+
+    def _log_density_of(self, counts: Tensor) -> Tensor:
+        return self._log_density(counts, *in_every(counts.shape[:-1], self.latent_mean, self.latent_covariance))
+
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape + (K,)."""
+        with torch.no_grad():
+            logits = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator).mT
+            probs = logits.softmax(-1).flatten(0, -2)
+            trials = torch.multinomial(probs, self.total_count, replacement=True, generator=generator)
+            return torch.nn.functional.one_hot(trials, logits.size(-1)).sum(-2).to(logits).view(logits.shape)
