@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
+from linear_operator import to_linear_operator
 from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
@@ -108,12 +109,18 @@ class KernelOperator(LinearOperator):
                 lambda: [torch.stack([self._route.product(*pair, self._part) for pair in pairs]).view(like.shape)],
                 [like],
                 alike=[rhs, *self._args],
+                of=self._work,
             )
             return out * self.outputscale
 
     @property
     def _part(self) -> tuple[int, int]:
         return self.ranks.rank, self.ranks.size
+
+    @property
+    def _work(self) -> str:
+        """What ranks share out, and how: routes cut a matrix into parts of their own."""
+        return f"{' * '.join(self.profiles)} by {self._route.__name__.rpartition('.')[-1]}"
 
     @property
     def _is_stored(self) -> bool:
@@ -159,7 +166,7 @@ class KernelOperator(LinearOperator):
 
         with torch.no_grad():
             like = [t.expand(*batch, *t.shape[-2:]) for t in self._args]
-            return tuple(self.ranks.sum(of_this_rank, like, alike=[left_vecs, right_vecs, *self._args]))
+            return tuple(self.ranks.sum(of_this_rank, like, alike=[left_vecs, right_vecs, *self._args], of=self._work))
 
     @property
     def _route(self) -> ModuleType:
@@ -233,8 +240,10 @@ class KernelOperator(LinearOperator):
         return self._of(scale, *rest)
 
     def _mul_matrix(self, other: Tensor | LinearOperator) -> LinearOperator:
-        if not isinstance(other, KernelOperator) or other.square != self.square:
-            return super()._mul_matrix(other)
+        if not isinstance(other, KernelOperator):  # not by roots of a limited rank, linear_operator's way
+            return to_linear_operator(self.to_dense() * other.to_dense())
+        if other.square != self.square:  # as of factors that see some of the columns of the inputs
+            return self._rectangular()._mul_matrix(other._rectangular())
         (scale, *tensors), (other_scale, *others) = self._args, other._args
         backends = {self.backend, other.backend} - {"auto"}
         if len(backends) > 1:
@@ -248,6 +257,13 @@ class KernelOperator(LinearOperator):
             backend=backends.pop() if backends else "auto",
             ranks=self.ranks,
         )
+
+    def _rectangular(self) -> KernelOperator:
+        """Return the same, its columns with inputs of their own."""
+        if not self.square:
+            return self
+        tensors = [t for f in self.factors for t in (f.x, f.x, f.alpha) if t is not None]
+        return self._of(self.outputscale, *tensors, square=False)
 
     def _of(self, *tensors: Tensor, square: bool | None = None) -> KernelOperator:
         """Return the operator of other tensors with all else as here."""

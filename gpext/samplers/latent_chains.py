@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
 from gpext.parallel import Ranks
 from gpext.posteriors import DensePrior
-from gpext.samplers.chain_state import ChainState
+from gpext.samplers.chain_state import ChainState, check_origin
 from gpext.samplers.crew import BreakdownError, Crew
 from gpext.samplers.draws import GibbsDraws, conclude
 from gpext.samplers.status import SamplingStatus
@@ -108,14 +109,17 @@ class LatentChainSampler(ABC):
 
         def opened() -> tuple[list[ChainState], Chunks]:
             if resume is not None:
+                for state in resume.states:
+                    check_origin(state.origin, origin)
                 crew.check(len(resume.states), "batches of them in the draws to go on from")
                 return crew.spread.own(resume.states), resume.chunks
             crew.check(num_chains, "chains")
             own = len(crew.spread.own(range(num_chains)))
-            return [self._begin(own, warmup, self._own(generator, crew))], Chunks()
+            return [replace(self._begin(own, warmup, self._own(generator, crew)), origin=origin)], Chunks()
 
+        origin = self._origin()
         crew.everyone.require_same("sampler", f"{self.name}, {target.latent_shape}, {target.dtype}")
-        crew.everyone.require_alike([target.targets.double()])
+        crew.everyone.require_alike(target.data)
         states, chunks = crew.everyone.together(opened)
         path = None if directory is None else _prepare(Path(directory), chunks, crew)
         generators = [torch.Generator(target.targets.device) for _ in states]
@@ -152,9 +156,16 @@ class LatentChainSampler(ABC):
 
         Raises:
             FileNotFoundError: there are none.
+            ValueError: they are damaged, or of another sampler, other hyperparameters or data.
         """
         chunks, states = Chunks.found_in(Path(directory))
+        for state in states:
+            check_origin(state.origin, self._origin())
         return conclude(self.name, self._target, chunks, states, None, f"read from {directory}", 0.0)
+
+    def _origin(self) -> dict[str, Any]:
+        """Return what draws are of."""
+        return {"sampler": self.name, **self._target.origin}
 
     def _own(self, generator: torch.Generator | None, crew: Crew) -> torch.Generator:
         """Return this rank's generator."""

@@ -68,6 +68,11 @@ class LogPosterior:
         return isinstance(self.mll, UnbiasedMarginalLogLikelihood)
 
     @property
+    def data(self) -> list[Tensor]:
+        """Inputs and targets, float64."""
+        return [each.double() for each in (*self._x, self._y)]
+
+    @property
     def num_data(self) -> int:
         """N."""
         return self._y.numel()

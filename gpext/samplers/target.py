@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -18,6 +19,7 @@ from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_finite
 from gpext.models import LatentGP
+from gpext.parallel import mark
 from gpext.posteriors import DensePrior
 from gpext.samplers.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
@@ -63,6 +65,16 @@ class Target:
         self.latent_shape, self.dtype = latent_shape, dtype
         with torch.no_grad():
             self._augmentation = likelihood.augmentation(targets)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What draws are of."""
+        return {"hyperparameters": [], "latent shape": list(self.latent_shape), "data with the mark": mark(self.data)}
+
+    @property
+    def data(self) -> list[Tensor]:
+        """What was observed, float64."""
+        return [self.targets.double()]
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the hyperparameters of every chain at the start (C, P)."""
@@ -111,6 +123,16 @@ class ModelTarget(Target):
         likelihood = self.model.likelihood
         self.of_likelihood = self._moved.coordinates_of(likelihood)
         self.of_prior = [j for j in range(self._moved.size) if j not in self.of_likelihood]
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What draws are of."""
+        return {**super().origin, "hyperparameters": [slot.coordinate for slot in self._moved.slots]}
+
+    @property
+    def data(self) -> list[Tensor]:
+        """Inputs and what was observed, float64."""
+        return [self._x.double(), *super().data]
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the model's own values for every chain (C, P)."""

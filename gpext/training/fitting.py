@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
 from torch import Tensor
@@ -100,7 +102,9 @@ def fit(
     strategy, bound, x, y = ranks.together(checked)
     num_data = share = x.size(-2) if x.dim() > 1 else len(x)
     if ranks.size > 1:
-        num_data = _join(mll, ranks, share, f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}")
+        goes_on = {"state": state is not None, "checkpoint": checkpoint is not None}
+        options = f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}, {hyperparameters=}, {goes_on=}"
+        num_data = _join(mll, ranks, share, options)
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
     with interrupts(ranks) as interrupted:
@@ -141,7 +145,7 @@ def fit(
                 tolerance=tolerance,
                 generator=generator,
                 state=state,
-                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks),
+                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks, (x, y), batch_size),
             )
         except KeyboardInterrupt:
             return run.finish(FitStatus.INTERRUPTED)
@@ -193,12 +197,24 @@ def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, options: str) ->
     state = {**dict(mll.named_parameters()), **dict(mll.named_buffers())}
     shapes = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
     classes = ", ".join(sorted({type(module).__qualname__ for module in mll.modules()}))
-    ranks.require_same("model", f"{classes}: {shapes}")
+    ranks.require_same("model", f"{classes}: {shapes}; {_settings(mll)}")
     ranks.require_same("options", options)
     ranks.broadcast_(list(state.values()))
     first = next(iter(state.values()))
     number = torch.tensor(float(share), dtype=torch.float64, device=first.device)
     return int(ranks.sum(lambda: [number], [number])[0])
+
+
+def _settings(mll: MarginalLogLikelihood) -> str:
+    """Return what kernels and likelihoods have been told beside their tensors, such as the nu of a MaternKernel."""
+    found = [
+        f"{name}.{key} {value}"
+        for name, module in mll.named_modules()
+        if isinstance(module, Kernel | Likelihood)
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and not key.startswith("_") and key != "training"
+    ]
+    return ", ".join(found)
 
 
 def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:
