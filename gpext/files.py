@@ -5,6 +5,7 @@ One is written beside its final name and then renamed: what stands under the fin
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from collections.abc import Collection
@@ -35,7 +36,9 @@ def load(path: Path, keys: Collection[str], *, mapped: bool = True) -> dict[str,
         else:
             with path.open("rb") as file:
                 content = torch.load(file, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is what mapping a part of a file gives
+            raise
         raise ValueError(f"{path} is damaged, or was not written by gpext: {error}. {_CURE}") from error
     if not isinstance(content, dict) or set(content) != set(keys):
         found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__

@@ -120,7 +120,7 @@ class KernelOperator(LinearOperator):
     @property
     def _work(self) -> str:
         """What ranks share out, and how: routes cut a matrix into parts of their own."""
-        return f"{' * '.join(self.profiles)} by {self._route.__name__.rpartition('.')[-1]}"
+        return f"{' * '.join(self.profiles)}, {self.dtype}, by {self._route.__name__.rpartition('.')[-1]}"
 
     @property
     def _is_stored(self) -> bool:

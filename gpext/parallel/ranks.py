@@ -145,17 +145,24 @@ class Ranks:
         number = sum(len(part) for part in parts)
         return [parts[i % self.size][i // self.size] for i in range(number)]
 
-    def require_same(self, what: str, here: str) -> None:
+    def require_same(self, what: str, *here: str) -> None:
         """Raise on every rank unless all say the same.
+
+        Args:
+            what: is said, for the error.
+            here: parts of it; the error shows those that differ.
 
         Raises:
             ValueError: they do not.
         """
-        texts = self.gather(here)
-        others = [rank for rank, text in enumerate(texts) if text != texts[0]]
+        said = self.gather(here)
+        others = [rank for rank, parts in enumerate(said) if parts != said[0]]
         if others:
+            first, other = said[0], said[others[0]]
+            ours, theirs = (", ".join(p for p in a if p not in b) for a, b in ((first, other), (other, first)))
             raise ValueError(
-                f"expected the same {what} on every rank; rank 0 has {texts[0]}, rank {others[0]} {texts[others[0]]}."
+                f"expected the same {what} on every rank; rank 0 has {ours or 'less'}, rank {others[0]} "
+                f"{theirs or 'less'}."
             )
 
     def require_alike(self, tensors: Sequence[Tensor]) -> None:

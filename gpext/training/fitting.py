@@ -102,9 +102,11 @@ def fit(
     strategy, bound, x, y = ranks.together(checked)
     num_data = share = x.size(-2) if x.dim() > 1 else len(x)
     if ranks.size > 1:
-        goes_on = {"state": state is not None, "checkpoint": checkpoint is not None}
-        options = f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}, {hyperparameters=}, {goes_on=}"
-        num_data = _join(mll, ranks, share, options)
+        goes_on = (
+            f"state {'is' if state is None else 'not'} None, checkpoint {'is' if checkpoint is None else 'not'} None"
+        )
+        options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
+        num_data = _join(mll, ranks, share, *options, goes_on)
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
     with interrupts(ranks) as interrupted:
@@ -192,29 +194,31 @@ def _checked(
 
 
 @torch.no_grad()
-def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, options: str) -> int:
+def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, *options: str) -> int:
     """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0."""
     state = {**dict(mll.named_parameters()), **dict(mll.named_buffers())}
-    shapes = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
-    classes = ", ".join(sorted({type(module).__qualname__ for module in mll.modules()}))
-    ranks.require_same("model", f"{classes}: {shapes}; {_settings(mll)}")
-    ranks.require_same("options", options)
+    shapes = [
+        f"{name} {tuple(t.shape)} {t.dtype}" + ("" if t.requires_grad else " without gradients")
+        for name, t in state.items()
+    ]
+    classes = sorted({type(module).__qualname__ for module in mll.modules()})
+    ranks.require_same("model", *classes, *shapes, *_settings(mll))
+    ranks.require_same("options", *options)
     ranks.broadcast_(list(state.values()))
     first = next(iter(state.values()))
     number = torch.tensor(float(share), dtype=torch.float64, device=first.device)
     return int(ranks.sum(lambda: [number], [number])[0])
 
 
-def _settings(mll: MarginalLogLikelihood) -> str:
+def _settings(mll: MarginalLogLikelihood) -> list[str]:
     """Return what kernels and likelihoods have been told beside their tensors, such as the nu of a MaternKernel."""
-    found = [
-        f"{name}.{key} {value}"
+    return [
+        f"{name}.{key} = {value}"
         for name, module in mll.named_modules()
         if isinstance(module, Kernel | Likelihood)
         for key, value in vars(module).items()
         if isinstance(value, bool | int | float | str) and not key.startswith("_") and key != "training"
     ]
-    return ", ".join(found)
 
 
 def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:
