@@ -79,6 +79,9 @@ class KernelOperator(LinearOperator):
                 f"expected profiles among {sorted(FACTORS)} and {expected} tensors for {profiles}; got {len(tensors)}."
             )
         factors = _split(tensors, profiles, square)
+        dtypes = {str(t.dtype) for t in (outputscale, *tensors)}
+        if len(dtypes) > 1:
+            return f"expected tensors of one dtype; got {' and '.join(sorted(dtypes))}. Convert kernels by .to(dtype)."
         if len({(f.x.size(-2), f.columns.size(-2)) for f in factors}) != 1:
             return "the factors of a product of kernels must have equally many inputs."
         return None
@@ -95,6 +98,7 @@ class KernelOperator(LinearOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
+        self._check_vectors(rhs, self.size(-1))
         if self.backend == "dense":
             return self.to_dense() @ rhs
         if torch.is_grad_enabled() and (rhs.requires_grad or self.requires_grad):
@@ -112,6 +116,19 @@ class KernelOperator(LinearOperator):
                 of=self._work,
             )
             return out * self.outputscale
+
+    def _check_vectors(self, vectors: Tensor, size: int) -> None:
+        """Refuse vectors of another size or dtype: the program would read what is not there.
+
+        Raises:
+            ValueError: they are.
+        """
+        if vectors.size(-2) != size or any(t.dtype != vectors.dtype for t in self._args):
+            dtypes = sorted({str(t.dtype) for t in self._args})
+            raise ValueError(
+                f"expected vectors (..., {size}, R) of {' and '.join(dtypes)}, as the inputs and parameters of the "
+                f"kernel are; got {tuple(vectors.shape)} of {vectors.dtype}. Convert them by .to(dtype)."
+            )
 
     @property
     def _part(self) -> tuple[int, int]:
@@ -150,6 +167,8 @@ class KernelOperator(LinearOperator):
 
     def _pass(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor, ...]:
         """Return the derivatives of u' K v in each tensor, for each matrix of the batch (..., *)."""
+        for vectors, size in ((left_vecs, self.size(-2)), (right_vecs, self.size(-1))):
+            self._check_vectors(vectors, size)
         batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
         scale, left, right = (_one_by_one(t, batch) for t in (self.outputscale, left_vecs, right_vecs))
 

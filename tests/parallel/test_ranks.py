@@ -129,7 +129,7 @@ def _alike(rank, other):
         "scale": 1.001 * v,
         "rounding": v * (1 + 1e-14),
         "zero": 0 * v,
-        "order": v.flip(0),
+        "order": v.roll(1),
         "two": v[[1, 0, *range(2, 200)]],
     }
     v = changed[other] if rank == 1 else v

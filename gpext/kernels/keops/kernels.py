@@ -65,7 +65,7 @@ class LazyKernel(Combined):
 
         self.ranks.together(check)
         inputs = [self._features(x) for x in given]
-        one = x1.new_ones(1, 1)
+        one = inputs[0].new_ones(1, 1)
         return KernelOperator(
             one, *inputs, *own, profiles=(profile,), square=square, backend=self.backend, ranks=self.ranks
         )
