@@ -30,6 +30,7 @@ class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
         solver: how to solve, in place of `num_probes`.
 
     Raises:
+        TypeError: another model, or something else than a solver.
         ValueError: the model's inputs or targets are not finite, or its covariance has a product of kernels that
             is approximated.
 
@@ -55,10 +56,18 @@ class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
         self, likelihood: Likelihood, model: ExactGP, num_probes: int = 4, *, solver: UnbiasedSolver | None = None
     ) -> None:
         super().__init__(likelihood, model)
+        if not isinstance(model, ExactGP):
+            raise TypeError(f"expected an ExactGP; got {type(model).__qualname__}.")
+        if not isinstance(solver, UnbiasedSolver | None):
+            raise TypeError(f"expected a gpext.operators.UnbiasedSolver; got {type(solver).__name__}.")
         for x in model.train_inputs or ():
             check_finite("inputs", x)
         if model.train_targets is not None:
             check_finite("targets", model.train_targets)
+            if model.train_targets.dim() != 1:
+                raise ValueError(
+                    f"expected targets (N,) of one GP, no batch and one task; got {tuple(model.train_targets.shape)}."
+                )
         self.solver = UnbiasedSolver(num_probes=num_probes) if solver is None else solver
 
     def forward(self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any) -> Tensor:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from gpext.files import load, save
 from gpext.inference import InferenceWarning
-from gpext.parallel import Ranks, mark
+from gpext.parallel import Ranks, described, mark, tensors_of
 from gpext.samplers.chain_state import WalkState, check_origin
-from gpext.samplers.crew import Crew
+from gpext.samplers.crew import Crew, check_run
 from gpext.samplers.draws import WELL_MIXED, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
@@ -61,6 +61,7 @@ class Plan:
     """What a run was asked for; see :meth:`gpext.samplers.SGLDSampler.run`.
 
     Raises:
+        TypeError: a number that is not whole, or something else than a generator, draws or ranks.
         ValueError: a number is not positive.
     """
 
@@ -75,11 +76,23 @@ class Plan:
     ranks: Ranks | None
 
     def __post_init__(self) -> None:
-        if min(self.num_samples, self.num_chains, self.thinning) < 1 or self.warmup < 0:
-            raise ValueError(
-                "expected num_samples, num_chains, thinning >= 1 and warmup >= 0; got "
-                f"{self.num_samples}, {self.num_chains}, {self.thinning}, {self.warmup}."
-            )
+        check_run(
+            num_samples=self.num_samples,
+            num_chains=self.num_chains,
+            warmup=self.warmup,
+            thinning=self.thinning,
+            generator=self.generator,
+            ranks=self.ranks,
+        )
+        if not isinstance(self.resume, HyperPosterior | None):
+            raise TypeError(f"resume must be the result of an earlier run; got {type(self.resume).__name__}.")
+
+    @property
+    def options(self) -> list[str]:
+        """What has to be the same on all ranks, in words."""
+        names = ("num_samples", "num_chains", "warmup", "thinning")
+        given = [name for name in ("resume", "checkpoint") if getattr(self, name) is not None]
+        return [*(f"{name}={getattr(self, name)}" for name in names), f"{given=}"]
 
 
 class ChainSampler(ABC):
@@ -125,13 +138,17 @@ class ChainSampler(ABC):
         return self._conclude(content["raw"], state, None, f"read from {path}", 0.0)
 
     def _run(
-        self, plan: Plan, begin: Callable[[torch.Generator, list[Tensor]], list[dict[str, Any]]]
+        self,
+        plan: Plan,
+        begin: Callable[[torch.Generator, list[Tensor]], list[dict[str, Any]]],
+        *options: str,
     ) -> HyperPosterior:
         """Return draws.
 
         Args:
             plan: what was asked for.
             begin: (generator, states of one for each chain) -> the states that new chains start from.
+            options: what else has to be the same on all ranks, in words.
         """
         started = time.perf_counter()
         crew = Crew.of(plan.ranks, self.target.model)
@@ -149,8 +166,10 @@ class ChainSampler(ABC):
             crew.check(len(resume.state.walkers), "chains")
             return path, resume.state
 
-        everyone.require_same("sampler", f"{origin['sampler']} of {origin['hyperparameters']}")
-        everyone.require_alike(self.target.data)
+        everyone.require_same("sampler", origin["sampler"], *origin["hyperparameters"])
+        everyone.require_same("model", *origin["model"])
+        everyone.require_same("options", *plan.options, *options)
+        everyone.require_alike([*self.target.data, *tensors_of(self.target.model)])
         path, state = everyone.together(opened)
         earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64)
         earlier = (earlier if resume is None else resume.raw)[spread.rank :: spread.size]
@@ -219,7 +238,12 @@ class ChainSampler(ABC):
     def _origin(self) -> dict[str, Any]:
         """Return what draws are of."""
         names = [slot.coordinate for slot in self.target.moved.slots]
-        return {"sampler": self.name, "hyperparameters": names, "data with the mark": mark(self.target.data)}
+        return {
+            "sampler": self.name,
+            "hyperparameters": names,
+            "model": described(self.target.model),
+            "data with the mark": mark(self.target.data),
+        }
 
 
 def _offspring(number: int, generator: torch.Generator) -> tuple[torch.Generator, list[Tensor]]:

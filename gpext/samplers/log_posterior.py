@@ -53,6 +53,8 @@ class LogPosterior:
         self.model = self.mll.model
         for x in self.model.train_inputs:
             check_finite("inputs", x)
+            if x.dim() > 2:
+                raise ValueError(f"expected inputs (N, d) of one GP, no batch of them; got {tuple(x.shape)}.")
         check_finite("targets", self.model.train_targets)
         if names is None:
             names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]

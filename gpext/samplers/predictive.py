@@ -23,19 +23,21 @@ _CHUNK = 128  # new inputs whose solves share products
 
 @torch.no_grad()
 def predictive(target: LogPosterior, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and variances (S,) of targets at new inputs, as written in the target's model.
+    """Return means and variances (..., S) of targets at new inputs, as written in the target's model.
 
     Where its gradients are estimates, by conjugate gradients to half of all digits; else with a factorisation.
 
     Args:
         target: in training mode; left in it.
-        x: (S, d) or (S,).
+        x: (..., S, d) or (S,).
 
     Raises:
         FloatingPointError: the hyperparameters make no covariance of the data that can be solved with.
     """
     if isinstance(target.mll, UnbiasedMarginalLogLikelihood):
-        return _by_solves(target, target.mll, x.unsqueeze(-1) if x.dim() == 1 else x)
+        columns = x.unsqueeze(-1) if x.dim() == 1 else x
+        mean, variance = _by_solves(target, target.mll, columns.flatten(0, -2))
+        return mean.view(columns.shape[:-1]), variance.view(columns.shape[:-1])
     model = target.model
     try:
         with target.factorised(), warnings.catch_warnings():

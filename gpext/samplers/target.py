@@ -17,9 +17,9 @@ from gpext.inference import require_augmentation
 from gpext.inference.gibbs import draw_sites
 from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.likelihoods.checks import HyperparameterError, check_finite
+from gpext.likelihoods.checks import HyperparameterError, check_finite, check_tensor
 from gpext.models import LatentGP
-from gpext.parallel import mark
+from gpext.parallel import described, mark
 from gpext.posteriors import DensePrior
 from gpext.samplers.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
@@ -69,12 +69,22 @@ class Target:
     @property
     def origin(self) -> dict[str, Any]:
         """What draws are of."""
-        return {"hyperparameters": [], "latent shape": list(self.latent_shape), "data with the mark": mark(self.data)}
+        return {
+            "hyperparameters": [],
+            "model": described(self.described),
+            "latent shape": list(self.latent_shape),
+            "data with the mark": mark(self.data),
+        }
+
+    @property
+    def described(self) -> torch.nn.Module:
+        """The model, or what there is of one."""
+        return self.likelihood
 
     @property
     def data(self) -> list[Tensor]:
-        """What was observed, float64."""
-        return [self.targets.double()]
+        """What was observed and the prior, float64."""
+        return [self.targets.double(), self._prior.mean.double(), self._prior.covariance.double()]
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the hyperparameters of every chain at the start (C, P)."""
@@ -130,9 +140,14 @@ class ModelTarget(Target):
         return {**super().origin, "hyperparameters": [slot.coordinate for slot in self._moved.slots]}
 
     @property
+    def described(self) -> torch.nn.Module:
+        """The model."""
+        return self.model
+
+    @property
     def data(self) -> list[Tensor]:
         """Inputs and what was observed, float64."""
-        return [self._x.double(), *super().data]
+        return [self._x.double(), self.targets.double()]
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the model's own values for every chain (C, P)."""
@@ -236,6 +251,7 @@ def checked_inputs(x: Tensor, train_x: Tensor) -> Tensor:
     Raises:
         ValueError: they are not finite or not of that dimension.
     """
+    check_tensor("x", x)
     check_finite("x", x)
     columns = x.unsqueeze(-1) if x.dim() == 1 else x
     d = train_x.size(-1) if train_x.dim() > 1 else 1

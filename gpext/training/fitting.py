@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
 from torch import Tensor
@@ -16,7 +14,7 @@ from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.mlls import AugmentedELBO
-from gpext.parallel import Ranks, interrupts
+from gpext.parallel import Ranks, described, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
@@ -102,11 +100,9 @@ def fit(
     strategy, bound, x, y = ranks.together(checked)
     num_data = share = x.size(-2) if x.dim() > 1 else len(x)
     if ranks.size > 1:
-        goes_on = (
-            f"state {'is' if state is None else 'not'} None, checkpoint {'is' if checkpoint is None else 'not'} None"
-        )
+        given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
         options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
-        num_data = _join(mll, ranks, share, *options, goes_on)
+        num_data = _join(mll, ranks, share, *options, f"{given=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
     with interrupts(ranks) as interrupted:
@@ -197,28 +193,12 @@ def _checked(
 def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, *options: str) -> int:
     """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0."""
     state = {**dict(mll.named_parameters()), **dict(mll.named_buffers())}
-    shapes = [
-        f"{name} {tuple(t.shape)} {t.dtype}" + ("" if t.requires_grad else " without gradients")
-        for name, t in state.items()
-    ]
-    classes = sorted({type(module).__qualname__ for module in mll.modules()})
-    ranks.require_same("model", *classes, *shapes, *_settings(mll))
+    ranks.require_same("model", *described(mll))
     ranks.require_same("options", *options)
     ranks.broadcast_(list(state.values()))
     first = next(iter(state.values()))
     number = torch.tensor(float(share), dtype=torch.float64, device=first.device)
     return int(ranks.sum(lambda: [number], [number])[0])
-
-
-def _settings(mll: MarginalLogLikelihood) -> list[str]:
-    """Return what kernels and likelihoods have been told beside their tensors, such as the nu of a MaternKernel."""
-    return [
-        f"{name}.{key} = {value}"
-        for name, module in mll.named_modules()
-        if isinstance(module, Kernel | Likelihood)
-        for key, value in vars(module).items()
-        if isinstance(value, bool | int | float | str) and not key.startswith("_") and key != "training"
-    ]
 
 
 def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:
