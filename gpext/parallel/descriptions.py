@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
@@ -25,7 +27,8 @@ def described(module: torch.nn.Module) -> list[str]:
     return [*classes, *tensors, *settings]
 
 
-def tensors_of(module: torch.nn.Module) -> list[Tensor]:
-    """Return its parameters and buffers, float64, bounds at infinity as zeros."""
-    values = [t.detach().double() for t in module.state_dict().values()]
-    return [torch.where(t.isinf(), 0.0, t) for t in values]
+def tensors_of(module: torch.nn.Module, but: Collection[Tensor] = ()) -> list[Tensor]:
+    """Return its parameters and buffers, but for some, float64, bounds at infinity as zeros."""
+    left_out = {id(t) for t in but}
+    kept = [t.detach().double() for t in (*module.parameters(), *module.buffers()) if id(t) not in left_out]
+    return [torch.where(t.isinf(), 0.0, t) for t in kept]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpext.files import load, save
 from gpext.inference import InferenceWarning
-from gpext.parallel import Ranks, described, mark, tensors_of
+from gpext.parallel import Ranks, described, mark
 from gpext.samplers.chain_state import WalkState, check_origin
 from gpext.samplers.crew import Crew, check_run
 from gpext.samplers.draws import WELL_MIXED, split_r_hat
@@ -169,7 +169,7 @@ class ChainSampler(ABC):
         everyone.require_same("sampler", origin["sampler"], *origin["hyperparameters"])
         everyone.require_same("model", *origin["model"])
         everyone.require_same("options", *plan.options, *options)
-        everyone.require_alike([*self.target.data, *tensors_of(self.target.model)])
+        everyone.require_alike([*self.target.data, *self.target.fixed])
         path, state = everyone.together(opened)
         earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64)
         earlier = (earlier if resume is None else resume.raw)[spread.rank :: spread.size]

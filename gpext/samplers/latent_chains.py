@@ -21,7 +21,7 @@ from torch import Tensor
 from gpext.distributions import InversionError
 from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
-from gpext.parallel import Ranks, tensors_of
+from gpext.parallel import Ranks
 from gpext.posteriors import DensePrior
 from gpext.samplers.chain_state import ChainState, check_origin
 from gpext.samplers.crew import BreakdownError, Crew, check_run
@@ -131,7 +131,7 @@ class LatentChainSampler(ABC):
         crew.everyone.require_same("sampler", self.name, *origin["hyperparameters"], str(target.dtype))
         crew.everyone.require_same("model", *origin["model"], f"f {tuple(target.latent_shape)}")
         crew.everyone.require_same("options", *options)
-        crew.everyone.require_alike([*target.data, *tensors_of(target.described)])
+        crew.everyone.require_alike([*target.data, *target.fixed])
         states, chunks = crew.everyone.together(opened)
         path = None if directory is None else _prepare(Path(directory), chunks, crew)
         generators = [torch.Generator(target.targets.device) for _ in states]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpext.likelihoods.checks import check_finite
 from gpext.mlls import UnbiasedMarginalLogLikelihood
+from gpext.parallel import tensors_of
 from gpext.samplers.hyperparameters import Hyperparameters
 
 # What gpytorch raises where a covariance cannot be factorised as it is, with its warnings as errors.
@@ -73,6 +74,11 @@ class LogPosterior:
     def data(self) -> list[Tensor]:
         """Inputs and targets, float64."""
         return [each.double() for each in (*self._x, self._y)]
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """The parameters and buffers of the model that are not moved, float64."""
+        return tensors_of(self.model, [slot.parameter for slot in self.moved.slots])
 
     @property
     def num_data(self) -> int:

@@ -19,7 +19,7 @@ from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_finite, check_tensor
 from gpext.models import LatentGP
-from gpext.parallel import described, mark
+from gpext.parallel import described, mark, tensors_of
 from gpext.posteriors import DensePrior
 from gpext.samplers.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
@@ -80,6 +80,11 @@ class Target:
     def described(self) -> torch.nn.Module:
         """The model, or what there is of one."""
         return self.likelihood
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """The parameters and buffers that are not moved, float64."""
+        return tensors_of(self.described)
 
     @property
     def data(self) -> list[Tensor]:
@@ -143,6 +148,11 @@ class ModelTarget(Target):
     def described(self) -> torch.nn.Module:
         """The model."""
         return self.model
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """The parameters and buffers that are not moved, float64."""
+        return tensors_of(self.model, [slot.parameter for slot in self._moved.slots])
 
     @property
     def data(self) -> list[Tensor]:

@@ -87,11 +87,11 @@ def test_more_ranks_than_chains_are_refused():
 
 
 def _of_other(rank, fault):
-    made, options = sampler("walk"), {}
+    made, options = MetropolisHastings(sampler("walk").target.mll, ["covar_module.lengthscale"]), {}
     if rank == 1 and fault == "kernel":
         made.target.model.covar_module.eps = 1.0
     if rank == 1 and fault == "value":
-        made.target.model.covar_module.lengthscale = 2.0
+        made.target.model.likelihood.noise = 2.0
     if rank == 1 and fault == "options":
         options = {"thinning": 2}
     made.run(3, 2, 0, ranks=Ranks(), progress=False, **options)
