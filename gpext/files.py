@@ -5,25 +5,44 @@ One is written beside its final name and then renamed: what stands under the fin
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+_CURE = "Delete it, or give another directory."
 
-def load(path: Path, *, mapped: bool = True) -> dict[str, Any]:
+
+def load(path: Path, keys: Collection[str], *, mapped: bool = True) -> dict[str, Any]:
     """Return what :func:`save` has written.
 
     Args:
         path: of the file.
+        keys: of what was written.
         mapped: read numbers as they are asked for. Not for a file that may be replaced meanwhile: torch opens it twice,
             and what it finds the second time may be another.
+
+    Raises:
+        ValueError: the file is damaged, or holds something else.
+        OSError: it cannot be read.
     """
-    if mapped:
-        return torch.load(path, mmap=True, weights_only=True)
-    with path.open("rb") as file:
-        return torch.load(file, weights_only=True)
+    try:
+        if mapped:
+            content = torch.load(path, mmap=True, weights_only=True)
+        else:
+            with path.open("rb") as file:
+                content = torch.load(file, weights_only=True)
+    except Exception as error:  # of any kind: whatever stands there is read as a program
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is what mapping a part of a file gives
+            raise
+        raise ValueError(f"{path} is damaged, or was not written by gpext: {error}. {_CURE}") from error
+    if not isinstance(content, dict) or set(content) != set(keys):
+        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"expected {sorted(keys)} in {path}; got {found}. {_CURE}")
+    return content
 
 
 def save(content: dict[str, Any], path: Path) -> None:

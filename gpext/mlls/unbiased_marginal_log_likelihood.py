@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
+from linear_operator.operators import LinearOperator, MulLinearOperator
 from torch import Tensor
 
 from gpext.likelihoods.checks import check_finite
@@ -28,7 +30,9 @@ class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
         solver: how to solve, in place of `num_probes`.
 
     Raises:
-        ValueError: the model's inputs or targets are not finite.
+        TypeError: another model, or something else than a solver.
+        ValueError: the model's inputs or targets are not finite, or its covariance has a product of kernels that
+            is approximated.
 
     Example:
         >>> import gpytorch, torch
@@ -52,18 +56,41 @@ class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
         self, likelihood: Likelihood, model: ExactGP, num_probes: int = 4, *, solver: UnbiasedSolver | None = None
     ) -> None:
         super().__init__(likelihood, model)
+        if not isinstance(model, ExactGP):
+            raise TypeError(f"expected an ExactGP; got {type(model).__qualname__}.")
+        if not isinstance(solver, UnbiasedSolver | None):
+            raise TypeError(f"expected a gpext.operators.UnbiasedSolver; got {type(solver).__name__}.")
         for x in model.train_inputs or ():
             check_finite("inputs", x)
         if model.train_targets is not None:
             check_finite("targets", model.train_targets)
+            if model.train_targets.dim() != 1:
+                raise ValueError(
+                    f"expected targets (N,) of one GP, no batch and one task; got {tuple(model.train_targets.shape)}."
+                )
         self.solver = UnbiasedSolver(num_probes=num_probes) if solver is None else solver
 
     def forward(self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any) -> Tensor:
         """Return the log marginal likelihood per datum ()."""
         output = self.likelihood(function_dist, *params, **kwargs)
-        covariance = UnbiasedSolveOperator(output.lazy_covariance_matrix.evaluate_kernel(), solver=self.solver)
+        given = output.lazy_covariance_matrix.evaluate_kernel()
+        _check_exact(given)
+        covariance = UnbiasedSolveOperator(given, solver=self.solver)
         # Not by log_prob: that factorises the matrix where gpytorch's fast computations are off, as botorch has them.
         quadratic, log_det = covariance.inv_quad_logdet(target - output.mean, logdet=True)
         size = function_dist.event_shape.numel()
         value = -0.5 * (quadratic + log_det + size * math.log(2 * math.pi))
         return self._add_other_terms(value, params) / size
+
+
+def _check_exact(covariance: LinearOperator) -> None:
+    """Refuse linear_operator's product of two matrices by roots, where these are of a limited rank."""
+    if isinstance(covariance, MulLinearOperator) and covariance.size(-1) > settings.max_cholesky_size.value():
+        raise ValueError(
+            "gpytorch's ProductKernel multiplies matrices that are not stored by roots of a limited rank, which is no "
+            "covariance to have unbiased gradients of. Write gpext.kernels.keops.ProductKernel(k1, k2), or take "
+            "ScaleKernel and AdditiveKernel from gpext.kernels.keops, too: then k1 * k2 is exact."
+        )
+    for part in covariance._args:
+        if isinstance(part, LinearOperator):
+            _check_exact(part)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
+from linear_operator import to_linear_operator
 from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
@@ -78,6 +79,9 @@ class KernelOperator(LinearOperator):
                 f"expected profiles among {sorted(FACTORS)} and {expected} tensors for {profiles}; got {len(tensors)}."
             )
         factors = _split(tensors, profiles, square)
+        dtypes = {str(t.dtype) for t in (outputscale, *tensors)}
+        if len(dtypes) > 1:
+            return f"expected tensors of one dtype; got {' and '.join(sorted(dtypes))}. Convert kernels by .to(dtype)."
         if len({(f.x.size(-2), f.columns.size(-2)) for f in factors}) != 1:
             return "the factors of a product of kernels must have equally many inputs."
         return None
@@ -94,6 +98,7 @@ class KernelOperator(LinearOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
+        self._check_vectors(rhs, self.size(-1))
         if self.backend == "dense":
             return self.to_dense() @ rhs
         if torch.is_grad_enabled() and (rhs.requires_grad or self.requires_grad):
@@ -108,12 +113,31 @@ class KernelOperator(LinearOperator):
                 lambda: [torch.stack([self._route.product(*pair, self._part) for pair in pairs]).view(like.shape)],
                 [like],
                 alike=[rhs, *self._args],
+                of=self._work,
             )
             return out * self.outputscale
+
+    def _check_vectors(self, vectors: Tensor, size: int) -> None:
+        """Refuse vectors of another size or dtype: the program would read what is not there.
+
+        Raises:
+            ValueError: they are.
+        """
+        if vectors.size(-2) != size or any(t.dtype != vectors.dtype for t in self._args):
+            dtypes = sorted({str(t.dtype) for t in self._args})
+            raise ValueError(
+                f"expected vectors (..., {size}, R) of {' and '.join(dtypes)}, as the inputs and parameters of the "
+                f"kernel are; got {tuple(vectors.shape)} of {vectors.dtype}. Convert them by .to(dtype)."
+            )
 
     @property
     def _part(self) -> tuple[int, int]:
         return self.ranks.rank, self.ranks.size
+
+    @property
+    def _work(self) -> str:
+        """What ranks share out, and how: routes cut a matrix into parts of their own."""
+        return f"{' * '.join(self.profiles)}, {self.dtype}, by {self._route.__name__.rpartition('.')[-1]}"
 
     @property
     def _is_stored(self) -> bool:
@@ -143,6 +167,8 @@ class KernelOperator(LinearOperator):
 
     def _pass(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor, ...]:
         """Return the derivatives of u' K v in each tensor, for each matrix of the batch (..., *)."""
+        for vectors, size in ((left_vecs, self.size(-2)), (right_vecs, self.size(-1))):
+            self._check_vectors(vectors, size)
         batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
         scale, left, right = (_one_by_one(t, batch) for t in (self.outputscale, left_vecs, right_vecs))
 
@@ -159,7 +185,7 @@ class KernelOperator(LinearOperator):
 
         with torch.no_grad():
             like = [t.expand(*batch, *t.shape[-2:]) for t in self._args]
-            return tuple(self.ranks.sum(of_this_rank, like, alike=[left_vecs, right_vecs, *self._args]))
+            return tuple(self.ranks.sum(of_this_rank, like, alike=[left_vecs, right_vecs, *self._args], of=self._work))
 
     @property
     def _route(self) -> ModuleType:
@@ -233,8 +259,10 @@ class KernelOperator(LinearOperator):
         return self._of(scale, *rest)
 
     def _mul_matrix(self, other: Tensor | LinearOperator) -> LinearOperator:
-        if not isinstance(other, KernelOperator) or other.square != self.square:
-            return super()._mul_matrix(other)
+        if not isinstance(other, KernelOperator):  # not by roots of a limited rank, linear_operator's way
+            return to_linear_operator(self.to_dense() * other.to_dense())
+        if other.square != self.square:  # as of factors that see some of the columns of the inputs
+            return self._rectangular()._mul_matrix(other._rectangular())
         (scale, *tensors), (other_scale, *others) = self._args, other._args
         backends = {self.backend, other.backend} - {"auto"}
         if len(backends) > 1:
@@ -248,6 +276,13 @@ class KernelOperator(LinearOperator):
             backend=backends.pop() if backends else "auto",
             ranks=self.ranks,
         )
+
+    def _rectangular(self) -> KernelOperator:
+        """Return the same, its columns with inputs of their own."""
+        if not self.square:
+            return self
+        tensors = [t for f in self.factors for t in (f.x, f.x, f.alpha) if t is not None]
+        return self._of(self.outputscale, *tensors, square=False)
 
     def _of(self, *tensors: Tensor, square: bool | None = None) -> KernelOperator:
         """Return the operator of other tensors with all else as here."""

@@ -59,6 +59,11 @@ class UnbiasedSolver:
             P is near A, and more where its rank is far too low. Its rank is chosen for accurate solves then.
         lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.
         generator: for probes and truncations, on the CPU.
+
+    Raises:
+        TypeError: a number that is not whole where it has to be, or something else than a survival law, a kept
+            preconditioner or a generator.
+        ValueError: a number outside its range.
     """
 
     num_probes: int = 4
@@ -79,10 +84,21 @@ class UnbiasedSolver:
             ("lanczos_probes", self.lanczos_probes),
             ("lanczos_steps", self.lanczos_steps),
         ):
+            if not isinstance(number, int):
+                raise TypeError(f"{name} must be a whole number; got {number!r}.")
             if number < 1:
                 raise ValueError(f"{name} must be at least 1; got {number}.")
-        if self.rank is not None and self.rank < 0:
-            raise ValueError(f"rank must not be negative; got {self.rank}.")
+        for name, most in (("rank", self.rank), ("max_steps", self.max_steps)):
+            if not isinstance(most, int | None):
+                raise TypeError(f"{name} must be a whole number or None; got {most!r}.")
+            if most is not None and most < 0:
+                raise ValueError(f"{name} must not be negative; got {most}.")
+        if not self.tolerance >= 0:
+            raise ValueError(f"tolerance must not be negative; got {self.tolerance}.")
+        for name, kind in (("survival", Survival), ("keep", KeptPreconditioner), ("generator", torch.Generator)):
+            value = vars(self)[name]
+            if not isinstance(value, kind | None):
+                raise TypeError(f"{name} must be a {kind.__name__} or None; got {value!r}.")
         if self.log_det not in ("rough", "lanczos"):
             raise ValueError(f"log_det must be 'rough' or 'lanczos'; got {self.log_det!r}.")
 

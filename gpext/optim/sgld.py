@@ -166,7 +166,7 @@ class SGLD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; parameters without a gradient count as having one of zero.
+        """Take a step; parameters without a gradient count as having one of zero, but those that require none stay.
 
         Args:
             closure: clears gradients, evaluates the loss, calls backward and returns the loss.
@@ -193,7 +193,8 @@ class SGLD(torch.optim.Optimizer):
             self._check_one_lr()
             move = -0.5 * eps * (self._matrix @ g) + eps.sqrt() * (self._root @ noise)
         for p, part in zip(parameters, move.split([p.numel() for p in parameters]), strict=True):
-            p.add_(part.view(p.shape).to(p))
+            if p.requires_grad or p.grad is not None:
+                p.add_(part.view(p.shape).to(p))
         self._remember(g)
         return loss
 

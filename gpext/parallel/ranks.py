@@ -7,7 +7,6 @@ wherever the others are, and ranks that have lost their common way are told so, 
 
 from __future__ import annotations
 
-import math
 import pickle
 import time
 import zlib
@@ -19,6 +18,8 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from gpext.parallel.marks import mark
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -87,7 +88,12 @@ class Ranks:
         self.together(lambda: work() if self.rank == 0 else None)
 
     def sum(
-        self, work: Callable[[], Sequence[Tensor]], like: Sequence[Tensor], *, alike: Sequence[Tensor] = ()
+        self,
+        work: Callable[[], Sequence[Tensor]],
+        like: Sequence[Tensor],
+        *,
+        alike: Sequence[Tensor] = (),
+        of: str = "",
     ) -> list[Tensor]:
         """Return the sums over ranks of the tensors that `work` returns, in their dtypes.
 
@@ -95,6 +101,7 @@ class Ranks:
             work: what makes them.
             like: tensors of their shapes, the same on each rank.
             alike: floating-point tensors that have to be the same on each rank up to rounding.
+            of: what is summed, in words that have to be the same on each rank.
 
         Raises:
             ValueError: they are not, or there are NaN in those of one rank and not of another.
@@ -103,7 +110,7 @@ class Ranks:
         if not self._talks:
             return list(work())
         result, error = _tried(work)
-        self._compare(alike, f"sum {sum(t.numel() for t in like)} numbers", error)
+        self._compare(alike, f"sum {sum(t.numel() for t in like)} numbers{of and f' of {of}'}", error)
         parts = [t.detach() for t in result[0]]
         buffer = torch.cat([t.double().flatten() for t in parts])
         self._timed(lambda: dist.all_reduce(buffer, group=self._group), buffer.numel())
@@ -138,17 +145,24 @@ class Ranks:
         number = sum(len(part) for part in parts)
         return [parts[i % self.size][i // self.size] for i in range(number)]
 
-    def require_same(self, what: str, here: str) -> None:
+    def require_same(self, what: str, *here: str) -> None:
         """Raise on every rank unless all say the same.
+
+        Args:
+            what: is said, for the error.
+            here: parts of it; the error shows those that differ.
 
         Raises:
             ValueError: they do not.
         """
-        texts = self.gather(here)
-        others = [rank for rank, text in enumerate(texts) if text != texts[0]]
+        said = self.gather(here)
+        others = [rank for rank, parts in enumerate(said) if parts != said[0]]
         if others:
+            first, other = said[0], said[others[0]]
+            ours, theirs = (", ".join(p for p in a if p not in b) for a, b in ((first, other), (other, first)))
             raise ValueError(
-                f"expected the same {what} on every rank; rank 0 has {texts[0]}, rank {others[0]} {texts[others[0]]}."
+                f"expected the same {what} on every rank; rank 0 has {ours or 'less'}, rank {others[0]} "
+                f"{theirs or 'less'}."
             )
 
     def require_alike(self, tensors: Sequence[Tensor]) -> None:
@@ -173,12 +187,12 @@ class Ranks:
 
     def _compare(self, tensors: Sequence[Tensor], operation: str, error: Exception | None) -> None:
         """Meet before an operation and raise on every rank if tensors differ, or one has failed."""
-        mark = _mark(tensors)
-        most, least = self._meet(operation, error=error, number=mark)
+        here = mark(tensors)
+        most, least = self._meet(operation, error=error, number=here)
         if tensors and not (most == least or most - least <= torch.finfo(tensors[0].dtype).eps ** 0.5):
             raise ValueError(
                 "expected the same inputs and vectors on every rank, and random numbers from generators seeded alike; "
-                f"those of rank {self.rank} have the mark {mark:.9g}, and marks are from {least:.9g} to {most:.9g} "
+                f"those of rank {self.rank} have the mark {here:.9g}, and marks are from {least:.9g} to {most:.9g} "
                 "(inf for NaN)."
             )
 
@@ -199,7 +213,7 @@ class Ranks:
         if highest != -lowest:
             raise RankError(
                 f"rank {self.rank} of {self.size} was about to {operation}, and another one was not: all have to call "
-                "the same in the same order, with data, options and random numbers that lead them the same way."
+                "the same in the same order, with data, kernels, options and random numbers that lead them to it."
             )
         return most, -least
 
@@ -244,19 +258,6 @@ def _tried(work: Callable[[], Result]) -> tuple[list[Result], Exception | None]:
         if isinstance(error, RankError) or isinstance(error.__cause__, RankError):
             raise  # all have it, or those that are left; there is nobody to tell
         return [], error
-
-
-def _mark(tensors: Sequence[Tensor]) -> float:
-    """Return a number that differs where tensors do, beyond rounding; inf if there are NaN or infinite ones.
-
-    It is log S + s / S, with S the sum of magnitudes and s that of the numbers: their scale and their signs.
-    """
-    if not tensors:
-        return 0.0
-    signed = torch.stack([t.detach().sum(dtype=torch.float64) for t in tensors]).sum()
-    size = torch.stack([t.detach().abs().sum(dtype=torch.float64) for t in tensors]).sum()
-    found = float(size.log() + signed / size)
-    return found if math.isfinite(found) else 0.0 if float(size) == 0 else math.inf
 
 
 def _portable(error: Exception) -> Exception:

@@ -69,10 +69,15 @@ def sample_posterior(
         progress: show a bar on a terminal.
 
     Raises:
-        ValueError: fewer than one draw or chain.
+        TypeError: no kernel.
+        ValueError: fewer than one draw or chain, or a negative warm-up.
     """
+    if not isinstance(kernel, MCMCKernel):
+        raise TypeError(f"expected a kernel of a program, such as NUTS(model); got {type(kernel).__name__}.")
     if num_samples < 1 or num_chains < 1:
         raise ValueError(f"expected at least one draw and one chain; got {num_samples} and {num_chains}.")
+    if warmup < 0:
+        raise ValueError(f"warmup must not be negative; got {warmup}.")
     with torch.random.fork_rng(enabled=generator is not None):
         if generator is not None:
             seed = torch.randint(2**31, (), generator=generator, device=generator.device)

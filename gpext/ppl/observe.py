@@ -22,6 +22,19 @@ class Observation:
     targets: Tensor
 
 
+class _Factor(dist.Unit):
+    """One factor of all the data, which a plate would count as often as it is wide."""
+
+    def expand(self, batch_shape: torch.Size, _instance: _Factor | None = None) -> _Factor:
+        if torch.Size(batch_shape).numel() > self.batch_shape.numel():
+            raise ValueError(
+                "ppl.observe is one factor of all the data, and a plate around it would count it "
+                f"{torch.Size(batch_shape).numel() // max(self.batch_shape.numel(), 1)} times: call it outside of "
+                "plates. To observe inside, or minibatches, write pyro.sample(name, likelihood(f), obs=targets)."
+            )
+        return super().expand(batch_shape, _instance)
+
+
 def observe(name: str, likelihood: Likelihood, f: Tensor, targets: Tensor) -> None:
     """Multiply a Pyro program by p(targets | f), as one factor.
 
@@ -37,12 +50,12 @@ def observe(name: str, likelihood: Likelihood, f: Tensor, targets: Tensor) -> No
 
     Raises:
         TypeError: no likelihood; targets in half precision.
-        ValueError: targets of another shape than f, or outside the support.
+        ValueError: targets of another shape than f, or outside the support; inside a plate that would repeat it.
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"expected a likelihood of gpext or gpytorch; got {type(likelihood).__qualname__}.")
     log_prob, size = (_of_latent if isinstance(likelihood, LatentLikelihood) else _of_stock)(likelihood, f, targets)
-    factor = dist.Unit(log_prob.sum(list(range(-size, 0))) if size else log_prob)
+    factor = _Factor(log_prob.sum(list(range(-size, 0))) if size else log_prob)
     seen = {"is_auxiliary": True, "observation": Observation(likelihood, f, targets)}
     pyro.sample(name, factor, obs=factor.sample(), infer=seen)
 

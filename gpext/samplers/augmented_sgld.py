@@ -33,7 +33,7 @@ from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_g
 from gpext.samplers.matrix_free_target import MatrixFreeTarget
 from gpext.samplers.mode import scattered
 from gpext.samplers.seeds import child_on_cpu
-from gpext.samplers.sgld import Langevin, check_warmup, first_state
+from gpext.samplers.sgld import Langevin, check_preconditioner, check_warmup, first_state
 from gpext.samplers.site_posterior import SitePosterior, conditional_mode
 from gpext.samplers.slice_sampling import slice_sweep
 from gpext.samplers.target import ModelTarget
@@ -100,8 +100,8 @@ class AugmentedSGLDSampler(LatentChainSampler):
                 "no parameter of the prior moves: register priors of the kernel's parameters or name them in "
                 "`hyperparameters`. gpext.samplers.GibbsSampler(model) draws f and the likelihood's parameters alone."
             )
-        if preconditioner is not None and preconditioner.shape != (size, size):
-            raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(preconditioner.shape)}.")
+        if preconditioner is not None:
+            check_preconditioner(preconditioner, size)
         self._names = self._model_target.names_of(self._model_target.of_prior)
         self._posterior = SitePosterior(self._model_target.model, self._names, solver, jitter)
         self._steps, self._step_size = steps, step_size

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from gpext.files import load, save
 from gpext.inference import InferenceWarning
-from gpext.parallel import Ranks
-from gpext.samplers.chain_state import WalkState
-from gpext.samplers.crew import Crew
+from gpext.parallel import Ranks, described, mark
+from gpext.samplers.chain_state import WalkState, check_origin
+from gpext.samplers.crew import Crew, check_run
 from gpext.samplers.draws import WELL_MIXED, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
@@ -31,6 +31,7 @@ from gpext.samplers.status import SamplingStatus
 
 _SECONDS = 120.0  # between two checkpoints
 _FILE = "chains.pt"
+_KEYS = ("raw", "state")
 
 
 class Walker(Protocol):
@@ -60,6 +61,7 @@ class Plan:
     """What a run was asked for; see :meth:`gpext.samplers.SGLDSampler.run`.
 
     Raises:
+        TypeError: a number that is not whole, or something else than a generator, draws or ranks.
         ValueError: a number is not positive.
     """
 
@@ -74,11 +76,23 @@ class Plan:
     ranks: Ranks | None
 
     def __post_init__(self) -> None:
-        if min(self.num_samples, self.num_chains, self.thinning) < 1 or self.warmup < 0:
-            raise ValueError(
-                "expected num_samples, num_chains, thinning >= 1 and warmup >= 0; got "
-                f"{self.num_samples}, {self.num_chains}, {self.thinning}, {self.warmup}."
-            )
+        check_run(
+            num_samples=self.num_samples,
+            num_chains=self.num_chains,
+            warmup=self.warmup,
+            thinning=self.thinning,
+            generator=self.generator,
+            ranks=self.ranks,
+        )
+        if not isinstance(self.resume, HyperPosterior | None):
+            raise TypeError(f"resume must be the result of an earlier run; got {type(self.resume).__name__}.")
+
+    @property
+    def options(self) -> list[str]:
+        """What has to be the same on all ranks, in words."""
+        names = ("num_samples", "num_chains", "warmup", "thinning")
+        given = [name for name in ("resume", "checkpoint") if getattr(self, name) is not None]
+        return [*(f"{name}={getattr(self, name)}" for name in names), f"{given=}"]
 
 
 class ChainSampler(ABC):
@@ -113,29 +127,33 @@ class ChainSampler(ABC):
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: it is one of other hyperparameters.
+            ValueError: it is damaged, or of another sampler, other hyperparameters or data.
         """
         path = Path(checkpoint) / _FILE
         if not path.exists():
             raise FileNotFoundError(f"expected a checkpoint of a sampler in {checkpoint}; found none.")
-        content = load(path, mapped=False)
-        names = self._names()
-        if content["names"] != names:
-            raise ValueError(f"the checkpoint is one of {content['names']}; this sampler draws {names}.")
-        return self._conclude(content["raw"], WalkState(**content["state"]), None, f"read from {path}", 0.0)
+        content = load(path, _KEYS, mapped=False)
+        state = WalkState(**content["state"])
+        check_origin(state.origin, self._origin())
+        return self._conclude(content["raw"], state, None, f"read from {path}", 0.0)
 
     def _run(
-        self, plan: Plan, begin: Callable[[torch.Generator, list[Tensor]], list[dict[str, Any]]]
+        self,
+        plan: Plan,
+        begin: Callable[[torch.Generator, list[Tensor]], list[dict[str, Any]]],
+        *options: str,
     ) -> HyperPosterior:
         """Return draws.
 
         Args:
             plan: what was asked for.
             begin: (generator, states of one for each chain) -> the states that new chains start from.
+            options: what else has to be the same on all ranks, in words.
         """
         started = time.perf_counter()
         crew = Crew.of(plan.ranks, self.target.model)
         everyone, spread, resume = crew.everyone, crew.spread, plan.resume
+        origin = self._origin()
 
         def opened() -> tuple[Path | None, WalkState]:
             path = None if plan.checkpoint is None else _prepare(Path(plan.checkpoint), resume)
@@ -143,13 +161,15 @@ class ChainSampler(ABC):
                 crew.check(plan.num_chains, "chains")
                 generator = torch.Generator().manual_seed(0) if plan.generator is None else plan.generator
                 offspring = _offspring(plan.num_chains, crew.agree_on(generator))
-                return path, WalkState(tuple(begin(*offspring)), plan.warmup, 0, 0)
+                return path, WalkState(tuple(begin(*offspring)), plan.warmup, 0, 0, origin)
+            check_origin(resume.state.origin, origin)
             crew.check(len(resume.state.walkers), "chains")
             return path, resume.state
 
-        everyone.require_same("sampler", f"{self.name} of {self._names()}")
-        data = [*self.target.model.train_inputs, self.target.model.train_targets]
-        everyone.require_alike([each.double() for each in data])
+        everyone.require_same("sampler", origin["sampler"], *origin["hyperparameters"])
+        everyone.require_same("model", *origin["model"])
+        everyone.require_same("options", *plan.options, *options)
+        everyone.require_alike([*self.target.data, *self.target.fixed])
         path, state = everyone.together(opened)
         earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64)
         earlier = (earlier if resume is None else resume.raw)[spread.rank :: spread.size]
@@ -212,11 +232,18 @@ class ChainSampler(ABC):
 
     def _write(self, path: Path, raw: Tensor, state: WalkState, everyone: Ranks) -> None:
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        content = {"names": self._names(), "raw": raw, "state": fields}
+        content = {"raw": raw, "state": fields}
         everyone.on_first(lambda: save(content, path))
 
-    def _names(self) -> list[str]:
-        return [slot.coordinate for slot in self.target.moved.slots]
+    def _origin(self) -> dict[str, Any]:
+        """Return what draws are of."""
+        names = [slot.coordinate for slot in self.target.moved.slots]
+        return {
+            "sampler": self.name,
+            "hyperparameters": names,
+            "model": described(self.target.model),
+            "data with the mark": mark(self.target.data),
+        }
 
 
 def _offspring(number: int, generator: torch.Generator) -> tuple[torch.Generator, list[Tensor]]:
@@ -228,7 +255,7 @@ def _offspring(number: int, generator: torch.Generator) -> tuple[torch.Generator
 def _after(state: WalkState, walkers: Sequence[Walker], thinning: int) -> WalkState:
     """Return the state once all have taken a step, a draw or not."""
     if state.warmup_left:
-        counts = {"warmup_left": state.warmup_left - 1}
+        counts: dict[str, Any] = {"warmup_left": state.warmup_left - 1}
     elif state.since_draw + 1 < thinning:
         counts = {"since_draw": state.since_draw + 1}
     else:
@@ -241,7 +268,7 @@ def _prepare(directory: Path, resume: HyperPosterior | None) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / _FILE
     if path.exists():
-        written = load(path, mapped=False)["raw"]
+        written = load(path, _KEYS, mapped=False)["raw"]
         if resume is None or not torch.equal(written, resume.raw[:, : written.size(1)]):
             raise ValueError(
                 f"{directory} holds draws of another run. Give another directory, or go on from them with "

@@ -14,6 +14,35 @@ from gpext.parallel import Ranks, interrupts
 from gpext.samplers.status import SamplingStatus
 
 
+def check_run(
+    *,
+    num_samples: int,
+    num_chains: int,
+    warmup: int,
+    thinning: int,
+    generator: torch.Generator | None,
+    ranks: Ranks | None,
+) -> None:
+    """Refuse what no run can be asked for.
+
+    Raises:
+        TypeError: a number that is not whole, or something else than a generator or ranks.
+        ValueError: a number is not positive.
+    """
+    numbers = {"num_samples": num_samples, "num_chains": num_chains, "warmup": warmup, "thinning": thinning}
+    for name, number in numbers.items():
+        if not isinstance(number, int):
+            raise TypeError(f"{name} must be a whole number; got {number!r}.")
+        if number < 0:
+            raise ValueError(f"{name} must not be negative; got {number}.")
+        if number == 0 and name != "warmup":
+            raise ValueError(f"{name} must be at least 1; got 0.")
+    if not isinstance(generator, torch.Generator | None):
+        raise TypeError(f"expected a torch.Generator; got {generator!r}. torch.Generator().manual_seed(n) has a seed.")
+    if not isinstance(ranks, Ranks | None):
+        raise TypeError(f"expected gpext.parallel.Ranks(), the processes that take part; got {ranks!r}.")
+
+
 class BreakdownError(ArithmeticError):
     """A sweep came upon a matrix that has no factor."""
 

@@ -61,7 +61,7 @@ class HyperPosterior:
         return arviz.from_dict(posterior={name: draws.cpu().numpy() for name, draws in self.draws.items()})
 
     @torch.no_grad()
-    def predict(self, x: Tensor, *, num_draws: int = 100) -> BatchMixture:
+    def predict(self, x: Tensor, *, num_draws: int = 100, noise: Tensor | None = None) -> BatchMixture:
         """Return p(y_* | y) at new inputs (S,), the average of Gaussians over draws.
 
         Without a factorisation where draws came from unbiased gradients.
@@ -69,8 +69,11 @@ class HyperPosterior:
         Args:
             x: (S, d).
             num_draws: how many draws to average over, evenly spaced in the chains; all if there are fewer.
+            noise: of a likelihood with fixed noise, its variances (S,) at x; without them the prediction is of f, and
+                of what noise is learnt.
 
         Raises:
+            TypeError: noise of a likelihood that takes none.
             ValueError: no draw, or x is not finite or not of the training inputs' dimension.
             FloatingPointError: a draw makes no covariance of the data that can be solved with.
         """
@@ -83,7 +86,7 @@ class HyperPosterior:
         for index in chosen.tolist():
             self.target.moved.write(raw[index])
             try:
-                mean, variance = predictive(self.target, x)
+                mean, variance = predictive(self.target, x, noise)
             except FloatingPointError as error:
                 at = ", ".join(
                     f"{name} {each.tolist()}" for name, each in self.target.moved.constrained(raw[index]).items()

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
 from gpext.parallel import Ranks
 from gpext.posteriors import DensePrior
-from gpext.samplers.chain_state import ChainState
-from gpext.samplers.crew import BreakdownError, Crew
+from gpext.samplers.chain_state import ChainState, check_origin
+from gpext.samplers.crew import BreakdownError, Crew, check_run
 from gpext.samplers.draws import GibbsDraws, conclude
 from gpext.samplers.status import SamplingStatus
 from gpext.samplers.storage import Chunks, Store, files_in
@@ -95,27 +96,42 @@ class LatentChainSampler(ABC):
                 Draws of P ranks are gone on with by P or fewer.
 
         Raises:
-            ValueError: a number is not positive; the directory holds draws of another run; more ranks than chains;
-                `ranks` and products that are shared out; phi cannot be inverted for a draw of w before there is one to
-                keep.
+            TypeError: a number that is not whole, or something else than a generator, draws or ranks.
+            ValueError: a number is not positive; draws of something else; the directory holds draws of another run;
+                more ranks than chains; `ranks` and products that are shared out; phi cannot be inverted for a draw of w
+                before there is one to keep.
             gpext.parallel.RankError: a rank cannot be reached; what was written stays.
         """
-        _check_positive(num_samples=num_samples, num_chains=num_chains, thinning=thinning)
-        if warmup < 0:
-            raise ValueError(f"warmup must not be negative; got {warmup}.")
+        check_run(
+            num_samples=num_samples,
+            num_chains=num_chains,
+            warmup=warmup,
+            thinning=thinning,
+            generator=generator,
+            ranks=ranks,
+        )
+        if not isinstance(resume, GibbsDraws | None):
+            raise TypeError(f"resume must be the result of an earlier run; got {type(resume).__name__}.")
         target, started = self._target, time.perf_counter()
         crew = Crew.of(ranks, target.model)
 
         def opened() -> tuple[list[ChainState], Chunks]:
             if resume is not None:
+                for state in resume.states:
+                    check_origin(state.origin, origin)
                 crew.check(len(resume.states), "batches of them in the draws to go on from")
                 return crew.spread.own(resume.states), resume.chunks
             crew.check(num_chains, "chains")
             own = len(crew.spread.own(range(num_chains)))
-            return [self._begin(own, warmup, self._own(generator, crew))], Chunks()
+            return [replace(self._begin(own, warmup, self._own(generator, crew)), origin=origin)], Chunks()
 
-        crew.everyone.require_same("sampler", f"{self.name}, {target.latent_shape}, {target.dtype}")
-        crew.everyone.require_alike([target.targets.double()])
+        origin = self._origin()
+        given = [name for name, each in (("resume", resume), ("directory", directory)) if each is not None]
+        options = f"{num_samples=}", f"{num_chains=}", f"{warmup=}", f"{thinning=}", f"{given=}"
+        crew.everyone.require_same("sampler", self.name, *origin["hyperparameters"], str(target.dtype))
+        crew.everyone.require_same("model", *origin["model"], f"f {tuple(target.latent_shape)}")
+        crew.everyone.require_same("options", *options)
+        crew.everyone.require_alike([*target.data, *target.fixed])
         states, chunks = crew.everyone.together(opened)
         path = None if directory is None else _prepare(Path(directory), chunks, crew)
         generators = [torch.Generator(target.targets.device) for _ in states]
@@ -152,9 +168,16 @@ class LatentChainSampler(ABC):
 
         Raises:
             FileNotFoundError: there are none.
+            ValueError: they are damaged, or of another sampler, other hyperparameters or data.
         """
         chunks, states = Chunks.found_in(Path(directory))
+        for state in states:
+            check_origin(state.origin, self._origin())
         return conclude(self.name, self._target, chunks, states, None, f"read from {directory}", 0.0)
+
+    def _origin(self) -> dict[str, Any]:
+        """Return what draws are of."""
+        return {"sampler": self.name, **self._target.origin}
 
     def _own(self, generator: torch.Generator | None, crew: Crew) -> torch.Generator:
         """Return this rank's generator."""
@@ -216,12 +239,6 @@ def draw_given_sites(
 def sites_of(sites: GaussianSites, chain: int) -> GaussianSites:
     """Return the sites (..., N) of one of C chains (C, ..., N)."""
     return GaussianSites(sites.shift[chain], sites.precision[chain])
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}.")
 
 
 def _prepare(directory: Path, known: Chunks, crew: Crew) -> Path:

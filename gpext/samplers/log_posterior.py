@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpext.likelihoods.checks import check_finite
 from gpext.mlls import UnbiasedMarginalLogLikelihood
+from gpext.parallel import tensors_of
 from gpext.samplers.hyperparameters import Hyperparameters
 
 # What gpytorch raises where a covariance cannot be factorised as it is, with its warnings as errors.
@@ -53,6 +54,8 @@ class LogPosterior:
         self.model = self.mll.model
         for x in self.model.train_inputs:
             check_finite("inputs", x)
+            if x.dim() > 2:
+                raise ValueError(f"expected inputs (N, d) of one GP, no batch of them; got {tuple(x.shape)}.")
         check_finite("targets", self.model.train_targets)
         if names is None:
             names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
@@ -66,6 +69,16 @@ class LogPosterior:
     def is_estimated(self) -> bool:
         """Whether gradients are estimates."""
         return isinstance(self.mll, UnbiasedMarginalLogLikelihood)
+
+    @property
+    def data(self) -> list[Tensor]:
+        """Inputs and targets, float64."""
+        return [each.double() for each in (*self._x, self._y)]
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """The parameters and buffers of the model that are not moved, float64."""
+        return tensors_of(self.model, [slot.parameter for slot in self.moved.slots])
 
     @property
     def num_data(self) -> int:

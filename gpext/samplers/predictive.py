@@ -9,6 +9,7 @@ import warnings
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
@@ -22,33 +23,52 @@ _CHUNK = 128  # new inputs whose solves share products
 
 
 @torch.no_grad()
-def predictive(target: LogPosterior, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and variances (S,) of targets at new inputs, as written in the target's model.
+def predictive(target: LogPosterior, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return means and variances (..., S) of targets at new inputs, as written in the target's model.
 
     Where its gradients are estimates, by conjugate gradients to half of all digits; else with a factorisation.
 
     Args:
         target: in training mode; left in it.
-        x: (S, d) or (S,).
+        x: (..., S, d) or (S,).
+        noise: of a likelihood with fixed noise, its variances at x (..., S); none by default.
 
     Raises:
+        TypeError: noise of a likelihood that takes none.
         FloatingPointError: the hyperparameters make no covariance of the data that can be solved with.
     """
-    if isinstance(target.mll, UnbiasedMarginalLogLikelihood):
-        return _by_solves(target, target.mll, x.unsqueeze(-1) if x.dim() == 1 else x)
     model = target.model
+    if noise is not None and not isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        raise TypeError(f"only a FixedNoiseGaussianLikelihood takes noise; got {type(model.likelihood).__qualname__}.")
+    if isinstance(target.mll, UnbiasedMarginalLogLikelihood):
+        shape = x.shape if x.dim() == 1 else x.shape[:-1]
+        mean, variance = (each.view(shape) for each in _by_solves(target, target.mll, x.reshape(shape.numel(), -1)))
+        return _observed(model.likelihood, MultivariateNormal(mean, DiagLinearOperator(variance)), noise)
     try:
         with target.factorised(), warnings.catch_warnings():
             warnings.simplefilter("error", NumericalWarning)  # jitter would make it another model
-            predicted = model.likelihood(model.eval()(x))
-            return predicted.mean, predicted.variance
+            return _observed(model.likelihood, model.eval()(x), noise)
     except NO_SUCH_MODEL as error:
         raise FloatingPointError(f"the covariance of the data cannot be factorised: {error}") from error
     finally:
         model.train()  # forgets what belongs to these hyperparameters
 
 
+def _observed(likelihood: Likelihood, latent: MultivariateNormal, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return means and variances (..., S) of targets.
+
+    gpytorch would add the fixed noise of the training data where there happen to be as many new inputs, and noise that
+    is given twice where some is learnt beside it.
+    """
+    if isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        fixed = 0.0 if noise is None else noise.to(latent.variance)
+        return latent.mean, latent.variance + fixed + likelihood.second_noise
+    predicted = likelihood(latent)
+    return predicted.mean, predicted.variance
+
+
 def _by_solves(target: LogPosterior, mll: UnbiasedMarginalLogLikelihood, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and variances of f (S,) at new inputs (S, d)."""
     model, n = target.model, target.num_data
     output = model.likelihood(model(*model.train_inputs))
     A = UnbiasedSolveOperator(output.lazy_covariance_matrix.evaluate_kernel(), solver=mll.solver)
@@ -60,9 +80,7 @@ def _by_solves(target: LogPosterior, mll: UnbiasedMarginalLogLikelihood, x: Tens
         cross = K[:n, n:].to_dense()
         means.append(joint.mean[n:] + (cross.mT @ weights).squeeze(-1))
         variances.append(K[n:, n:].diagonal(dim1=-1, dim2=-2) - (cross * _solved(A, cross)).sum(-2))
-    latent = MultivariateNormal(torch.cat(means), DiagLinearOperator(torch.cat(variances)))
-    predicted = model.likelihood(latent)
-    return predicted.mean, predicted.variance
+    return torch.cat(means), torch.cat(variances)
 
 
 def _solved(A: UnbiasedSolveOperator, b: Tensor) -> Tensor:

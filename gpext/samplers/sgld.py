@@ -107,10 +107,12 @@ class SGLDSampler(ChainSampler):
         """
         plan = Plan(num_samples, num_chains, warmup, thinning, generator, resume, checkpoint, progress, ranks)
         size = self.target.moved.size
-        if preconditioner is not None and preconditioner.shape != (size, size):
-            raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(preconditioner.shape)}.")
+        if preconditioner is not None:
+            check_preconditioner(preconditioner, size)
         if isinstance(step_size, int | float) and not 0 < step_size < math.inf:
             raise ValueError(f"step_size must be positive and finite; got {step_size}.")
+        if not freeze_below >= 0:
+            raise ValueError(f"freeze_below must not be negative; got {freeze_below}.")
         if resume is None and step_size is None:
             check_warmup(self.target, warmup)
 
@@ -131,7 +133,8 @@ class SGLDSampler(ChainSampler):
                 for place, state in zip(starts, states, strict=True)
             ]
 
-        found = self._run(plan, begin)
+        options = f"{step_size=}", f"{freeze_below=}", f"{averaged=}", f"{compensated=}"
+        found = self._run(plan, begin, *options)
         overload = max(self._walker(each).overload for each in found.state.walkers)
         if overload > 1:
             warnings.warn(
@@ -144,6 +147,21 @@ class SGLDSampler(ChainSampler):
 
     def _walker(self, state: dict[str, Any]) -> Langevin:
         return Langevin(self.target, state)
+
+
+def check_preconditioner(M: Tensor, size: int) -> None:
+    """Refuse what is no preconditioner (P, P).
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it has another shape, or is not symmetric and positive definite.
+    """
+    if not isinstance(M, Tensor):
+        raise TypeError(f"expected the preconditioner to be a tensor; got {type(M).__name__}.")
+    if M.shape != (size, size):
+        raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(M.shape)}.")
+    if not torch.allclose(M, M.mT) or int(torch.linalg.cholesky_ex(M).info) != 0:
+        raise ValueError("the preconditioner is not symmetric and positive definite.")
 
 
 def check_warmup(target: LogPosterior, steps: int) -> None:

@@ -19,6 +19,7 @@ from gpext.samplers.chain_state import ChainState
 from gpext.samplers.crew import Crew
 
 _CHUNK_BYTES = 2**25
+_KEYS = ("latent", "raw", "states")
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class Chunks:
 
         Raises:
             FileNotFoundError: there are no draws.
+            ValueError: a file is damaged.
         """
         paths = files_in(directory)
         if not paths:
             raise FileNotFoundError(f"expected draws written by a sampler in {directory}; found none.")
         chunks = cls()
         for path in paths:
-            content = load(path)
+            content = load(path, _KEYS)
             chunks = chunks.extended(path, content["raw"].size(1))
         return chunks, tuple(ChainState(**state) for state in content["states"])
 
@@ -65,7 +67,7 @@ class Chunks:
             if isinstance(part, Chunk):
                 yield part
             else:
-                content = load(part)
+                content = load(part, _KEYS)
                 yield Chunk(content["latent"], content["raw"])
 
 

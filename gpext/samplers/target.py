@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -16,8 +17,9 @@ from gpext.inference import require_augmentation
 from gpext.inference.gibbs import draw_sites
 from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.likelihoods.checks import HyperparameterError, check_finite
+from gpext.likelihoods.checks import HyperparameterError, check_finite, check_tensor
 from gpext.models import LatentGP
+from gpext.parallel import described, mark, tensors_of
 from gpext.posteriors import DensePrior
 from gpext.samplers.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
@@ -63,6 +65,31 @@ class Target:
         self.latent_shape, self.dtype = latent_shape, dtype
         with torch.no_grad():
             self._augmentation = likelihood.augmentation(targets)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What draws are of."""
+        return {
+            "hyperparameters": [],
+            "model": described(self.described),
+            "latent shape": list(self.latent_shape),
+            "data with the mark": mark(self.data),
+        }
+
+    @property
+    def described(self) -> torch.nn.Module:
+        """The model, or what there is of one."""
+        return self.likelihood
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """The parameters and buffers that are not moved, float64."""
+        return tensors_of(self.described)
+
+    @property
+    def data(self) -> list[Tensor]:
+        """What was observed and the prior, float64."""
+        return [self.targets.double(), self._prior.mean.double(), self._prior.covariance.double()]
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the hyperparameters of every chain at the start (C, P)."""
@@ -111,6 +138,26 @@ class ModelTarget(Target):
         likelihood = self.model.likelihood
         self.of_likelihood = self._moved.coordinates_of(likelihood)
         self.of_prior = [j for j in range(self._moved.size) if j not in self.of_likelihood]
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What draws are of."""
+        return {**super().origin, "hyperparameters": [slot.coordinate for slot in self._moved.slots]}
+
+    @property
+    def described(self) -> torch.nn.Module:
+        """The model."""
+        return self.model
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """The parameters and buffers that are not moved, float64."""
+        return tensors_of(self.model, [slot.parameter for slot in self._moved.slots])
+
+    @property
+    def data(self) -> list[Tensor]:
+        """Inputs and what was observed, float64."""
+        return [self._x.double(), self.targets.double()]
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the model's own values for every chain (C, P)."""
@@ -214,6 +261,7 @@ def checked_inputs(x: Tensor, train_x: Tensor) -> Tensor:
     Raises:
         ValueError: they are not finite or not of that dimension.
     """
+    check_tensor("x", x)
     check_finite("x", x)
     columns = x.unsqueeze(-1) if x.dim() == 1 else x
     d = train_x.size(-1) if train_x.dim() > 1 else 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpext.files import load, save
-from gpext.parallel import Ranks
+from gpext.parallel import Ranks, mark
 
 _SECONDS = 60.0  # between two checkpoints
 _FILE = "fit.pt"
+_KEYS = ("mll", "ranks")
+_CURE = "Repeat the call that wrote it, or give another directory."
 
 
 class CheckpointWarning(UserWarning):
@@ -28,10 +32,20 @@ class Checkpoint:
         directory: made if need be; all ranks wait for rank 0, which alone reads and writes it.
         mll: the objective, whose parameters and buffers are kept.
         ranks: who trains.
+        data: of this rank, by which the run is known again.
+        batch_size: likewise.
     """
 
-    def __init__(self, directory: str | Path, mll: MarginalLogLikelihood, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        mll: MarginalLogLikelihood,
+        ranks: Ranks,
+        data: Sequence[Tensor],
+        batch_size: int,
+    ) -> None:
         self._path, self._mll, self._ranks = Path(directory) / _FILE, mll, ranks
+        self._run = {"data": mark([each.double() for each in data]), "batch_size": float(batch_size)}
         self._written = time.monotonic()
 
     @property
@@ -43,12 +57,12 @@ class Checkpoint:
         """Put the parameters back, and return this rank's state, if something was written.
 
         Raises:
-            ValueError: it was written by another number of ranks.
-            RuntimeError: it is one of another model.
+            ValueError: the file is damaged, or of another number of ranks, another model, batch size or other data;
+                nothing has changed then.
         """
 
         def found() -> dict[str, Any] | None:
-            return load(self._path) if self._ranks.rank == 0 and self._path.exists() else None
+            return load(self._path, _KEYS) if self._ranks.rank == 0 and self._path.exists() else None
 
         content = self._ranks.gather(self._ranks.together(found))[0]
         if content is None:
@@ -58,12 +72,27 @@ class Checkpoint:
                 f"{self._path} was written by {len(content['ranks'])} ranks; there are {self._ranks.size} now. Start "
                 "as many, or give another directory."
             )
+        state = content["ranks"][self._ranks.rank]
+        self._ranks.together(lambda: self._check(content["mll"], state["run"]))
         self._mll.load_state_dict(content["mll"])
-        return content["ranks"][self._ranks.rank]
+        return state
+
+    def _check(self, saved: dict[str, Tensor], run: dict[str, float]) -> None:
+        """Refuse a checkpoint of another run: it would be taken for this one, and this one's data never seen."""
+        shapes, own = ({k: tuple(t.shape) for k, t in each.items()} for each in (saved, self._mll.state_dict()))
+        if shapes != own:
+            other = sorted(f"{k} {each[k]}" for each in (shapes, own) for k in each if shapes.get(k) != own.get(k))
+            raise ValueError(f"{self._path} is of another model: they differ in {', '.join(other)}. {_CURE}")
+        for name, value in run.items():
+            if not math.isclose(value, self._run[name], rel_tol=1e-9, abs_tol=1e-9):
+                raise ValueError(
+                    f"{self._path} is of another run: its {name.replace('_', ' ')} has the mark {value:.9g}, this "
+                    f"one's {self._run[name]:.9g}. {_CURE}"
+                )
 
     def write(self, state: dict[str, Any]) -> None:
         """Write the parameters and the states of all ranks."""
-        states = self._ranks.gather(_on_cpu(state))
+        states = self._ranks.gather(_on_cpu({**state, "run": self._run}))
         if self._ranks.rank == 0:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)

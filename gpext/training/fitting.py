@@ -16,7 +16,7 @@ from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.models import LatentGP
-from gpext.parallel import Ranks, interrupts
+from gpext.parallel import Ranks, described, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
@@ -103,7 +103,9 @@ def fit(
     strategy, bound, x, y_of_sites = ranks.together(checked)
     num_data = share = x.size(-2) if x.dim() > 1 else len(x)
     if ranks.size > 1:
-        num_data = _join(mll, ranks, share, f"{batch_size=}, {max_steps=}, {learning_rate=}, {tolerance=}")
+        given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
+        options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
+        num_data = _join(mll, ranks, share, *options, f"{given=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
     if strategy is not None and (ranks.size > 1 or not strategy.sees_its_batch(x)):
@@ -148,7 +150,7 @@ def fit(
                 tolerance=tolerance,
                 generator=generator,
                 state=state,
-                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks),
+                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks, (x, y), batch_size),
             )
         except KeyboardInterrupt:
             return run.finish(FitStatus.INTERRUPTED)
@@ -219,13 +221,11 @@ def _checked(
 
 
 @torch.no_grad()
-def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, options: str) -> int:
+def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, *options: str) -> int:
     """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0."""
     state = {**dict(mll.named_parameters()), **dict(mll.named_buffers())}
-    shapes = ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
-    classes = ", ".join(sorted({type(module).__qualname__ for module in mll.modules()}))
-    ranks.require_same("model", f"{classes}: {shapes}")
-    ranks.require_same("options", options)
+    ranks.require_same("model", *described(mll))
+    ranks.require_same("options", *options)
     ranks.broadcast_(list(state.values()))
     first = next(iter(state.values()))
     number = torch.tensor(float(share), dtype=torch.float64, device=first.device)

@@ -194,7 +194,8 @@ class SiteVariationalStrategy(VariationalStrategy):
 
         with gradients_apart(parameters) as slopes:
             like = [eta, precision, scalar, scalar, *parameters]
-            vector, gram, total, gain, *sums = ranks.sum(of_this_rank, like)
+            step = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
+            vector, gram, total, gain, *sums = ranks.sum(of_this_rank, like, of=step)
             slopes += sums
         (batch,) = seen
         if batch.gain is not None:

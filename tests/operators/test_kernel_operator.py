@@ -3,6 +3,7 @@
 import unittest
 
 import gpytorch
+import linear_operator
 import pytest
 import torch
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
@@ -296,3 +297,34 @@ class TestRectangular(RectangularLinearOperatorTestCase, unittest.TestCase):
 
     def evaluate_linear_op(self, linear_op):
         return linear_op.to_dense()
+
+
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("profiles", [("rbf",), ("rq", "matern12")], ids="-".join)
+def test_vectors_of_another_size_or_dtype_are_refused(profiles):
+    """The program would read them as its own, and what stands beside them in memory."""
+    op = made(*profiles, n=300, m=200, square=False).detach()
+    u, v = vectors(op)
+    for wrong in (v.float(), v.long(), v[:5], torch.cat([v, v])):
+        with pytest.raises(ValueError, match=r"expected vectors \(..., 200, R\) of torch.float64"):
+            op._matmul(wrong)
+        with pytest.raises(ValueError, match=r"expected vectors \(..., 200, R\) of torch.float64"):
+            op.bilinear_form(u, wrong)
+    with pytest.raises(ValueError, match=r"expected vectors \(..., 300, R\) of torch.float64"):
+        op.bilinear_form(u.float(), v)
+    with pytest.raises(ValueError, match=r"of torch\.float32"):
+        op @ v[:, 0].float()
+
+
+def test_tensors_of_several_dtypes_are_refused():
+    x = torch.rand(300, 2)
+    with pytest.raises(ValueError, match=r"expected tensors of one dtype; got torch\.float32 and torch\.float64"):
+        KernelOperator(torch.ones(1, 1), x, x.double(), profiles=("rbf", "rbf"), square=True)
+    kernel = keops.RBFKernel(backend="tiles").double()
+    with linear_operator.settings.debug(False):
+        mixed = KernelOperator(torch.ones(1, 1), x, x.double(), profiles=("rbf", "rbf"), square=True, backend="tiles")
+        with pytest.raises(ValueError, match=r"of torch\.float32 and torch\.float64"):
+            mixed @ torch.ones(300, 1)
+    promoted = kernel(x).evaluate_kernel()  # float32 inputs, float64 parameters
+    assert promoted.dtype == F64
+    torch.testing.assert_close(promoted @ torch.ones(300, 1, dtype=F64), promoted.to_dense().sum(-1, keepdim=True))

@@ -275,8 +275,20 @@ def test_numbers_that_are_not_finite_are_refused_or_said():
     A[2, 2] = torch.nan
     with pytest.warns(UnbiasedSolveWarning, match="not finite: look for them among inputs and parameters"):
         UnbiasedSolveOperator(to_linear_operator(A)).solve(torch.ones(5, dtype=F64))
-    with pytest.raises(ValueError, match="rank must not be negative"):
-        UnbiasedSolver(rank=-1)
+    for options, error, match in (
+        ({"rank": -1}, ValueError, "rank must not be negative"),
+        ({"rank": 2.5}, TypeError, r"rank must be a whole number or None; got 2\.5"),
+        ({"max_steps": -1}, ValueError, "max_steps must not be negative"),
+        ({"num_probes": 2.5}, TypeError, "num_probes must be a whole number"),
+        ({"tolerance": -0.1}, ValueError, "tolerance must not be negative"),
+        ({"survival": "matched"}, TypeError, "survival must be a Survival or None; got 'matched'"),
+        ({"keep": True}, TypeError, "keep must be a KeptPreconditioner or None"),
+        ({"generator": 3}, TypeError, "generator must be a Generator or None"),
+    ):
+        with pytest.raises(error, match=match):
+            UnbiasedSolver(**options)
+    with pytest.raises(TypeError, match=r"expected a gpext\.operators\.UnbiasedSolver; got int"):
+        UnbiasedMarginalLogLikelihood(likelihood, Model(x, y, likelihood), solver=3)
 
 
 # ---- linear_operator's own suite, every solve to its end and every probe taken --------------------------------------

@@ -339,3 +339,13 @@ def test_noise_is_of_the_global_seed_and_differs_between_chains():
     torch.manual_seed(1)
     assert torch.equal(one, first())
     assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("M", [None, torch.eye(4, dtype=torch.float64) + 0.3])
+def test_a_parameter_that_requires_no_gradient_stays(M):
+    moving, fixed = torch.zeros(2, requires_grad=True), torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer = SGLD([moving, fixed], lr=0.1, preconditioner=M)
+    moving.square().sum().backward()
+    optimizer.step()
+    assert bool((moving != 0).all())
+    assert torch.equal(fixed, torch.ones(2))

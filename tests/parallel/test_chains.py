@@ -84,3 +84,27 @@ def _too_many(rank):
 def test_more_ranks_than_chains_are_refused():
     for _, error in run(_too_many, 2):
         assert error.startswith("ValueError: expected a chain for each of 2 ranks")
+
+
+def _of_other(rank, fault):
+    made, options = MetropolisHastings(sampler("walk").target.mll, ["covar_module.lengthscale"]), {}
+    if rank == 1 and fault == "kernel":
+        made.target.model.covar_module.eps = 1.0
+    if rank == 1 and fault == "value":
+        made.target.model.likelihood.noise = 2.0
+    if rank == 1 and fault == "options":
+        options = {"thinning": 2}
+    made.run(3, 2, 0, ranks=Ranks(), progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("kernel", "expected the same model on every rank; rank 0 has less, rank 1 covar_module.eps = 1.0"),
+        ("value", "expected the same inputs"),
+        ("options", "expected the same options on every rank; rank 0 has thinning=1, rank 1 thinning=2"),
+    ],
+)
+def test_chains_of_other_models_are_not_mixed(fault, message):
+    for _, error in run(_of_other, 2, fault):
+        assert error.startswith(f"ValueError: {message}")

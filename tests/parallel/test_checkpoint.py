@@ -77,6 +77,42 @@ def test_other_numbers_of_ranks_are_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("_seconds")
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("targets", "is of another run: its data has the mark"),
+        ("order", "is of another run: its data has the mark"),
+        ("batches", "is of another run: its batch size has the mark 20, this one's 30"),
+        ("likelihood", "is of another model: they differ in likelihood.raw_deg_free"),
+        ("half", "is damaged, or was not written by gpext"),
+        ("nothing", "is damaged, or was not written by gpext"),
+        ("something", r"expected \['mll', 'ranks'\] in .*fit.pt; got \['a'\]"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused_and_nothing_has_changed(other, message, tmp_path):
+    train(slice(None), tmp_path, max_steps=2)
+    mll, x, y = problem()
+    if other == "targets":
+        y = -y
+    if other == "order":
+        x, y = x.flip(0), y.flip(0)
+    if other == "likelihood":
+        mll = gpext.mlls.AugmentedELBO(gpext.likelihoods.LaplaceLikelihood().double(), mll.model, num_data=60)
+    path = tmp_path / "fit.pt"
+    written = path.read_bytes()
+    if other in ("half", "nothing"):
+        path.write_bytes(written[: len(written) // 2] if other == "half" else b"")
+    if other == "something":
+        torch.save({"a": 1}, path)
+    before, found = {k: v.clone() for k, v in mll.state_dict().items()}, path.read_bytes()
+    size = 30 if other == "batches" else 20
+    with pytest.raises(ValueError, match=message):
+        gpext.fit(mll, x, y, batch_size=size, max_steps=4, progress=False, checkpoint=tmp_path)
+    assert all(torch.equal(v, before[k]) for k, v in mll.state_dict().items())
+    assert path.read_bytes() == found
+
+
+@pytest.mark.usefixtures("_seconds")
 def test_a_disk_that_takes_nothing_does_not_end_training(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError("no space left")

@@ -129,6 +129,16 @@ def _with(rank, fault):
         mll.likelihood = gpext.likelihoods.LaplaceLikelihood().to(F64) if fault == "model" else mll.likelihood
         x = x.where(x != x[rows[:1]], torch.nan) if fault == "nan" else x
     options = {"learning_rate": 0.1 if fault == "options" and rank == 1 else 0.05}
+    if rank == 1 and fault == "kernel":
+        mll.model.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5)).to(F64)
+    elif fault == "kernel":
+        mll.model.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).to(F64)
+    if rank == 1 and fault == "frozen":
+        mll.model.covar_module.requires_grad_(False)
+    if rank == 1 and fault == "hyperparameters":
+        options["hyperparameters"] = "augmented"
+    if rank == 1 and fault == "rate":
+        options["rate"] = 0.5
     if fault == "objective":
         mll = gpytorch.mlls.VariationalELBO(gpytorch.likelihoods.StudentTLikelihood().to(F64), mll.model, num_data=60)
     result = gpext.fit(
@@ -153,6 +163,9 @@ def _with(rank, fault):
         ("model", "expected the same model on every rank"),
         ("options", "expected the same options on every rank"),
         ("nan", "inputs"),
+        ("kernel", "expected the same model on every rank; rank 0 has model.covar_module.base_kernel.nu = 2.5, rank 1"),
+        ("frozen", "expected the same model on every rank; rank 0 has model.covar_module"),
+        ("hyperparameters", "expected the same options on every rank; rank 0 has hyperparameters='exact', rank 1"),
         ("objective", "only models with a SiteVariationalStrategy"),
     ],
 )
@@ -160,6 +173,12 @@ def test_a_fault_of_one_rank_is_an_error_on_all(fault, message):
     for value, error in run(_with, 2, fault):
         assert value is None
         assert error.startswith(f"ValueError: {message}")
+
+
+def test_ranks_whose_steps_in_q_differ_are_told_so():
+    for value, error in run(_with, 2, "rate"):
+        assert value is None
+        assert re.match(r"RankError: rank . of 2 was about to sum \d+ numbers of an update of q\(u\), rate=", error)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from gpext.parallel import Ranks
+from gpext.parallel import Ranks, mark
 from tests.parallel.processes import run
 
 
@@ -129,12 +129,14 @@ def _alike(rank, other):
         "scale": 1.001 * v,
         "rounding": v * (1 + 1e-14),
         "zero": 0 * v,
+        "order": v.roll(1),
+        "two": v[[1, 0, *range(2, 200)]],
     }
     v = changed[other] if rank == 1 else v
     Ranks().sum(lambda: [v], [v], alike=[v])
 
 
-@pytest.mark.parametrize("other", ["nan", "sign", "scale", "rounding", "zero"])
+@pytest.mark.parametrize("other", ["nan", "sign", "scale", "rounding", "zero", "order", "two"])
 def test_vectors_that_are_not_the_same_on_all_ranks_are_refused(other):
     for _, error in run(_alike, 2, other):
         assert error is None if other == "rounding" else error.startswith("ValueError: expected the same inputs and")
@@ -143,6 +145,25 @@ def test_vectors_that_are_not_the_same_on_all_ranks_are_refused(other):
 def test_ranks_that_disagree_are_told_so():
     for _, error in run(_disagrees, 3):
         assert error == "ValueError: expected the same dtype on every rank; rank 0 has float64, rank 2 float32."
+
+
+def _says_parts(rank):
+    Ranks().require_same("model", "a kernel", f"nu = {rank}.5", *["a prior"] * (rank == 2))
+
+
+def test_only_what_differs_is_shown():
+    for _, error in run(_says_parts, 3):
+        assert error == "ValueError: expected the same model on every rank; rank 0 has nu = 0.5, rank 1 nu = 1.5."
+
+
+def test_a_mark_tells_tensors_apart():
+    t = torch.linspace(-1, 2, 150_000, dtype=torch.float64)
+    assert mark([t]) == mark([t.clone()])
+    others = [-t, t.flip(0), torch.cat([t[65536:], t[:65536]]), 1.001 * t, t.clone().index_fill_(0, torch.tensor(7), 0)]
+    for other in others:
+        assert abs(mark([other]) - mark([t])) > 1e-7
+    assert mark([t, 2 * t]) != mark([2 * t, t])
+    assert (mark([]), mark([0 * t]), mark([t / 0])) == (0.0, 0.0, torch.inf)
 
 
 def test_without_a_group_everything_is_trivial():

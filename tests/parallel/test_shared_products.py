@@ -110,6 +110,13 @@ def _solve(rank, fault, where):
         x = x.where(torch.arange(N).unsqueeze(-1) != 3, torch.nan)
     if rank == 1 and fault in ("nan", "other"):
         y = y.where(torch.arange(N) != 3, torch.nan) if fault == "nan" else y.flip(0) * 1.5
+    if rank == 1 and fault == "order":
+        x, y = x.flip(0), y.flip(0)
+    if rank == 1 and fault == "kernel":
+        mll.model.covar_module.kernels[1].nu = 2.5
+    if rank == 1 and fault == "dtype":
+        mll.model.float()
+        x, y = x.float(), y.float()
     product = tiles.product
 
     def disturbed(*args):
@@ -139,6 +146,9 @@ def _solve(rank, fault, where):
         ("nan", "ValueError: expected the same inputs and vectors on every rank"),
         ("inputs", "ValueError: inputs must be finite"),
         ("other", "ValueError: expected the same inputs and vectors on every rank"),
+        ("order", "ValueError: expected the same inputs and vectors on every rank"),
+        ("kernel", "RankError: rank 0 of 2 was about to sum 300 numbers of matern32, torch.float64, by tiles"),
+        ("dtype", "RankError: rank 0 of 2 was about to sum 300 numbers of rbf, torch.float64, by tiles"),
     ],
 )
 def test_a_fault_of_one_rank_is_an_error_on_all(fault, message, where):
@@ -149,6 +159,19 @@ def test_a_fault_of_one_rank_is_an_error_on_all(fault, message, where):
         return
     assert first.startswith(message)
     assert second is None if fault == "kill" else second[1].startswith(message[:11])
+
+
+def _by_other_routes(rank):
+    """The program and torch's tiles cut a matrix into parts of their own."""
+    model = _mll(N, Ranks()).model
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), gpytorch.settings.max_cholesky_size(10):
+        patch.setattr(compiled_tiles, "serves", lambda factors: rank == 0)
+        return model.covar_module(*model.train_inputs).evaluate_kernel() @ model.train_targets
+
+
+def test_ranks_that_make_products_in_other_ways_are_told_so():
+    for _, error in run(_by_other_routes, 2):
+        assert "of 2 was about to sum 300 numbers of rbf, torch.float64, by " in error
 
 
 def _drawn(rank, folder):

@@ -67,3 +67,10 @@ def test_sites_are_in_constrained_space_with_what_the_program_computes():
 def test_no_draws_are_refused(sizes):
     with pytest.raises(ValueError, match="at least one draw and one chain"):
         ppl.sample_posterior(NUTS(gaussian_model()), warmup=1, **sizes)
+
+
+def test_a_program_is_no_kernel_and_a_warmup_not_negative():
+    with pytest.raises(TypeError, match=r"such as NUTS\(model\); got partial"):
+        ppl.sample_posterior(gaussian_model(), num_samples=2, warmup=1)
+    with pytest.raises(ValueError, match="warmup must not be negative; got -1"):
+        ppl.sample_posterior(NUTS(gaussian_model()), num_samples=2, warmup=-1)

@@ -1,6 +1,7 @@
 """What `ppl.observe` refuses; that its value is right is a law (tests/laws/test_pyro_laws.py)."""
 
 import gpytorch
+import pyro
 import pytest
 import torch
 from pyro import poutine
@@ -48,3 +49,27 @@ def test_counts_of_any_totals_are_observed():
     counts = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 1.0]])
     trace = poutine.trace(ppl.observe).get_trace("y", likelihood, F[0, :, :2], counts)
     torch.testing.assert_close(trace.log_prob_sum(), torch.tensor(3.0).log() - 4 * torch.tensor(3.0).log())
+
+
+def test_a_plate_that_would_repeat_the_factor_is_refused():
+    likelihood, f = likelihoods.LaplaceLikelihood(), torch.linspace(0, 1, 5)
+
+    def program(size):
+        with pyro.plate("data", size):
+            ppl.observe("y", likelihood, f, torch.zeros(5))
+
+    with pytest.raises(ValueError, match="a plate around it would count it 5 times: call it outside of plates"):
+        program(5)
+    expected = likelihood.log_prob(torch.zeros(5), f).sum()
+    torch.testing.assert_close(poutine.trace(program).get_trace(1).log_prob_sum(), expected)
+
+
+def test_a_plate_over_a_batch_of_latents_takes_one_factor_of_each():
+    likelihood = likelihoods.LaplaceLikelihood()
+
+    def program():
+        with pyro.plate("functions", 3):
+            ppl.observe("y", likelihood, F[0], torch.zeros(5))
+
+    expected = likelihood.log_prob(torch.zeros(5), F[0]).sum()
+    torch.testing.assert_close(poutine.trace(program).get_trace().log_prob_sum(), expected)

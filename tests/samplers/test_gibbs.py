@@ -453,8 +453,32 @@ def test_bad_input():
         sampler().run(0)
     with pytest.raises(ValueError, match="warmup must not be negative"):
         sampler().run(2, warmup=-1)
+    with pytest.raises(TypeError, match=r"num_samples must be a whole number; got 2\.5"):
+        sampler().run(2.5)
+    with pytest.raises(TypeError, match="resume must be the result of an earlier run"):
+        sampler().run(2, resume=3)
     with pytest.raises(TypeError, match="call predict_from"):
         run(sampler(), 2).predict(x)
+
+
+def test_draws_of_something_else_are_not_gone_on_with(tmp_path):
+    prior, y = problem()
+    other_prior = MultivariateNormal(prior.mean, 2 * prior.covariance_matrix)
+    draws = run(GibbsSampler(prior, student(), y), 3, directory=tmp_path)
+    for made, match in (
+        (GibbsSampler(prior, student(), y + 1), "data with the mark"),
+        (GibbsSampler(other_prior, student(), y), "data with the mark"),
+        (GibbsSampler(prior, LaplaceLikelihood().double(), y), r"model \['LaplaceLikelihood'"),
+        (GibbsSampler(prior[:3], student(), y[:3]), "latent shape"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            made.load(tmp_path)
+        with pytest.raises(ValueError, match=match):
+            made.run(2, resume=draws, progress=False)
+    (path,) = tmp_path.glob("draws-*.pt")
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ValueError, match="is damaged, or was not written by gpext"):
+        GibbsSampler(prior, student(), y).load(tmp_path)
 
 
 class _FailingPhi(torch.nn.Module):

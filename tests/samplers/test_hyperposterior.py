@@ -15,7 +15,7 @@ from gpext.inference import InferenceWarning
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, chains
 from gpext.samplers.mode import mode_and_scale
-from tests.samplers.hyper_cases import F64, QuickLogPosterior, constrained, covariance, grid_moments, problem, quick
+from tests.samplers.hyper_cases import F64, N, QuickLogPosterior, constrained, covariance, grid_moments, problem, quick
 
 BOTH = pytest.mark.parametrize("kind", [MetropolisHastings, SGLDSampler])
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_another_run_is_not_overwritten(kind, tmp_path):
     run(quick(kind), 3, 2, 0, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="another run"):
         run(quick(kind), 3, 2, 0, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="this sampler draws"):
+    with pytest.raises(ValueError, match="that this sampler can go on with, hyperparameters"):
         kind(problem(), ["covar_module.lengthscale"]).load(tmp_path)
     with pytest.raises(FileNotFoundError, match="found none"):
         quick(kind).load(tmp_path / "elsewhere")
@@ -343,3 +343,68 @@ def test_bad_input():
         mll.model.set_train_data(**bad, strict=False)
         with pytest.raises(ValueError, match=match):
             MetropolisHastings(ExactMarginalLogLikelihood(mll.likelihood, mll.model))
+
+
+@pytest.mark.parametrize("kind", [MetropolisHastings, SGLDSampler])
+def test_what_is_no_option_is_refused(kind):
+    for options, match in (
+        ({"num_samples": 2.5}, r"num_samples must be a whole number; got 2\.5"),
+        ({"num_chains": "4"}, "num_chains must be a whole number; got '4'"),
+        ({"generator": 3}, r"expected a torch\.Generator; got 3"),
+        ({"resume": 3}, "resume must be the result of an earlier run; got int"),
+        ({"ranks": 2}, r"expected gpext\.parallel\.Ranks\(\), the processes that take part; got 2"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            kind(problem()).run(**{"num_samples": 2, **options})
+
+
+def test_a_preconditioner_that_is_none_is_refused():
+    for M, error, match in (
+        (3.0, TypeError, "to be a tensor; got float"),
+        (-torch.eye(2), ValueError, "not symmetric and positive definite"),
+        (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), ValueError, "not symmetric and positive definite"),
+    ):
+        with pytest.raises(error, match=match):
+            SGLDSampler(problem()).run(2, preconditioner=M)
+    with pytest.raises(ValueError, match="freeze_below must not be negative"):
+        SGLDSampler(problem()).run(2, freeze_below=-1.0)
+
+
+def test_draws_of_something_else_are_not_gone_on_with(tmp_path):
+    draws = run(MetropolisHastings(problem()), 3, 2, 0, checkpoint=tmp_path)
+    other_model = problem()
+    other_model.model.covar_module.eps = 2.0
+    for made, match in (
+        (SGLDSampler(problem()), "sampler SGLD; got Metropolis-Hastings"),
+        (MetropolisHastings(problem(seed=1)), "data with the mark"),
+        (MetropolisHastings(problem(), ["covar_module.lengthscale"]), "hyperparameters"),
+        (MetropolisHastings(other_model), r"model \['covar_module\.eps = 2\.0'\]; got \[\]"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            made.load(tmp_path)
+        with pytest.raises(ValueError, match=match):
+            made.run(2, resume=draws, progress=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"something", None])
+def test_a_damaged_checkpoint_is_told(content, tmp_path):
+    run(quick(MetropolisHastings), 3, 2, 0, checkpoint=tmp_path)
+    path = tmp_path / "chains.pt"
+    path.write_bytes(path.read_bytes()[:1000] if content is None else content)
+    with pytest.raises(ValueError, match=r"chains\.pt is damaged, or was not written by gpext: .*Delete it"):
+        quick(MetropolisHastings).load(tmp_path)
+
+
+def test_batches_of_models_are_refused_and_batches_of_inputs_predicted():
+    mll = problem()
+    draws = SGLDSampler(UnbiasedMarginalLogLikelihood(mll.likelihood, mll.model)).run(2, 2, 50, progress=False)
+    x = torch.linspace(0, 5, 6, dtype=F64).view(3, 2, 1)
+    torch.testing.assert_close(draws.predict(x).mean.flatten(), draws.predict(x.flatten()).mean)
+    with pytest.raises(TypeError, match="x"):
+        draws.predict([[1.0]])
+    (inputs,), y = mll.model.train_inputs, mll.model.train_targets
+    mll.model.set_train_data(inputs.expand(2, N, 1), y.expand(2, N), strict=False)
+    with pytest.raises(ValueError, match=r"no batch of them; got \(2, 12, 1\)"):
+        MetropolisHastings(mll)
+    with pytest.raises(ValueError, match=r"no batch and one task; got \(2, 12\)"):
+        UnbiasedMarginalLogLikelihood(mll.likelihood, mll.model)

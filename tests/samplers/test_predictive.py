@@ -4,12 +4,24 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from gpext.kernels import keops
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver
 from gpext.samplers import LogPosterior, SGLDSampler, predictive
 from tests.samplers.hyper_cases import F64, problem
+
+
+class Narrow(gpytorch.models.ExactGP):
+    """A GP over numbers."""
+
+    def __init__(self, x, likelihood):
+        super().__init__(x, x[:, 0].sin(), likelihood)
+        self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), RBFKernel()
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 class Wide(gpytorch.models.ExactGP):
@@ -45,10 +57,8 @@ def test_solves_predict_what_a_factorisation_does(which, monkeypatch):
     monkeypatch.setattr(predictive, "_CHUNK", 3)
     new = torch.rand(7, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
     solver = UnbiasedSolver(rank=10)
-    with pytest.warns(gpytorch.utils.warnings.GPInputWarning) if which else torch.no_grad():
-        mean, variance = predictive.predictive(
-            LogPosterior(UnbiasedMarginalLogLikelihood(likelihood, model, solver=solver)), new
-        )
+    target = LogPosterior(UnbiasedMarginalLogLikelihood(likelihood, model, solver=solver))
+    mean, variance = predictive.predictive(target, new)
     # by hand: in float64, without gpytorch's rules of prediction
     with torch.no_grad():
         K = model.covar_module(torch.cat([model.train_inputs[0], new])).to_dense()
@@ -118,3 +128,24 @@ def test_a_solve_that_runs_out_of_steps_names_the_cure():
     target = LogPosterior(UnbiasedMarginalLogLikelihood(exact.likelihood, exact.model, solver=solver))
     with pytest.raises(FloatingPointError, match=r"after 2 steps.*max_steps"):
         predictive.predictive(target, torch.zeros(1, 1, dtype=F64))
+
+
+@pytest.mark.parametrize("objective", [ExactMarginalLogLikelihood, UnbiasedMarginalLogLikelihood])
+@pytest.mark.parametrize("learnt", [False, True])
+def test_fixed_noise_of_the_training_data_is_not_that_of_new_inputs(objective, learnt):
+    """gpytorch adds it where there happen to be as many."""
+    x = torch.linspace(0, 3, 8, dtype=F64).unsqueeze(-1)
+    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.full((8,), 0.5, dtype=F64), learnt)
+    target = LogPosterior(objective(likelihood, Narrow(x, likelihood).double()))
+    new = x + 0.1
+    mean, variance = predictive.predictive(target, new)
+    fewer = predictive.predictive(target, new[:3])
+    torch.testing.assert_close((mean[:3], variance[:3]), fewer, rtol=1e-6, atol=1e-6)
+    noise = torch.linspace(0.1, 0.8, 8, dtype=F64)
+    torch.testing.assert_close(
+        predictive.predictive(target, new, noise), (mean, variance + noise), rtol=1e-6, atol=1e-6
+    )
+    other = gpytorch.likelihoods.GaussianLikelihood()
+    target = LogPosterior(objective(other, Narrow(x, other).double()))
+    with pytest.raises(TypeError, match="only a FixedNoiseGaussianLikelihood takes noise; got GaussianLikelihood"):
+        predictive.predictive(target, new, noise)

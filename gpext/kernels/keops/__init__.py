@@ -1,9 +1,9 @@
 """Kernels with gpytorch's names whose matrices are never stored: O(n) memory, exact products and derivatives."""
 
+from gpext.kernels.keops.combinations import AdditiveKernel, ProductKernel, ScaleKernel
 from gpext.kernels.keops.kernels import (
     MaternKernel,
     PeriodicKernel,
-    ProductKernel,
     RBFKernel,
     RQKernel,
     share_products,
@@ -11,11 +11,13 @@ from gpext.kernels.keops.kernels import (
 )
 
 __all__ = [
+    "AdditiveKernel",
     "MaternKernel",
     "PeriodicKernel",
     "ProductKernel",
     "RBFKernel",
     "RQKernel",
+    "ScaleKernel",
     "share_products",
     "sharing_ranks",
 ]

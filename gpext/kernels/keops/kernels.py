@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from typing import Any, get_args
 
 import gpytorch
 import torch
-from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpext.kernels.keops.combinations import Combined
 from gpext.likelihoods.checks import check_finite
 from gpext.operators import KernelOperator
 from gpext.operators.kernel_operator import Backend
 from gpext.parallel import Ranks
 
 
-class LazyKernel(gpytorch.kernels.Kernel):
+class LazyKernel(Combined):
     """The base of kernels that are radial in features of their inputs: a subclass says which.
 
     Args:
@@ -67,13 +65,10 @@ class LazyKernel(gpytorch.kernels.Kernel):
 
         self.ranks.together(check)
         inputs = [self._features(x) for x in given]
-        one = x1.new_ones(1, 1)
+        one = inputs[0].new_ones(1, 1)
         return KernelOperator(
             one, *inputs, *own, profiles=(profile,), square=square, backend=self.backend, ranks=self.ranks
         )
-
-    def __mul__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
-        return _product(self, other)
 
 
 class RBFKernel(LazyKernel, gpytorch.kernels.RBFKernel):
@@ -111,20 +106,6 @@ class PeriodicKernel(LazyKernel, gpytorch.kernels.PeriodicKernel):
         return "rbf", ()
 
 
-class ProductKernel(gpytorch.kernels.ProductKernel):
-    """gpytorch's ProductKernel, whose factors are multiplied tile by tile where all of them are lazy."""
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
-        """Return the covariance of x1 (..., n, d) and x2 (..., m, d)."""
-        if diag:
-            return super().forward(x1, x2, diag=True, **params)
-        factors = [to_linear_operator(kernel(x1, x2, **params)).evaluate_kernel() for kernel in self.kernels]
-        return functools.reduce(operator.mul, factors)
-
-    def __mul__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
-        return _product(self, other)
-
-
 def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
     """Let processes make the products of all lazy kernels of a module together, a part of the tiles each.
 
@@ -150,13 +131,6 @@ def sharing_ranks(module: torch.nn.Module) -> Ranks:
     """Return who makes the products of a module's lazy kernels together; one rank for nobody else."""
     shared = (m.ranks for m in module.modules() if isinstance(m, LazyKernel) and m.ranks.size > 1)
     return next(shared, Ranks.alone())
-
-
-def _product(*kernels: gpytorch.kernels.Kernel) -> ProductKernel:
-    """Return the product of kernels, those of products among them taken one by one."""
-    return ProductKernel(
-        *(f for k in kernels for f in (k.kernels if isinstance(k, gpytorch.kernels.ProductKernel) else [k]))
-    )
 
 
 def _is_same(x1: Tensor, x2: Tensor) -> bool:
