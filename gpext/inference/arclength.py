@@ -41,7 +41,7 @@ _FIRST, _LONGEST, _SHORTEST = 0.5, 3.0, 1e-3  # steps
 _ON_CURVE = 1e-3  # residuals of a point between the ends
 _AT_END = 1e-3  # of the tolerance: what is small here is larger in the sites by 1 / (r v^)
 _MOST_NEWTON, _EASY, _HARD = 6, 2, 4
-_STRAIGHT = 0.8  # cosine of the angle between the tangent and the step that came of it
+_STRAIGHT = 0.5  # cosine of the angle between the tangent and the step that came of it
 _DIFFERENCE = 1e-4  # of t
 _WIDEST = 1e-12  # r v^, below which the cavity counts as infinite: there the branch has ended
 

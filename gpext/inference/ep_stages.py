@@ -171,6 +171,8 @@ class Search:
     def _follow(self, path: Path, found: Match, *, lowest: float, step: float, name: str) -> tuple[float, Match]:
         """Return how far along a path a solution could be followed, and the one there; a batch never turns back."""
         budget = min(_MOST_ALONG, self._left())
+        if not self._is_small or budget <= 0:
+            return 0.0, found
         if self.problem.mean.dim() > 1:
             return self._follow_together(path, found, budget, step, name)
         branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
@@ -227,12 +229,16 @@ class Search:
         self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
         return current
 
+    @property
+    def _is_small(self) -> bool:
+        """Whether steps in O(N^3) are worth it."""
+        return isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
+
     def _begin(self, start: GaussianSites | None) -> GaussianSites:
         return self.problem.no_sites() if start is None else start.to(torch.float64)
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
-        small = isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
-        if small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
+        if self._is_small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
             current, trace = levenberg_marquardt(
                 at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.tolerance
             )
