@@ -125,7 +125,7 @@ class Search:
         def path(t: float) -> tuple[Tilt, float]:
             return self._tilt(power, widest ** (1 - t)), power
 
-        t, found = self._follow(path, found, lowest=_BELOW, step=1 / 6, name="from wider")
+        t, found = self._follow(path, found, lowest=_BELOW, step=1 / 6, name="from wider", partway=False)
         return found if t == 1 else None
 
     def _from_lower(self) -> Match | None:
@@ -141,7 +141,8 @@ class Search:
             found = start(low)
             if found is not None and self._arrived(found):
                 path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
-                return self._follow(path, found, lowest=lowest, step=0.2, name=f"up from power {low:.3g}")[1]
+                name = f"up from power {low:.3g}"
+                return self._follow(path, found, lowest=lowest, step=0.2, name=name, partway=True)[1]
         return None
 
     def _between(self, low: float, t: float) -> tuple[Tilt, float]:
@@ -168,16 +169,28 @@ class Search:
         assert isinstance(found.sites, GaussianSites)  # of one latent
         return found.sites
 
-    def _follow(self, path: Path, found: Match, *, lowest: float, step: float, name: str) -> tuple[float, Match]:
-        """Return how far along a path a solution could be followed, and the one there; a batch never turns back."""
+    def _follow(
+        self, path: Path, found: Match, *, lowest: float, step: float, name: str, partway: bool
+    ) -> tuple[float, Match]:
+        """Return how far along a path a solution could be followed, and the one there; a batch never turns back.
+
+        Args:
+            path: the problem at t in [0, 1].
+            found: the solution at 0.
+            lowest: t to which the branch of one posterior may turn back.
+            step: the first of a batch.
+            name: of the stage.
+            partway: whether a solution before 1 is of use.
+        """
         budget = min(_MOST_ALONG, self._left())
         if not self._is_small or budget <= 0:
             return 0.0, found
         if self.problem.mean.dim() > 1:
             return self._follow_together(path, found, budget, step, name)
         branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
-        self._note(f"second-order steps {name}", self.power, branch.trace)
-        for point in sorted(branch.points, key=lambda point: -point.t)[:_ENDS]:
+        self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
+        farthest = sorted(branch.points, key=lambda point: -point.t)[:_ENDS] if partway else []
+        for point in [branch.end] if branch.end is not None else farthest:
             if point.t > 0:
                 look = partial(match, self.problem, *path(point.t))
                 there = self._finish(look, look(point.sites), point.power)
@@ -203,7 +216,7 @@ class Search:
 
         at = lambda t: partial(match, self.problem, *path(t))  # noqa: E731
         end = follow(at, found, solve, step=step, shortest=_SHORTEST_STEP)
-        self._note(f"second-order steps {name}", self.power, traces)
+        self._note(f"second-order steps {name}", path(1.0)[1], traces)
         return end
 
     def _solve(self, at: At, power: float) -> Match:
