@@ -39,6 +39,7 @@ Path = Callable[[float], tuple[Tilt, float]]
 _UNIT = 0.05  # of t, which counts as much as a standard deviation or a factor of e
 _FIRST, _LONGEST, _SHORTEST = 0.5, 3.0, 1e-3  # steps
 _ON_CURVE = 1e-3  # residuals of a point between the ends
+_BACK = (0, 2, 4, 8)  # points before the farthest, where the branch is steep enough to settle
 _AT_END = 1e-3  # of the tolerance: what is small here is larger in the sites by 1 / (r v^)
 _MOST_NEWTON, _EASY, _HARD = 6, 2, 4
 _STRAIGHT = 0.5  # cosine of the angle between the tangent and the step that came of it
@@ -83,6 +84,8 @@ class Branch:
 
     Attributes:
         end: the solution at t = 1, or None.
+        farthest: without one, a solution of about the largest t that was seen; None if none is at larger t than the
+            first.
         points: near solutions, in their order.
         trace: log Z after each look.
         reason: "arrived"; "turned back", to the lowest t; "cavity", where one became infinite; "lost", where no step,
@@ -90,6 +93,7 @@ class Branch:
     """
 
     end: Point | None
+    farthest: Point | None
     points: list[Point]
     trace: list[Tensor]
     reason: str
@@ -113,23 +117,27 @@ def follow_arc(
     walk = _Walk(problem, path, lowest, tolerance, max_looks)
     begin = GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
     current = walk.look(start, begin)
-    points, length = [current], _FIRST
-    if current.size == torch.inf:
-        return Branch(None, [], walk.trace, "lost")
-    tangent = _unit_of_t(current)
-    while True:
+    tangent, length = _unit_of_t(current), _FIRST
+    points, tangents = [current], [tangent]
+    reason = "lost" if current.size == torch.inf else ""
+    while not reason:
         try:
             tangent = _normalised(torch.linalg.solve(walk.bordered(current, tangent), _unit_of_t(current)))
             current, tangent, length = walk.advance(current, tangent, length)
         except (_LostError, torch.linalg.LinAlgError):
-            return Branch(None, points, walk.trace, "budget" if walk.looks_left <= 0 else "lost")
+            reason = "lost" if walk.may_go_on else "budget"
+            break
         points.append(current)
+        tangents.append(tangent)
         if current.t == 1:
-            return Branch(current, points, walk.trace, "arrived")
+            return Branch(current, None, points, walk.trace, "arrived")
         if current.t < min(points[-2].t, lowest + _UNIT):
-            return Branch(None, points, walk.trace, "turned back")
-        if float((current.precision * current.tilted.variance).min()) < _WIDEST:
-            return Branch(None, points, walk.trace, "cavity")
+            reason = "turned back"
+        elif float((current.precision * current.tilted.variance).min()) < _WIDEST:
+            reason = "cavity"
+    top = max(range(len(points)), key=lambda k: points[k].t)
+    settled = (walk.settle(points[k], tangents[k]) for k in (top - back for back in _BACK) if k > 0)
+    return Branch(None, next((point for point in settled if point is not None), None), points, walk.trace, reason)
 
 
 class _LostError(Exception):
@@ -148,8 +156,9 @@ class _Walk:
     trace: list[Tensor] = field(default_factory=list)
 
     @property
-    def looks_left(self) -> int:
-        return self.max_looks - len(self.trace)
+    def may_go_on(self) -> bool:
+        """Whether looks are left for another step, and to settle."""
+        return len(self.trace) + (1 + len(_BACK)) * (_MOST_NEWTON + 1) <= self.max_looks
 
     def look(self, t: float, cavity: GaussianSites) -> Point:
         """Return the point at some cavities: one tilted integral a datum, one factorisation, the variances."""
@@ -167,33 +176,39 @@ class _Walk:
 
     def advance(self, origin: Point, tangent: Tensor, length: float) -> tuple[Point, Tensor, float]:
         """Return the next solution, the tangent carried there, and how long a step to try from there."""
-        while length > _SHORTEST:
+        while length > _SHORTEST and self.may_go_on:
             step = length * tangent
             if origin.t + _UNIT * float(step[-1]) >= 1:
                 step = step * ((1 - origin.t) / (_UNIT * step[-1]))
-                point, newton = self._correct(origin, step, _unit_of_t(origin), ends=True)
+                point, newton = self._correct(origin, step, _unit_of_t(origin), _AT_END * self.tolerance, ends=True)
             else:
-                point, newton = self._correct(origin, step, tangent, ends=False)
-            if point is not None:
+                point, newton = self._correct(origin, step, tangent, _ON_CURVE, ends=False)
+            if point is not None and _is_along(origin, point, step):
                 length = min(1.7 * length, _LONGEST) if newton <= _EASY else length
                 return point, _normalised(_carried(origin, point, tangent)), length if newton < _HARD else length / 1.5
             length = length / 2
         raise _LostError
 
-    def _correct(self, origin: Point, step: Tensor, normal: Tensor, *, ends: bool) -> tuple[Point | None, int]:
-        """Return the solution to which Newton steps at right angles to `normal` lead, if one is there, and how many.
+    def settle(self, point: Point, tangent: Tensor) -> Point | None:
+        """Return the solution nearest to a point, to the tolerance, its t as it comes: there may be none at its own."""
+        return self._correct(point, torch.zeros_like(tangent), tangent, _AT_END * self.tolerance, ends=False)[0]
 
-        Where the path ends t stays as it is.
+    def _correct(
+        self, origin: Point, step: Tensor, normal: Tensor, goal: float, *, ends: bool
+    ) -> tuple[Point | None, int]:
+        """Return the point, of residuals below `goal`, to which Newton steps at right angles to `normal` lead.
+
+        And how many; None if they lead nowhere. Where the path ends t stays as it is.
         """
-        goal, before = (_AT_END * self.tolerance if ends else _ON_CURVE), 2 * max(float(step.norm()), _UNIT)
+        before = 2 * max(float(step.norm()), _UNIT)
         t, cavity = (1.0 if ends else origin.t + _UNIT * float(step[-1])), origin.moved(step[:-1])
         for taken in range(_MOST_NEWTON + 1):
-            if not self.lowest < t < 1 + ends or self.looks_left <= 0:
+            if not self.lowest < t < 1 + ends:
                 break
             point = self.look(t, cavity)
             self.trace.append(point.value)
             if point.size < goal:
-                return (point if _is_along(origin, point, step) else None), taken
+                return point, taken
             if point.size == torch.inf:
                 break
             row = normal if ends else _seen_from(origin, point, normal)

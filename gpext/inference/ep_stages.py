@@ -35,7 +35,6 @@ _STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
 _MOST_ALONG = 300
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.01  # of the power asked for, likewise
-_ENDS = 3  # points of a branch, of the largest power, one of which is to be matched where it does not arrive
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps
 
 
@@ -189,13 +188,12 @@ class Search:
             return self._follow_together(path, found, budget, step, name)
         branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
         self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
-        farthest = sorted(branch.points, key=lambda point: -point.t)[:_ENDS] if partway else []
-        for point in [branch.end] if branch.end is not None else farthest:
-            if point.t > 0:
-                look = partial(match, self.problem, *path(point.t))
-                there = self._finish(look, look(point.sites), point.power)
-                if self._arrived(there):
-                    return point.t, there
+        point = branch.farthest if partway and branch.end is None else branch.end
+        if point is not None:
+            look = partial(match, self.problem, *path(point.t))
+            there = self._finish(look, look(point.sites), point.power)
+            if self._arrived(there):
+                return point.t, there
         return 0.0, found
 
     def _follow_together(self, path: Path, found: Match, budget: int, step: float, name: str) -> tuple[float, Match]:

@@ -120,8 +120,11 @@ def test_a_branch_that_ends_says_how():
     assert branch.reason == "turned back"
     assert branch.end is None
     assert 0.6 < max(point.t for point in branch.points) < 0.7
-    assert follow(max_looks=7).reason == "budget"
-    assert len(follow(max_looks=7).trace) == 7
+    assert branch.farthest.t == pytest.approx(max(point.t for point in branch.points), abs=0.02)
+    assert branch.farthest.size < 1e-8
+    short = follow(max_looks=50)
+    assert short.reason == "budget"
+    assert len(short.trace) <= 50
 
 
 def test_cavities_that_are_no_solution_lead_nowhere():
