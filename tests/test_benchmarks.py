@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from benchmarks import augmented_svi, datasets, ep_convergence, mixing_draws, outliers_found, step_time
+from benchmarks import augmented_svi, datasets, ep_convergence, ep_existence, mixing_draws, outliers_found, step_time
 from benchmarks.datasets import load
 from benchmarks.ep_map import grid, kind_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem, student_t
@@ -355,6 +355,20 @@ def test_ep_convergence_runs_and_resumes(tmp_path, capsys, monkeypatch):
     assert all(honest(row) and row["residual"] < 1e-5 for row in inferred)
     assert (tmp_path / "map.png").exists()
     assert "mean absolute error" in capsys.readouterr().out
+
+
+def test_ep_existence_tells_how_branches_end(tmp_path, capsys):
+    output, threads = tmp_path / "existence.jsonl", torch.get_num_threads()
+    try:
+        assert ep_existence.main(["--quick", "--output", str(output)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    row = json.loads(output.read_text().splitlines()[-1])
+    assert row["status"] == "REDUCED_POWER"
+    assert row["by power"]["reason"] == "turned back"
+    assert row["power"] <= row["by power"]["farthest"] < 1
+    assert row["by width"]["looks"] == 40
+    assert "turned back, farthest" in capsys.readouterr().out
 
 
 def test_dishonest_rows_are_told_apart():

@@ -8,9 +8,10 @@ iteration oscillates or leaves what is a distribution; so it goes in stages, eac
        leave a cavity improper is shortened
     2. Levenberg-Marquardt on the residuals in all sites at once, with their derivatives in closed form
     3. other ways in: from the sites of CAVI, all positive; and along the solutions of a likelihood that is wide at
-       first, so that no datum is far out, and narrows (:mod:`gpext.inference.continuation`)
+       first, so that no datum is far out, and narrows, around the turns of their branch
+       (:mod:`gpext.inference.arclength`; a batch goes without turns, :mod:`gpext.inference.continuation`)
     4. at half the power, where the tilted distributions are calmer, or at a small one from the optimum of KL, to which
-       EP tends with its power; and from there back up as far as a solution goes
+       EP tends with its power; and from there along its branch, to the power asked for or the largest on the way
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from gpext.inference.arclength import Path, follow_arc
 from gpext.inference.cavi import CAVI
 from gpext.inference.continuation import follow, proper_near
 from gpext.inference.damped_sweeps import sweep_damped
@@ -19,7 +19,7 @@ from gpext.inference.matching import At, Match, match
 from gpext.inference.problem import Problem
 from gpext.inference.result import Status
 from gpext.inference.sequential_ep import sweep_one_by_one
-from gpext.inference.tilting import tilt, widest_needed
+from gpext.inference.tilting import Tilt, tilt, widest_needed
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
@@ -33,6 +33,8 @@ _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N
 _SHORTEST_STEP = 0.02  # of a path
 _STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
 _MOST_ALONG = 300
+_BELOW = -0.1  # where a narrowing likelihood counts as wide again
+_FAINTEST = 0.01  # of the power asked for, likewise
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps
 
 
@@ -119,10 +121,10 @@ class Search:
         if not self._arrived(found):
             return None
 
-        def path(t: float) -> At:
-            return self._at(power, widest ** (1 - t))
+        def path(t: float) -> tuple[Tilt, float]:
+            return self._tilt(power, widest ** (1 - t)), power
 
-        t, found = self._follow(path, found, power, step=1 / 6, name="from wider")
+        t, found = self._follow(path, found, lowest=_BELOW, step=1 / 6, name="from wider", partway=False)
         return found if t == 1 else None
 
     def _from_lower(self) -> Match | None:
@@ -137,13 +139,14 @@ class Search:
             low = share * goal
             found = start(low)
             if found is not None and self._arrived(found):
-                path = partial(self._between, low)
-                return self._follow(path, found, goal, step=0.2, name=f"up from power {low:.3g}")[1]
+                path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
+                name = f"up from power {low:.3g}"
+                return self._follow(path, found, lowest=lowest, step=0.2, name=name, partway=True)[1]
         return None
 
-    def _between(self, low: float, t: float) -> At:
-        goal = self.power
-        return self._at(goal if t == 1 else low + t * (goal - low))
+    def _between(self, low: float, t: float) -> tuple[Tilt, float]:
+        power = self.power if t == 1 else low + t * (self.power - low)
+        return self._tilt(power), power
 
     def _swept(self, power: float) -> Match:
         return self._solve(self._at(power), power)
@@ -166,10 +169,35 @@ class Search:
         return found.sites
 
     def _follow(
-        self, at: Callable[[float], At], found: Match, power: float, *, step: float, name: str
+        self, path: Path, found: Match, *, lowest: float, step: float, name: str, partway: bool
     ) -> tuple[float, Match]:
-        traces: list[Tensor] = []
+        """Return how far along a path a solution could be followed, and the one there; a batch never turns back.
+
+        Args:
+            path: the problem at t in [0, 1].
+            found: the solution at 0.
+            lowest: t to which the branch of one posterior may turn back.
+            step: the first of a batch.
+            name: of the stage.
+            partway: whether a solution before 1 is of use.
+        """
         budget = min(_MOST_ALONG, self._left())
+        if not self._is_small or budget <= 0:
+            return 0.0, found
+        if self.problem.mean.dim() > 1:
+            return self._follow_together(path, found, budget, step, name)
+        branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
+        self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
+        point = branch.farthest if partway and branch.end is None else branch.end
+        if point is not None:
+            look = partial(match, self.problem, *path(point.t))
+            there = self._finish(look, look(point.sites), point.power)
+            if self._arrived(there):
+                return point.t, there
+        return 0.0, found
+
+    def _follow_together(self, path: Path, found: Match, budget: int, step: float, name: str) -> tuple[float, Match]:
+        traces: list[Tensor] = []
 
         def solve(look: At, near: Match) -> Match | None:
             if len(traces) >= budget or not bool(near.size.isfinite().all()):
@@ -184,8 +212,9 @@ class Search:
             traces.extend(trace)
             return there if self._arrived(there) else None
 
+        at = lambda t: partial(match, self.problem, *path(t))  # noqa: E731
         end = follow(at, found, solve, step=step, shortest=_SHORTEST_STEP)
-        self._note(f"second-order steps {name}", power, traces)
+        self._note(f"second-order steps {name}", path(1.0)[1], traces)
         return end
 
     def _solve(self, at: At, power: float) -> Match:
@@ -211,21 +240,27 @@ class Search:
         self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
         return current
 
+    @property
+    def _is_small(self) -> bool:
+        """Whether steps in O(N^3) are worth it."""
+        return isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
+
     def _begin(self, start: GaussianSites | None) -> GaussianSites:
         return self.problem.no_sites() if start is None else start.to(torch.float64)
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
-        small = isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
-        if small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
+        if self._is_small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
             current, trace = levenberg_marquardt(
                 at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.tolerance
             )
             self._note("second-order steps", power, trace)
         return current
 
+    def _tilt(self, power: float, widening: float = 1.0) -> Tilt:
+        return tilt(self.problem.likelihood, self.problem.targets, power, widening=widening)
+
     def _at(self, power: float, widening: float = 1.0) -> At:
-        moments = tilt(self.problem.likelihood, self.problem.targets, power, widening=widening)
-        return partial(match, self.problem, moments, power)
+        return partial(match, self.problem, self._tilt(power, widening), power)
 
     def _note(self, stage: str, power: float, trace: list[Tensor]) -> None:
         if not trace:

@@ -1,0 +1,173 @@
+r"""Where EP ends at a smaller power: is there no solution at power 1, and how do its branches end?
+
+At settings of an example's map (`benchmarks.ep_convergence`) where `EP()` does not arrive at power 1, two branches of
+solutions are followed with more patience than EP has, through their turns (`gpext.inference.arclength`): in the power,
+from where EP has ended; and at power 1, while the likelihood narrows from where no datum is far out. Besides, second-
+order steps at power 1 start from random sites. A branch ends where it
+
+* arrives at power 1 and the likelihood's own width: then there is a solution that EP has missed
+* turns back, to a power of nearly zero or a wide likelihood
+* has a cavity that becomes infinite: the other data leave a datum's latent value undetermined
+* or is lost: no step, however short, returns to it.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.ep_existence --output benchmarks/results/ep_existence.jsonl
+    python -m benchmarks.ep_existence --quick
+
+Every row is appended to the output as it is done; what is there is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.concave_kl import table
+from benchmarks.ep_map import grid
+from benchmarks.ep_problems import EXAMPLES, StudentTProblem
+from benchmarks.ledger import Ledger, Row, measure_and_report
+from gpext.inference import EP
+from gpext.inference.arclength import Branch, Path, follow_arc
+from gpext.inference.levenberg_marquardt import levenberg_marquardt
+from gpext.inference.matching import Match, match
+from gpext.inference.problem import Problem
+from gpext.inference.tilting import Tilt, tilt, widest_needed
+from gpext.likelihoods import StudentTLikelihood
+from gpext.sites import GaussianSites
+
+GOAL = 1e-6
+QUICK = 17 * 20 + 11  # of the settings
+LOWEST, BELOW = 0.01, -0.1  # of the power; of the way from the wide likelihood
+
+
+def examined(problem: StudentTProblem, looks: int, starts: int) -> Row:
+    """Return where EP ends, and where that is a smaller power what becomes of the branches."""
+    with torch.no_grad():
+        result = EP().infer(problem.prior, problem.likelihood, problem.targets)
+    power = float(result.message.split("power=")[1].split(")")[0])
+    row: Row = {"status": result.status.name, "power": power}
+    if power == 1:
+        return row
+    posed = Problem.of(problem.prior, problem.likelihood, problem.targets, 0.0)
+    wide, start = _narrowing(posed)
+    found = match(posed, tilt(posed.likelihood, posed.targets, power), power, result.conditioned.sites)
+    branches = {
+        "by power": follow_arc(posed, _by_power(posed), found, power, lowest=LOWEST, max_looks=looks, tolerance=GOAL),
+        "by width": follow_arc(posed, wide, start, 0.0, lowest=BELOW, max_looks=looks, tolerance=GOAL),
+    }
+    endings = {name: _ending(branch) for name, branch in branches.items()}
+    return row | endings | {"starts": starts, "random": _from_random_sites(posed, starts)}
+
+
+def _by_power(posed: Problem) -> Path:
+    return lambda t: (tilt(posed.likelihood, posed.targets, t), t)
+
+
+def _narrowing(posed: Problem) -> tuple[Path, Match]:
+    """Return the path at power 1 from a wide likelihood to the given one, and the solution where it begins."""
+    widest = widest_needed(posed.likelihood, posed.targets - posed.mean)
+    likelihood = posed.likelihood
+    wide = StudentTLikelihood(deg_free_constraint=likelihood.raw_deg_free_constraint).double()
+    wide.initialize(deg_free=likelihood.deg_free, noise=widest * likelihood.noise)
+    begin = EP().infer(posed.prior.distribution, wide.requires_grad_(False), posed.targets)
+
+    def path(t: float) -> tuple[Tilt, float]:
+        return tilt(likelihood, posed.targets, 1.0, widening=widest ** (1 - t)), 1.0
+
+    return path, match(posed, path(0.0)[0], 1.0, begin.conditioned.sites)
+
+
+def _ending(branch: Branch) -> Row:
+    """Return how a branch ends, how far it goes, how often it turns, and its widest cavity over the marginal."""
+    t = torch.tensor([point.t for point in branch.points], dtype=torch.float64)
+    turns = int((t.diff().sign().diff() != 0).sum())
+    least = min((float((p.precision * p.tilted.variance).min()) for p in branch.points), default=1.0)
+    farthest = t.max().item() if len(t) else None
+    return {"reason": branch.reason, "farthest": farthest, "turns": turns, "cavity": least, "looks": len(branch.trace)}
+
+
+def _from_random_sites(posed: Problem, starts: int) -> int:
+    """Return from how many random sites second-order steps come to a solution at power 1.
+
+    Each datum's site is that of Gaussian noise of the likelihood's scale, weakened by a factor that is log-uniform in
+    [1e-4, 1]: some count, some are outliers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    at = lambda sites: match(posed, tilt(posed.likelihood, posed.targets, 1.0), 1.0, sites)  # noqa: E731
+    arrived = 0
+    for _ in range(starts):
+        weaker = 10 ** (-4 * torch.rand(len(posed.targets), generator=generator, dtype=torch.float64))
+        precision = weaker / posed.likelihood.noise.double()
+        begin = at(GaussianSites(precision * posed.targets, precision))
+        end, _ = levenberg_marquardt(at, begin, max_steps=100, patience=12, tolerance=GOAL)
+        arrived += float(end.size) < GOAL
+    return arrived
+
+
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    example, side = EXAMPLES[options.example], options.side
+    settings = grid(example, "near", side)
+    chosen = settings if options.at is None else [settings[k] for k in options.at]
+    for i, j, lengthscale, magnitude in tqdm(chosen, disable=None):
+        problem = example.problem(lengthscale, magnitude)
+        key = f"existence/{options.example}/{side}/{i}/{j}"
+        ledger.get(key, lambda p=problem: {**p.about, **examined(p, options.looks, options.starts)})
+
+
+def report(ledger: Ledger) -> str:
+    """Return how the branches end where EP is not at power 1, counted and one by one."""
+    rows = ledger.of("existence/")
+    reduced = [row for row in rows if row["power"] < 1]
+    counts = Counter((row["by power"]["reason"], row["by width"]["reason"]) for row in reduced)
+    lines = [
+        {
+            "lengthscale": f"{row['lengthscale']:.2f}",
+            "magnitude": f"{row['magnitude']:.2f}",
+            "EP ends at": f"{row['power']:.3g}",
+            "branch in the power": _told(row["by power"]),
+            "branch in the width": _told(row["by width"]),
+            "random starts": f"{row['random']} of {row['starts']}",
+        }
+        for row in reduced
+    ]
+    head = f"{len(rows)} settings, at power 1 {len(rows) - len(reduced)}"
+    tallies = [f"* in the power {one}, in the width {other}: {count}" for (one, other), count in counts.most_common()]
+    return "\n\n".join([head, "\n".join(tallies), table(lines)]) if lines else head
+
+
+def _told(ending: Row) -> str:
+    farthest = "" if ending["farthest"] is None else f", farthest {ending['farthest']:.3f}"
+    return f"{ending['reason']}{farthest}, turns {ending['turns']}, 1 - tau v {ending['cavity']:.0e}"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one setting, with few looks")
+    parser.add_argument("--example", type=int, choices=EXAMPLES, default=2)
+    parser.add_argument("--side", type=int, default=20, help="of the map")
+    parser.add_argument("--at", type=int, nargs="+", help="only these of its settings, in the order of the map")
+    parser.add_argument("--looks", type=int, default=1000, help="along one branch, at most")
+    parser.add_argument("--starts", type=int, default=100, help="from random sites")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=FilePath)
+    parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.at, options.looks, options.starts = [QUICK], 40, 2
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine what is missing, and print the tables."""
+    measure_and_report(parse(arguments), run, report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
