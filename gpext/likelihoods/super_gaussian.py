@@ -56,6 +56,11 @@ class AugmentedLikelihood(LatentLikelihood):
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         return self._augmentation(targets).log_prob(f)
 
+    def _knots(self, targets: Tensor) -> Tensor:
+        """Return where h^2 is least: phi may have a kink there."""
+        centre = self._augmentation(targets).center.detach()
+        return floating(centre).expand(torch.broadcast_shapes(centre.shape, targets.shape)).unsqueeze(0)
+
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] under N(mean, variance), elementwise: :meth:`expected_log_prob` from plain tensors."""
         return self.augmentation(targets).expected_log_prob(mean, variance)

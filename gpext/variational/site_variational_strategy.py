@@ -43,6 +43,7 @@ from gpext.variational.bound_gradients import backpropagate, gradients_apart
 from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
 
 _MOST_HALVINGS = 30  # counts of a million want twenty
+_MANY = 1024  # inputs that tell whether a model sees its batch
 
 
 @dataclass(frozen=True)
@@ -333,7 +334,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         A prior does not: but BatchNorm, Dropout or ScaleToBounds in a feature extractor normalise a batch by itself in
         train mode.
         """
-        inducing_points = self.inducing_points
+        inducing_points, x = self.inducing_points, x[..., :_MANY, :]
         if inducing_points.shape[:-2] != x.shape[:-2]:
             x, inducing_points = self._expand_inputs(x, inducing_points)
         size = inducing_points.size(-2)

@@ -352,3 +352,16 @@ def test_negative_binomial_marginals_of_large_counts(y, r, mean, variance, exact
     likelihood.total_count = torch.tensor(r, dtype=F64)
     found = likelihood.log_density(*(torch.tensor([value], dtype=F64) for value in (y, mean, variance)))
     torch.testing.assert_close(found.item(), exact, rtol=0, atol=2e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.int32, torch.float32])
+def test_whole_targets_of_any_dtype_are_the_same(member, dtype):
+    y = {"real": tensor(-2.0, 0.0, 3.0), "binary": tensor(0.0, 1.0, 1.0), "count": tensor(0.0, 2.0, 5.0)}[
+        member.support
+    ]
+    f = gaussian((0.3, -1.0, 0.7), (0.5, 1.0, 0.2))
+    by_hand = isinstance(member.likelihood, likelihoods.SuperGaussianLikelihood)  # its functions see float32
+    tolerance = 1e-6 if by_hand else 1e-12
+    for method in ("log_marginal", "expected_log_prob", "augmented_bound"):
+        ask = getattr(member.likelihood, method)
+        torch.testing.assert_close(ask(y.to(dtype), f).double(), ask(y, f), rtol=tolerance, atol=tolerance)
