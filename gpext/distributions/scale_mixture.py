@@ -88,7 +88,16 @@ class ScaleMixture(PositiveDistribution):
         return self._at_finite_tilt(self._transform.variance)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density, with first derivatives in value and tilt; value and result broadcast with the batch shape."""
+        """Log density, with first derivatives in value and tilt; value and result broadcast with the batch shape.
+
+        Raises:
+            NotImplementedError: phi has parameters that require gradients.
+        """
+        if torch.is_grad_enabled() and self._transform(self._square().detach()).requires_grad:
+            raise NotImplementedError(
+                "log_prob of ScaleMixture has no derivative in the parameters of phi: evaluate it under "
+                "torch.no_grad(), or let them require no gradients."
+            )
         inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
         laws = self._laws(value, inside)
         log_density = torch.where(inside, laws.density.clamp_min(0).log(), -math.inf).to(self.tilt.dtype)

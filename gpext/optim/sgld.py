@@ -84,6 +84,7 @@ class SGLD(torch.optim.Optimizer):
         """Add parameters, with M = I for them: of the others it has to be the identity, too, and V not known.
 
         Raises:
+            TypeError: parameters that are not real.
             ValueError: M or V is given, or a learning rate is not positive and finite.
         """
         if not self._is_identity or self._gradient_noise is not None:
@@ -93,6 +94,9 @@ class SGLD(torch.optim.Optimizer):
             )
         _check_lr(param_group.get("lr", self.defaults["lr"]))
         super().add_param_group(param_group)
+        for p in self._parameters:
+            if not p.is_floating_point():
+                raise TypeError(f"expected parameters of real floating dtypes; got {p.dtype}.")
         self._forget()
         self.set_preconditioner(None)
 
@@ -146,7 +150,7 @@ class SGLD(torch.optim.Optimizer):
 
         Raises:
             TypeError: it is no tensor.
-            ValueError: it does not fit, or is not symmetric.
+            ValueError: it does not fit, or is no covariance.
         """
         if gradient_noise is not None:
             size = len(self._matrix)
@@ -158,6 +162,11 @@ class SGLD(torch.optim.Optimizer):
                 )
             if not torch.allclose(gradient_noise, gradient_noise.mT):
                 raise ValueError("gradient_noise is not symmetric.")
+            values = torch.linalg.eigvalsh(gradient_noise)
+            if size and float(values[0]) < -1e-8 * float(values.abs().max()):
+                raise ValueError(
+                    f"gradient_noise must be a covariance; got one with an eigenvalue of {float(values[0]):.3g}."
+                )
         self._gradient_noise = gradient_noise
 
     @property

@@ -91,6 +91,10 @@ class GibbsSampler(LatentChainSampler):
                 raise TypeError("expected GibbsSampler(prior, likelihood, targets) or GibbsSampler(model).")
             if hyperparameters:
                 raise TypeError("only a model's hyperparameters can move: expected GibbsSampler(model).")
+            if not isinstance(prior, MultivariateNormal):
+                raise TypeError(
+                    f"expected a prior of f, a gpytorch MultivariateNormal, or a LatentGP; got {type(prior).__name__}."
+                )
             target = Target(prior, likelihood, targets, jitter)
         super().__init__(target)
 

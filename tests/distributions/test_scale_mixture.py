@@ -147,3 +147,14 @@ def test_stable_laws_however_skew(power):
     few = torch.stack([law.sample((10,), generator=generator) for _ in range(20)])  # few are solved one by one
     torch.testing.assert_close(law.icdf(law.cdf(few)), few, rtol=1e-6, atol=0)
     assert scipy.stats.kstest(law.cdf(few).flatten().numpy(), "uniform").pvalue > 1e-5
+
+
+def test_parameters_of_phi_are_not_left_without_their_gradients_in_silence():
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    mixture = ScaleMixture(lambda r: (1 + r / scale) ** -1.5, torch.tensor(1.0, dtype=torch.float64))
+    with pytest.raises(NotImplementedError, match="no derivative in the parameters of phi"):
+        mixture.log_prob(torch.tensor(0.3, dtype=torch.float64))
+    with torch.no_grad():
+        found = mixture.log_prob(torch.tensor(0.3, dtype=torch.float64))
+    gamma = torch.distributions.Gamma(torch.tensor(1.5).double(), torch.tensor(3.0).double())
+    torch.testing.assert_close(found, gamma.log_prob(torch.tensor(0.3).double()), rtol=1e-6, atol=1e-6)

@@ -349,3 +349,12 @@ def test_a_parameter_that_requires_no_gradient_stays(M):
     optimizer.step()
     assert bool((moving != 0).all())
     assert torch.equal(fixed, torch.ones(2))
+
+
+def test_noise_that_is_no_covariance_and_parameters_that_are_not_real_are_refused():
+    theta = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ValueError, match="must be a covariance; got one with an eigenvalue of -1"):
+        SGLD([theta], lr=0.1, gradient_noise=torch.diag(torch.tensor([1.0, -1.0])))
+    for dtype in (torch.long, torch.cfloat):
+        with pytest.raises(TypeError, match="expected parameters of real floating dtypes"):
+            SGLD([torch.zeros(2, dtype=dtype)], lr=0.1)

@@ -455,6 +455,8 @@ def test_bad_input():
         sampler().run(2, warmup=-1)
     with pytest.raises(TypeError, match=r"num_samples must be a whole number; got 2\.5"):
         sampler().run(2.5)
+    with pytest.raises(TypeError, match="or a LatentGP; got Tensor"):
+        GibbsSampler(prior.covariance_matrix, student(), y)
     with pytest.raises(TypeError, match="resume must be the result of an earlier run"):
         sampler().run(2, resume=3)
     with pytest.raises(TypeError, match="call predict_from"):

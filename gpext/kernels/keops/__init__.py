@@ -1,4 +1,8 @@
-"""Kernels with gpytorch's names whose matrices are never stored: O(n) memory, exact products and derivatives."""
+"""Kernels with gpytorch's names whose matrices are never stored: O(n) memory, exact products and derivatives.
+
+Sums and multiples of them may be gpytorch's. For products of sums or of other kernels take ScaleKernel, AdditiveKernel
+and ProductKernel from here, too (see :mod:`gpext.kernels.keops.combinations`).
+"""
 
 from gpext.kernels.keops.combinations import AdditiveKernel, ProductKernel, ScaleKernel
 from gpext.kernels.keops.kernels import (
