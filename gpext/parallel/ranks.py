@@ -43,9 +43,14 @@ class Ranks:
 
     Args:
         group: torch.distributed's; its default one, if that is initialised, for None.
+
+    Raises:
+        TypeError: no such group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+            raise TypeError(f"expected a process group of torch.distributed; got {group!r}.")
         self._group = group
         is_open = dist.is_available() and dist.is_initialized()
         self.size = dist.get_world_size(group) if is_open else 1
@@ -248,6 +253,12 @@ class Ranks:
         self.traffic.operations += 1
         self.traffic.numbers += numbers
         self.traffic.seconds += time.perf_counter() - started
+
+
+def check_ranks(ranks: Ranks | None) -> None:
+    """Raise TypeError unless these are ranks, or None."""
+    if not isinstance(ranks, Ranks | None):
+        raise TypeError(f"expected gpext.parallel.Ranks(), the processes that take part; got {ranks!r}.")
 
 
 def _tried(work: Callable[[], Result]) -> tuple[list[Result], Exception | None]:

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from gpext.distributions import InversionError
 from gpext.kernels.keops import sharing_ranks
-from gpext.parallel import Ranks, interrupts
+from gpext.parallel import Ranks, check_ranks, interrupts
 from gpext.samplers.status import SamplingStatus
 
 
@@ -39,8 +39,7 @@ def check_run(
             raise ValueError(f"{name} must be at least 1; got 0.")
     if not isinstance(generator, torch.Generator | None):
         raise TypeError(f"expected a torch.Generator; got {generator!r}. torch.Generator().manual_seed(n) has a seed.")
-    if not isinstance(ranks, Ranks | None):
-        raise TypeError(f"expected gpext.parallel.Ranks(), the processes that take part; got {ranks!r}.")
+    check_ranks(ranks)
 
 
 class BreakdownError(ArithmeticError):

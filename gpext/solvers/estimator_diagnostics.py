@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpext.solvers.steps import Product, SolveStatus
-from gpext.solvers.survival import Matched, Survival
+from gpext.solvers.survival import Survival, law_of
 from gpext.solvers.unbiased_cg import Run, log_survival, truncation_shape
 
 
@@ -119,7 +119,7 @@ def estimator_diagnostics(
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1; got {num_draws}.")
-    law = Matched() if survival is None else survival
+    law = law_of(survival)
     run = Run(matvec, b, start=start, precondition=precondition, tolerance=tolerance, max_steps=max_steps)
     head = run.first_steps()
     first = run.steps

@@ -125,6 +125,17 @@ class NoSurvival(Survival):
         return torch.full_like(fall, 0.0 if j == 0 else -math.inf)
 
 
+def law_of(survival: Survival | None) -> Survival:
+    """Return the law, Matched() for None.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(survival, Survival | None):
+        raise TypeError(f"survival must be a law such as gpext.solvers.Matched() or Geometric(0.5); got {survival!r}.")
+    return Matched() if survival is None else survival
+
+
 def _check_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite; got {value}.")

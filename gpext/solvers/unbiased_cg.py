@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpext.solvers.conjugate_gradients import LinearSolve, check_system
 from gpext.solvers.steps import Product, SolveStatus, Step, cg_steps
-from gpext.solvers.survival import Matched, Survival
+from gpext.solvers.survival import Survival, law_of
 
 _DIGITS = 30  # products of rounding with |b| at which a run has ended: what is left is no more than rounding
 
@@ -69,7 +69,7 @@ def unbiased_cg(
         generator: for the truncations, on the CPU.
 
     Raises:
-        TypeError: b is not of a floating type, or matvec is no function.
+        TypeError: b is not of a floating type, matvec is no function, or survival no law.
         ValueError: bad right-hand sides or starts, a negative tolerance or max_steps, or no estimate.
     """
     if b.dim() == 1:
@@ -93,7 +93,7 @@ def unbiased_cg(
         )
     if num_estimates < 1:
         raise ValueError(f"num_estimates must be at least 1; got {num_estimates}.")
-    law = Matched() if survival is None else survival
+    law = law_of(survival)
     run = Run(matvec, b, start=start, precondition=precondition, tolerance=tolerance, max_steps=max_steps)
     head = run.first_steps()
     first = run.steps

@@ -16,7 +16,7 @@ from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.models import LatentGP
-from gpext.parallel import Ranks, described, interrupts
+from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
@@ -88,6 +88,7 @@ def fit(
             differ; nothing has changed then.
         gpext.parallel.RankError: a rank cannot be reached.
     """
+    check_ranks(ranks)
     ranks = Ranks() if ranks is None else ranks
 
     def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:

@@ -238,3 +238,9 @@ def test_the_result_is_a_linear_solve_of_one_column_or_several():
         unbiased_cg(A, b)
     with pytest.raises(ValueError, match="max_steps"):
         unbiased_cg(A.matmul, b, max_steps=-1)
+
+
+@pytest.mark.parametrize("solve", [unbiased_cg, estimator_diagnostics])
+def test_a_number_is_no_law(solve):
+    with pytest.raises(TypeError, match=r"survival must be a law such as gpext.solvers.Matched\(\).*got 0.5"):
+        solve(lambda v: v, torch.ones(3, 1), survival=0.5)

@@ -14,7 +14,7 @@ from gpext.kernels.keops.combinations import Combined
 from gpext.likelihoods.checks import check_finite
 from gpext.operators import KernelOperator
 from gpext.operators.kernel_operator import Backend
-from gpext.parallel import Ranks
+from gpext.parallel import Ranks, check_ranks
 
 
 class LazyKernel(Combined):
@@ -118,8 +118,10 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
         ranks: who; by default torch.distributed's default group, if there is one.
 
     Raises:
+        TypeError: `ranks` are none.
         ValueError: there is no such kernel.
     """
+    check_ranks(ranks)
     kernels = [m for m in module.modules() if isinstance(m, LazyKernel)]
     if not kernels:
         raise ValueError(f"expected kernels of gpext.kernels.keops in {type(module).__qualname__}; found none.")
