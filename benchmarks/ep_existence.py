@@ -86,7 +86,7 @@ def _ending(branch: Branch) -> Row:
     """Return how a branch ends, how far it goes, how often it turns, and its widest cavity over the marginal."""
     t = torch.tensor([point.t for point in branch.points], dtype=torch.float64)
     turns = int((t.diff().sign().diff() != 0).sum())
-    least = min((float((p.precision * p.tilted.variance).min()) for p in branch.points), default=1.0)
+    least = min((point.least_share for point in branch.points), default=1.0)
     farthest = t.max().item() if len(t) else None
     return {"reason": branch.reason, "farthest": farthest, "turns": turns, "cavity": least, "looks": len(branch.trace)}
 
