@@ -159,7 +159,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.at, options.looks, options.starts = [QUICK], 40, 2
+        options.at, options.looks, options.starts = [QUICK], 120, 2
     return options
 
 
