@@ -86,7 +86,7 @@ def _ending(branch: Branch) -> Row:
     """Return how a branch ends, how far it goes, how often it turns, and its widest cavity over the marginal."""
     t = torch.tensor([point.t for point in branch.points], dtype=torch.float64)
     turns = int((t.diff().sign().diff() != 0).sum())
-    least = min((float((p.precision * p.tilted.variance).min()) for p in branch.points), default=1.0)
+    least = min((point.least_share for point in branch.points), default=1.0)
     farthest = t.max().item() if len(t) else None
     return {"reason": branch.reason, "farthest": farthest, "turns": turns, "cavity": least, "looks": len(branch.trace)}
 
@@ -159,7 +159,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.at, options.looks, options.starts = [QUICK], 40, 2
+        options.at, options.looks, options.starts = [QUICK], 120, 2
     return options
 
 

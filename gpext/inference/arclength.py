@@ -44,6 +44,7 @@ _AT_END = 1e-3  # of the tolerance: what is small here is larger in the sites by
 _MOST_NEWTON, _EASY, _HARD = 6, 2, 4
 _STRAIGHT = 0.5  # cosine of the angle between the tangent and the step that came of it
 _DIFFERENCE = 1e-4  # of t
+_STEADY = 1e-4  # r v^ of a solution before the end: with less, the last digits of its power decide
 _WIDEST = 1e-12  # r v^, below which the cavity counts as infinite: there the branch has ended
 
 
@@ -64,6 +65,11 @@ class Point:
     def sites(self) -> GaussianSites:
         """Where this is."""
         return self.posterior.sites
+
+    @property
+    def least_share(self) -> float:
+        """The least r v^, the part of a marginal's precision that its cavity has."""
+        return float((self.precision * self.tilted.variance).min())
 
     @property
     def size(self) -> float:
@@ -133,11 +139,13 @@ def follow_arc(
             return Branch(current, None, points, walk.trace, "arrived")
         if current.t < min(points[-2].t, lowest + _UNIT):
             reason = "turned back"
-        elif float((current.precision * current.tilted.variance).min()) < _WIDEST:
+        elif current.least_share < _WIDEST:
             reason = "cavity"
-    top = max(range(len(points)), key=lambda k: points[k].t)
-    settled = (walk.settle(points[k], tangents[k]) for k in (top - back for back in _BACK) if k > 0)
-    return Branch(None, next((point for point in settled if point is not None), None), points, walk.trace, reason)
+    steady = [k for k, point in enumerate(points) if point.least_share > _STEADY] or [0]
+    top = max(steady, key=lambda k: points[k].t)
+    settled = (walk.settle(points[k], tangents[k]) for k in (top - back for back in _BACK) if k > 0 and k in steady)
+    farthest = next((point for point in settled if point is not None and point.least_share > _STEADY / 2), None)
+    return Branch(None, farthest, points, walk.trace, reason)
 
 
 class _LostError(Exception):

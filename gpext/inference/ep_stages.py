@@ -171,7 +171,9 @@ class Search:
     def _follow(
         self, path: Path, found: Match, *, lowest: float, step: float, name: str, partway: bool
     ) -> tuple[float, Match]:
-        """Return how far along a path a solution could be followed, and the one there; a batch never turns back.
+        """Return how far along a path a solution could be followed, and the one there.
+
+        A batch is followed without turns; one posterior where its branch is lost at once.
 
         Args:
             path: the problem at t in [0, 1].
@@ -189,12 +191,15 @@ class Search:
         branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
         self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
         point = branch.farthest if partway and branch.end is None else branch.end
+        t = 0.0
         if point is not None:
             look = partial(match, self.problem, *path(point.t))
             there = self._finish(look, look(point.sites), point.power)
             if self._arrived(there):
-                return point.t, there
-        return 0.0, found
+                t, found = point.t, there
+        if t == 0 and branch.reason == "lost" and self._left() > 0:  # steps in the sites may still return to it
+            return self._follow_together(path, found, min(_MOST_ALONG, self._left()), step, name)
+        return t, found
 
     def _follow_together(self, path: Path, found: Match, budget: int, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
