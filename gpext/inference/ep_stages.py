@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -173,13 +174,13 @@ class Search:
     ) -> tuple[float, Match]:
         """Return how far along a path a solution could be followed, and the one there.
 
-        A batch is followed without turns; one posterior where its branch is lost at once.
+        A batch is followed by steps in the sites alone; so is one posterior whose branch does not arrive.
 
         Args:
             path: the problem at t in [0, 1].
             found: the solution at 0.
             lowest: t to which the branch of one posterior may turn back.
-            step: the first of a batch.
+            step: the first in the sites.
             name: of the stage.
             partway: whether a solution before 1 is of use.
         """
@@ -191,15 +192,16 @@ class Search:
         branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
         self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
         point = branch.farthest if partway and branch.end is None else branch.end
-        t = 0.0
+        t, last = 0.0, found
         if point is not None:
             look = partial(match, self.problem, *path(point.t))
             there = self._finish(look, look(point.sites), point.power)
             if self._arrived(there):
-                t, found = point.t, there
-        if t == 0 and branch.reason == "lost" and self._left() > 0:  # steps in the sites may still return to it
-            return self._follow_together(path, found, min(_MOST_ALONG, self._left()), step, name)
-        return t, found
+                t, last = point.t, there
+        if t < 1 and self._left() > 0:  # steps in the sites may jump over what the branch goes around
+            also = self._follow_together(path, found, min(_MOST_ALONG, self._left()), step, name)
+            t, last = max((t, last), also, key=itemgetter(0))
+        return t, last
 
     def _follow_together(self, path: Path, found: Match, budget: int, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
