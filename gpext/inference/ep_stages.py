@@ -283,8 +283,9 @@ class Search:
         return bool((found.size < self.tolerance).all())
 
     def name(self, found: Match) -> str:
-        """Return the rule, its power, and its stages."""
-        return f"EP(power={found.power:.9g}), {', '.join(self.stages) or 'as it stood'}"
+        """Return the rule, its power to the last digit, as wide cavities ask for, and its stages."""
+        power = repr(float(found.power)).removesuffix(".0")
+        return f"EP(power={power}), {', '.join(self.stages) or 'as it stood'}"
 
     def status(self, found: Match) -> Status:
         """Return how it ended."""
