@@ -3,6 +3,7 @@ import math
 import pickle
 
 import gpytorch
+import numpy as np
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -431,6 +432,11 @@ def test_bad_data_and_options_are_refused_before_anything_changes(given, message
     with pytest.raises(ValueError, match=message):
         fit(mll, arguments.pop("x"), arguments.pop("y"), **arguments)
     assert all(torch.equal(value, before[name]) for name, value in mll.state_dict().items())
+
+
+def test_numbers_of_numpy_are_whole():
+    x, y = data()
+    assert fit(problem(), x, y, batch_size=np.int64(30), max_steps=np.int64(2), progress=False).num_steps == 2
 
 
 def test_models_of_all_data_are_not_trained_by_minibatches():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -84,12 +85,12 @@ class UnbiasedSolver:
             ("lanczos_probes", self.lanczos_probes),
             ("lanczos_steps", self.lanczos_steps),
         ):
-            if not isinstance(number, int):
+            if not isinstance(number, Integral):
                 raise TypeError(f"{name} must be a whole number; got {number!r}.")
             if number < 1:
                 raise ValueError(f"{name} must be at least 1; got {number}.")
         for name, most in (("rank", self.rank), ("max_steps", self.max_steps)):
-            if not isinstance(most, int | None):
+            if not isinstance(most, Integral | None):
                 raise TypeError(f"{name} must be a whole number or None; got {most!r}.")
             if most is not None and most < 0:
                 raise ValueError(f"{name} must not be negative; got {most}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from tqdm import tqdm
@@ -31,7 +32,7 @@ def check_run(
     """
     numbers = {"num_samples": num_samples, "num_chains": num_chains, "warmup": warmup, "thinning": thinning}
     for name, number in numbers.items():
-        if not isinstance(number, int):
+        if not isinstance(number, Integral):
             raise TypeError(f"{name} must be a whole number; got {number!r}.")
         if number < 0:
             raise ValueError(f"{name} must not be negative; got {number}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,7 +181,7 @@ def _checked(
             f"got {type(mll).__qualname__}."
         )
     for name, count in (("batch_size", batch_size), ("max_steps", max_steps)):
-        if count is not None and not (isinstance(count, int) and count >= 1):
+        if count is not None and not (isinstance(count, Integral) and count >= 1):
             raise ValueError(f"{name} must be None or a whole number, at least 1; got {count!r}.")
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive and finite; got {learning_rate}.")
