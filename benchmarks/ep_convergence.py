@@ -35,7 +35,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.ep_map import draw_map, grid, is_matched, stage_of
-from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, large_problem, random_problem
+from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, large_problem, random_problem, stated_power
 from benchmarks.ep_references import anneal, plain_parallel
 from benchmarks.ep_report import report_ais, report_map, report_random, report_speed, report_standard
 from benchmarks.ledger import Ledger, Row
@@ -62,9 +62,7 @@ def inferred(problem: StudentTProblem, rule: EP) -> Row:
     except (RuntimeError, ValueError) as error:  # a finding, not the end of the benchmark
         return {"status": type(error).__name__, "message": str(error), "finite": False, "residual": math.inf}
     seconds = time.perf_counter() - started
-    stated = re.match(r"EP\(power=([^)]+)\)", result.message)
-    assert stated is not None
-    power = float(stated[1])
+    power = stated_power(result)
     second_order = sum(int(count) for count in re.findall(r"(\d+) second-order steps", result.message))
     return {
         "status": result.status.name,

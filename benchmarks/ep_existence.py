@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from benchmarks.concave_kl import table
 from benchmarks.ep_map import grid
-from benchmarks.ep_problems import EXAMPLES, StudentTProblem
+from benchmarks.ep_problems import EXAMPLES, StudentTProblem, stated_power
 from benchmarks.ledger import Ledger, Row, measure_and_report
 from gpext.inference import EP
 from gpext.inference.arclength import Branch, Path, follow_arc
@@ -49,7 +49,7 @@ def examined(problem: StudentTProblem, looks: int, starts: int) -> Row:
     """Return where EP ends, and where that is a smaller power what becomes of the branches."""
     with torch.no_grad():
         result = EP().infer(problem.prior, problem.likelihood, problem.targets)
-    power = float(result.message.split("power=")[1].split(")")[0])
+    power = stated_power(result)
     row: Row = {"status": result.status.name, "power": power}
     if power == 1:
         return row

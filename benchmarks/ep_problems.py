@@ -9,6 +9,7 @@ Kernel: m^2 exp(-|x - x'|^2 / (2 l^2)), zero mean.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from gpext.inference import InferenceResult
 from gpext.likelihoods import StudentTLikelihood
 
 FAMILIES = ("regular", "hard")
@@ -82,6 +84,13 @@ def large_problem(count: int, deg_free: float) -> StudentTProblem:
     far = torch.rand(count, generator=generator, dtype=torch.float64) < 0.1
     y = x[:, 0].sin() * x[:, 1].cos() + 0.1 * normal(count) + far * 3 * normal(count)
     return StudentTProblem(x, K, y, deg_free, 0.1, {"n": count})
+
+
+def stated_power(result: InferenceResult) -> float:
+    """Return the power that a result of EP says that it has ended at."""
+    stated = re.match(r"EP\(power=([^)]+)\)", result.message)
+    assert stated is not None
+    return float(stated[1])
 
 
 def _regular(seed: int, generator: torch.Generator) -> StudentTProblem:

@@ -188,7 +188,7 @@ class Search:
         if not self._is_small or budget <= 0:
             return 0.0, found
         if self.problem.mean.dim() > 1:
-            return self._follow_together(path, found, budget, step, name)
+            return self._follow_in_sites(path, found, step, name)
         branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
         self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
         point = branch.farthest if partway and branch.end is None else branch.end
@@ -199,12 +199,13 @@ class Search:
             if self._arrived(there):
                 t, last = point.t, there
         if t < 1 and self._left() > 0:  # steps in the sites may jump over what the branch goes around
-            also = self._follow_together(path, found, min(_MOST_ALONG, self._left()), step, name)
+            also = self._follow_in_sites(path, found, step, name)
             t, last = max((t, last), also, key=itemgetter(0))
         return t, last
 
-    def _follow_together(self, path: Path, found: Match, budget: int, step: float, name: str) -> tuple[float, Match]:
+    def _follow_in_sites(self, path: Path, found: Match, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
+        budget = min(_MOST_ALONG, self._left())
 
         def solve(look: At, near: Match) -> Match | None:
             if len(traces) >= budget or not bool(near.size.isfinite().all()):

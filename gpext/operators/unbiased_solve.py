@@ -24,6 +24,7 @@ from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpext.likelihoods.checks import whole_number
 from gpext.operators.kept_preconditioner import KeptPreconditioner
 from gpext.solvers import (
     LinearSolve,
@@ -85,10 +86,7 @@ class UnbiasedSolver:
             ("lanczos_probes", self.lanczos_probes),
             ("lanczos_steps", self.lanczos_steps),
         ):
-            if not isinstance(number, Integral):
-                raise TypeError(f"{name} must be a whole number; got {number!r}.")
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1; got {number}.")
+            whole_number(name, number, 1)
         for name, most in (("rank", self.rank), ("max_steps", self.max_steps)):
             if not isinstance(most, Integral | None):
                 raise TypeError(f"{name} must be a whole number or None; got {most!r}.")
