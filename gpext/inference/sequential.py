@@ -8,8 +8,12 @@ Datum i with cavity r = 1/v_i - tau_i, b = m_i/v_i - nu_i gets the site that is 
 Every such step raises the bound. KMM12 moves only v_i here and all of m at the end of a sweep; moving both at once
 needs fewer sweeps. Omega = K^-1 is never formed: r is the paper's Omega_ii - k~.
 
-For k data at a time only the k x k block of V has to follow; V itself follows after the block by one product of rank k,
-    V <- V - V_:b (I + D V_bb)^-1 D V_b:,     m <- m + V_:b (I + D V_bb)^-1 (dnu - D m_b),   D = diag(d)
+For k data at a time only the k x k block of V has to follow; V itself follows after the block by one product of rank k.
+With c_i the column V_:i as datum i finds it, w_i = d_i / (1 + d_i c_ii) and p_i what m moves by along it,
+
+    V_:i = c_i + sum_{j<i} w_j c_ij c_j,  or  V_:b = C U,  U_ji = w_j c_ij, unit upper triangular,
+    V <- V - C diag(w) C',     m <- m + C p,     log|I + K T| <- log|I + K T| + sum_i log(1 + d_i c_ii)
+
 Within a block the best site is a smooth function of the cavity: solved for all data of the block at the cavities they
 have when it begins, then followed to first order while its predecessors move, and solved again if one has moved far.
 """
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,6 +32,7 @@ from gpext.inference.fixed_point import Iterate, Terms
 from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem
 from gpext.inference.scalar import solve_scalar
+from gpext.posteriors.products import times
 from gpext.sites import GaussianSites
 
 _BLOCK = 128
@@ -97,24 +103,23 @@ class _State:
         if not _is_proper(variance, r, b):
             return False
         response = _Response(terms, r, b, old)
-        new, r, b, is_far = _follow(block, mean, old, response)
-        if is_far:  # the predecessors have moved these cavities far: once more from where they came to be
+        turns = _take_turns(block, mean, old, response)
+        if turns.is_far:  # the predecessors have moved these cavities far: once more from where they came to be
+            r, b = turns.cavities
             if not _is_proper(1 / (r + old.precision), r, b):
                 return False
-            new, _, _, _ = _follow(block, mean, old, _Response(terms, r, b, new))
-        d, dn = new.precision - old.precision, new.shift - old.shift
-        columns = self._columns(part)
-        inner = torch.eye(len(d), dtype=d.dtype, device=d.device) + d.unsqueeze(-1) * block
-        factor, pivots = torch.linalg.lu_factor(inner)
-        # (I + D V_bb)^-1 [D, dnu - D m_b]; the small inverse makes the large product one of matrices
-        solved = torch.linalg.lu_solve(factor, pivots, torch.cat([d.diag(), (dn - d * mean).unsqueeze(-1)], -1))
-        move, change = solved[:, -1:], solved[:, :-1] @ columns.mT
-        self.log_det = self.log_det + factor.diagonal().abs().log().sum()
-        self.mean = self.mean + (columns @ move).squeeze(-1)
+            turns = _take_turns(block, mean, old, _Response(terms, r, b, turns.sites))
+        within, weight = turns.columns, turns.weight
+        columns = torch.linalg.solve_triangular(
+            weight.unsqueeze(-1) * within.mT, self._columns(part), upper=True, left=False, unitriangular=True
+        )
+        self.log_det = self.log_det - torch.log1p(-weight * within.diagonal()).sum()
+        self.mean = self.mean + times(columns, turns.pull)
+        change = weight.unsqueeze(-1) * columns.mT
         for start in range(0, len(columns), _PANEL):  # the lower triangle only
             panel = slice(start, start + _PANEL)
             self.covariance[start:, panel].addmm_(columns[start:], change[:, panel], alpha=-1)
-        self.shift[part], self.precision[part] = new.shift, new.precision
+        self.shift[part], self.precision[part] = turns.sites.shift, turns.sites.precision
         return True
 
     def _columns(self, part: slice) -> Tensor:
@@ -188,14 +193,24 @@ def _look_around(terms: Terms, m: Tensor, v: Tensor) -> LocalTerms:
     return terms(torch.stack([m, m + _STEP * v.sqrt(), m]), torch.stack([v, v, (1 + _STEP) * v]))
 
 
-def _follow(
-    block: Tensor, mean: Tensor, old: GaussianSites, response: _Response
-) -> tuple[GaussianSites, Tensor, Tensor, bool]:
-    """Return the sites that the data of a block get in turn, the cavities they saw, and whether one had moved far."""
+@dataclass(frozen=True)
+class _Turns:
+    """What the data of a block got in turn, and what they found."""
+
+    sites: GaussianSites
+    cavities: tuple[Tensor, Tensor]  # r and b
+    columns: Tensor  # c_i of the block, from row i on (k, k)
+    weight: Tensor  # w
+    pull: Tensor  # p
+    is_far: bool  # whether a cavity had moved far from where the response was found
+
+
+def _take_turns(block: Tensor, mean: Tensor, old: GaussianSites, response: _Response) -> _Turns:
+    """Give the data of a block their sites in turn."""
     V, m = block.cpu().numpy(), mean.cpu().numpy()
     size = len(m)
-    columns = np.zeros((size, size), order="F")  # V_:i as datum i finds it, from row i on
-    weight, pull = np.zeros(size), np.zeros(size)  # what each has done to V and to m along its column
+    columns = np.zeros((size, size), order="F")
+    weight, pull = np.zeros(size), np.zeros(size)
     taus, nus = old.precision.tolist(), old.shift.tolist()
     seen = []
     is_far = False
@@ -216,4 +231,5 @@ def _follow(
         pull[i] = (dn - d * mean_i) / (1 + d * v)
         seen.append((tau, nu, r, b))
     new_tau, new_nu, r, b = torch.tensor(seen, dtype=block.dtype, device=block.device).unbind(-1)
-    return GaussianSites(new_nu, new_tau), r, b, is_far
+    of_block, w, p = (torch.from_numpy(array).to(block) for array in (columns, weight, pull))
+    return _Turns(GaussianSites(new_nu, new_tau), (r, b), of_block, w, p, is_far)
