@@ -33,8 +33,9 @@ from gpext.parallel import Ranks
 from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
 from gpext.sites import GaussianSites
 from gpext.variational.bound_gradients import gradients_apart, push_back
+from gpext.variational.natural_step import total_divergence
 from gpext.variational.prior_blocks import FactorCache
-from gpext.variational.site_variational_strategy import SiteVariationalStrategy, total_divergence
+from gpext.variational.site_variational_strategy import SiteVariationalStrategy
 
 _MOST_HALVINGS = 10
 

@@ -6,9 +6,12 @@ at minibatch size. Where the covariance is one kernel at one set of inputs, the 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
@@ -51,6 +54,23 @@ def dense_covariance(covariance: LinearOperator) -> Tensor:
                 return known[0]
         covariance = covariance.evaluate_kernel()
     return covariance.to_dense()
+
+
+def is_changed_together(prior: Callable[[Tensor], MultivariateNormal], first: Tensor, second: Tensor) -> bool:
+    """Return whether the prior at either set of inputs (..., n, d) changes where the two come together."""
+    together = prior(torch.cat([first, second], dim=-2))
+    tolerance = math.sqrt(torch.finfo(second.dtype).eps)
+    size = first.size(-2)
+    for alone, offset in ((prior(first), 0), (prior(second), size)):
+        few = min(size, alone.event_shape[-1])
+        own, same = slice(few), slice(offset, offset + few)
+        mean, covariance = alone.mean[..., own], alone.lazy_covariance_matrix[..., own, own].to_dense()
+        by_mean = mean - together.mean[..., same]
+        by_covariance = covariance - together.lazy_covariance_matrix[..., same, same].to_dense()
+        for change, value in ((by_mean, mean), (by_covariance, covariance)):
+            if bool((change.abs() > tolerance * (1 + value.abs().max())).any()):
+                return True
+    return False
 
 
 class FactorCache:

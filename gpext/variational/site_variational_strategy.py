@@ -16,9 +16,6 @@ A likelihood of D latent functions wants D independent q(u), a batch of them: it
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,23 +37,16 @@ from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, check_latents, require_term
 from gpext.variational.bound_gradients import backpropagate, gradients_apart
-from gpext.variational.prior_blocks import CrossBlocks, FactorCache, dense_covariance, split_covariance
+from gpext.variational.natural_step import Batch, rising_rate, total_divergence
+from gpext.variational.prior_blocks import (
+    CrossBlocks,
+    FactorCache,
+    dense_covariance,
+    is_changed_together,
+    split_covariance,
+)
 
-_MOST_HALVINGS = 30  # counts of a million want twenty
 _MANY = 1024  # inputs that tell whether a model sees its batch
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """What a batch says at the present q(u), for the data it is a sample of."""
-
-    posterior: InducingPosterior  # q(u)
-    num_data: int  # N
-    vector: Tensor  # s A (nu - tau mu)
-    gram: Tensor  # s A diag(tau) A'
-    total: Tensor | None  # s sum_i F_i of the bound whose derivatives were asked for
-    gain: Tensor | None  # s sum_i E_i, if the sites are those of E
-    gain_at: Callable[[InducingPosterior], Tensor]  # the same at another q(u)
 
 
 class SiteVariationalStrategy(VariationalStrategy):
@@ -181,9 +171,9 @@ class SiteVariationalStrategy(VariationalStrategy):
         parameters = (
             [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 and gradient is not None else []
         )
-        eta, precision = (p.detach() for p in self._variational_distribution.parameters())
+        eta, half = (p.detach() for p in self._variational_distribution.parameters())  # half is -Lambda / 2
         scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
-        seen: list[_Batch] = []
+        seen: list[Batch] = []
 
         def of_this_rank() -> list[Tensor]:
             batch = self._see(x, y, likelihood, rate, num_data, share, bound, gradient)
@@ -194,7 +184,7 @@ class SiteVariationalStrategy(VariationalStrategy):
             return [batch.vector, batch.gram, *totals, *slopes]
 
         with gradients_apart(parameters) as slopes:
-            like = [eta, precision, scalar, scalar, *parameters]
+            like = [eta, half, scalar, scalar, *parameters]
             step = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
             vector, gram, total, gain, *sums = ranks.sum(of_this_rank, like, of=step)
             slopes += sums
@@ -206,7 +196,7 @@ class SiteVariationalStrategy(VariationalStrategy):
                 return expected - total_divergence(moved, likelihood)
 
             here = gain - total_divergence(batch.posterior, likelihood)
-            rate = self._rising_rate(vector, gram, rate, here, bound_at)
+            rate = rising_rate(eta, -2 * half, vector, gram, rate, here, bound_at)
         self.move(vector, gram, rate)
         if gradient is None:
             return None
@@ -222,7 +212,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         share: int | None,
         bound: LikelihoodTerm,
         gradient: LikelihoodTerm | None,
-    ) -> _Batch:
+    ) -> Batch:
         """Return what a batch says at the present q(u), and with a `gradient` add its derivatives to `.grad`."""
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be in (0, 1]; got {rate}.")
@@ -273,7 +263,7 @@ class SiteVariationalStrategy(VariationalStrategy):
             marginals = moved.marginals(whitened, cross.mean, conditional_variance)
             return scale * likelihood.expected_log_density(y, *marginals).double().sum(-1)
 
-        return _Batch(
+        return Batch(
             posterior,
             num_data,
             scale * vector,
@@ -282,31 +272,6 @@ class SiteVariationalStrategy(VariationalStrategy):
             scale * terms.total if bound == "exact" else None,
             gain_at,
         )
-
-    @torch.no_grad()
-    def _rising_rate(
-        self,
-        vector: Tensor,
-        gram: Tensor,
-        rate: float,
-        here: Tensor,
-        bound_at: Callable[[InducingPosterior], Tensor],
-    ) -> float:
-        """Return the first of rate, rate / 2, ... whose step does not take a bound below `here`, or 0."""
-        distribution = self._variational_distribution
-        eta, precision = distribution.natural_vec.double(), -2 * distribution.natural_mat.double()
-        target = gram.double().clone()
-        target.diagonal(dim1=-2, dim2=-1).add_(1)
-        rounding = 100 * torch.finfo(vector.dtype).eps * here.abs()
-        for _ in range(_MOST_HALVINGS):
-            try:
-                moved = condition_inducing(torch.lerp(eta, vector.double(), rate), torch.lerp(precision, target, rate))
-                if bool((bound_at(moved) >= here - rounding).all()):
-                    return rate
-            except torch.linalg.LinAlgError:  # a negative precision too many: shorten the step
-                pass
-            rate /= 2
-        return 0.0
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
@@ -337,19 +302,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         inducing_points, x = self.inducing_points, x[..., :_MANY, :]
         if inducing_points.shape[:-2] != x.shape[:-2]:
             x, inducing_points = self._expand_inputs(x, inducing_points)
-        size = inducing_points.size(-2)
-        together = self.model.forward(torch.cat([inducing_points, x], dim=-2))
-        tolerance = math.sqrt(torch.finfo(x.dtype).eps)
-        for alone, offset in ((self.model.forward(inducing_points), 0), (self.model.forward(x), size)):
-            few = min(size, alone.event_shape[-1])
-            own, same = slice(few), slice(offset, offset + few)
-            mean, covariance = alone.mean[..., own], alone.lazy_covariance_matrix[..., own, own].to_dense()
-            by_mean = mean - together.mean[..., same]
-            by_covariance = covariance - together.lazy_covariance_matrix[..., same, same].to_dense()
-            for change, value in ((by_mean, mean), (by_covariance, covariance)):
-                if bool((change.abs() > tolerance * (1 + value.abs().max())).any()):
-                    return True
-        return False
+        return is_changed_together(self.model.forward, inducing_points, x)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out gpytorch's memos, whose graph cannot be copied."""
@@ -389,9 +342,3 @@ class SiteVariationalStrategy(VariationalStrategy):
         half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate)
         half.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
         self._clear_cache()
-
-
-def total_divergence(posterior: InducingPosterior, likelihood: LatentLikelihood) -> Tensor:
-    """Return KL(q(v) || N(0, I)) (...), summed over the latents of a datum."""
-    divergence = posterior.divergence_from_prior
-    return divergence if likelihood.num_latents is None else divergence.sum(-1)

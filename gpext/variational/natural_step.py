@@ -1,0 +1,69 @@
+"""A natural-gradient step of q(u): what a batch says about it, and how long it may be without lowering a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpext.likelihoods import LatentLikelihood
+from gpext.posteriors import InducingPosterior, condition_inducing
+
+_MOST_HALVINGS = 30  # counts of a million want twenty
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a batch says at the present q(u), for the data it is a sample of."""
+
+    posterior: InducingPosterior  # q(u)
+    num_data: int  # N
+    vector: Tensor  # s A (nu - tau mu)
+    gram: Tensor  # s A diag(tau) A'
+    total: Tensor | None  # s sum_i F_i of the bound whose derivatives were asked for
+    gain: Tensor | None  # s sum_i E_i, if the sites are those of E
+    gain_at: Callable[[InducingPosterior], Tensor]  # the same at another q(u)
+
+
+def total_divergence(posterior: InducingPosterior, likelihood: LatentLikelihood) -> Tensor:
+    """Return KL(q(v) || N(0, I)) (...), summed over the latents of a datum."""
+    divergence = posterior.divergence_from_prior
+    return divergence if likelihood.num_latents is None else divergence.sum(-1)
+
+
+@torch.no_grad()
+def rising_rate(
+    eta: Tensor,
+    precision: Tensor,
+    vector: Tensor,
+    gram: Tensor,
+    rate: float,
+    here: Tensor,
+    bound_at: Callable[[InducingPosterior], Tensor],
+) -> float:
+    """Return the first of rate, rate / 2, ... whose step does not take a bound below `here`, or 0.
+
+    Args:
+        eta: of q(v) before the step (..., M).
+        precision: Lambda of q(v) before the step (..., M, M).
+        vector: eta of the full step.
+        gram: Lambda - I of the full step.
+        rate: the longest step, in (0, 1].
+        here: the bound before the step (...).
+        bound_at: the bound at another q(v).
+    """
+    eta, precision = eta.double(), precision.double()
+    target = gram.double().clone()
+    target.diagonal(dim1=-2, dim2=-1).add_(1)
+    rounding = 100 * torch.finfo(vector.dtype).eps * here.abs()
+    for _ in range(_MOST_HALVINGS):
+        try:
+            moved = condition_inducing(torch.lerp(eta, vector.double(), rate), torch.lerp(precision, target, rate))
+            if bool((bound_at(moved) >= here - rounding).all()):
+                return rate
+        except torch.linalg.LinAlgError:  # a negative precision too many: shorten the step
+            pass
+        rate /= 2
+    return 0.0
