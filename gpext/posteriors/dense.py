@@ -25,11 +25,11 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
+from gpext.posteriors.negative_sites import NegativeSites, condition_on_negative
 from gpext.posteriors.products import times
+from gpext.posteriors.triangles import factor_within, inverse_diagonal, solve_lower, take_columns
 from gpext.sites import GaussianSites
 
-_LEAF = 128  # size of a triangle that is inverted as a whole
-_BLOCK_SHARE = 0.95
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
 
 
@@ -51,7 +51,7 @@ class DensePosterior:
     @cached_property
     def whitened_positive(self) -> Tensor:
         """W1 = L1^-1 P K (..., N, N)."""
-        return _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * self.prior_covariance)
+        return solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * self.prior_covariance)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -91,7 +91,7 @@ class DensePosterior:
             return prior, torch.ones_like(prior)
         lost = tau * prior < _RELIABLE
         if not _most(lost):
-            share = _inverse_diagonal_within(self.chol_positive, _root(self.sites))
+            share = inverse_diagonal(self.chol_positive, _root(self.sites))
             lost = lost | (1 - share < _RELIABLE)
         if _most(lost):
             variance = prior - self.whitened_positive.square().sum(-2)
@@ -105,8 +105,8 @@ class DensePosterior:
         count = int(lost.sum(-1).max())
         if count:
             index = lost.to(tau).topk(count, -1).indices
-            columns = _take_columns(self.prior_covariance, index)
-            whitened = _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * columns)
+            columns = take_columns(self.prior_covariance, index)
+            whitened = solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * columns)
             exact = prior.gather(-1, index) - whitened.square().sum(-2)
             variance = variance.scatter(-1, index, exact)
             share = share.scatter(-1, index, 1 - tau.gather(-1, index) * exact)
@@ -183,7 +183,7 @@ class DensePosterior:
         dtype = test_mean.dtype
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
-        reduced = _solve(self.chol_positive, _root(self.sites).unsqueeze(-1) * cross)
+        reduced = solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * cross)
         covariance = to_linear_operator(test_covariance) + _gram(reduced, -1, dtype)
         if self.negative is not None:
             extra = self.negative.condition(cross, reduced)
@@ -214,55 +214,6 @@ class DensePosterior:
         return blunt + root * torch.cholesky_solve(right.unsqueeze(-1), self.chol_positive).squeeze(-1)
 
 
-@dataclass(frozen=True)
-class NegativeSites:
-    """What the k precisions of each posterior that are not positive add; in a batch, the largest k of all.
-
-    Where others have more, the smallest positive precisions fill up; their Q is zero.
-    """
-
-    index: Tensor  # n (..., k)
-    root: Tensor  # Q_n (..., k)
-    whitened_prior: Tensor  # L1^-1 P K_:n (..., N, k)
-    covariance: Tensor  # V1_:n (..., N, k)
-    chol: Tensor  # L2 (..., k, k)
-
-    @cached_property
-    def whitened(self) -> Tensor:
-        """W2 (..., k, N)."""
-        return _solve(self.chol, self.root.unsqueeze(-1) * self.covariance.mT)
-
-    @property
-    def variance(self) -> Tensor:
-        """The diagonal of V1_nn (..., k)."""
-        return _take_columns(self.covariance.mT, self.index).diagonal(dim1=-2, dim2=-1)
-
-    def respond(self, x: Tensor) -> Tensor:
-        """Return Q_n B2^-1 Q_n (V1 x)_n, at n (..., N)."""
-        there = times(self.covariance.mT, x)
-        solved = torch.cholesky_solve((self.root * there).unsqueeze(-1), self.chol).squeeze(-1)
-        return torch.zeros_like(x).expand(*solved.shape[:-1], x.size(-1)).scatter(-1, self.index, self.root * solved)
-
-    def reduce(self, chol_positive: Tensor, root: Tensor) -> Tensor:
-        """Return L2^-1 Q_n S_n: (..., k, N), S_:n = I_:n - P B1^-1 P K_:n."""
-        back = torch.linalg.solve_triangular(chol_positive.mT, self.whitened_prior, upper=True)
-        ones = torch.ones_like(self.index, dtype=back.dtype).unsqueeze(-2)
-        columns = (-root.unsqueeze(-1) * back).scatter_add(
-            -2, self.index.unsqueeze(-2).expand_as(back[..., :1, :]), ones
-        )
-        return _solve(self.chol, self.root.unsqueeze(-1) * columns.mT)
-
-    def condition(self, cross: Tensor, reduced: Tensor) -> Tensor:
-        """Return L2^-1 Q_n times the covariance under V1 of f_n and new values (..., k, S).
-
-        Args:
-            cross: prior covariance of the training and the new values (..., N, S).
-            reduced: L1^-1 P cross.
-        """
-        rows = _take_columns(cross.mT, self.index).mT
-        return _solve(self.chol, self.root.unsqueeze(-1) * (rows - self.whitened_prior.mT @ reduced))
-
-
 def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: GaussianSites) -> DensePosterior:
     """Condition N(prior_mean, prior_covariance) on sites; differentiable in all of them.
 
@@ -273,92 +224,13 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
     """
     prior_mean, covariance, sites = prior_mean.double(), prior_covariance.double(), sites.to(torch.float64)
     root = _root(sites)
-    chol_positive, ok = _factor_positive(covariance, root)
+    chol_positive, ok = factor_within(covariance, root)
     negative = None
     if bool((sites.precision < 0).any()):
         count = int((sites.precision <= 0).sum(-1).max())
-        negative, second_ok = _condition_on_negative(covariance, sites.precision, root, chol_positive, count)
+        negative, second_ok = condition_on_negative(covariance, sites.precision, root, chol_positive, count)
         ok = ok & second_ok
     return DensePosterior(prior_mean, covariance, sites, chol_positive, negative, ok)
-
-
-def _condition_on_negative(
-    covariance: Tensor, precision: Tensor, root: Tensor, chol_positive: Tensor, count: int
-) -> tuple[NegativeSites, Tensor]:
-    lowest, index = (-precision).topk(count, -1)
-    negative = lowest.clamp_min(0).sqrt()
-    index = index.expand(*chol_positive.shape[:-2], count)
-    columns = _take_columns(covariance, index)
-    whitened = _solve(chol_positive, root.unsqueeze(-1) * columns)
-    # V1_:n = P^-1 L1^-T W, but for where P = 0: there, as everywhere among n, K_nn - W'W
-    back = torch.linalg.solve_triangular(chol_positive.mT, whitened, upper=True)
-    remaining = back / torch.where(root > 0, root, 1.0).unsqueeze(-1)
-    inner = _take_columns(columns.mT, index) - whitened.mT @ whitened
-    remaining = remaining.scatter(-2, index.unsqueeze(-1).expand(inner.shape), inner)
-    chol, ok = _factor(inner, negative, sign=-1)
-    return NegativeSites(index, negative, whitened, remaining, chol), ok
-
-
-def _factor_positive(covariance: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """Return L1, and whether the factorisation succeeded; it is the identity where P is zero."""
-    index = _few_positive(covariance, root)
-    if index is None:
-        return _factor(covariance, root, sign=1)
-    inner, ok = _factor(covariance.index_select(0, index).index_select(1, index), root[index], sign=1)
-    chol = torch.eye(len(root), dtype=inner.dtype, device=inner.device)
-    return chol.index_put((index.unsqueeze(-1), index), inner), ok
-
-
-def _inverse_diagonal_within(chol: Tensor, root: Tensor) -> Tensor:
-    """Return the diagonal of B1^-1 (..., N)."""
-    index = _few_positive(chol, root)
-    if index is None:
-        return _inverse_diagonal(chol)
-    inner = _inverse_diagonal(chol.index_select(0, index).index_select(1, index))
-    return torch.ones_like(root).index_put((index,), inner)
-
-
-def _few_positive(matrix: Tensor, root: Tensor) -> Tensor | None:
-    """Return where P is positive, if that is little enough of one posterior to make a block of it, else None."""
-    if matrix.dim() > 2 or root.dim() > 1:
-        return None
-    index = root.nonzero().squeeze(-1)
-    return index if len(index) < _BLOCK_SHARE * len(root) else None
-
-
-def _factor(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor]:
-    """Return L with L L' = I + sign R C R, and whether the factorisation succeeded."""
-    inner = (covariance * (sign * root).unsqueeze(-1)).mul_(root.unsqueeze(-2))
-    inner.diagonal(dim1=-2, dim2=-1).add_(1)
-    chol, info = torch.linalg.cholesky_ex(inner)
-    return chol, info == 0
-
-
-def _inverse_diagonal(chol: Tensor) -> Tensor:
-    """Return the diagonal of (L L')^-1 (..., N), the squared columns of L^-1, in a third of a full solve.
-
-    With L = [[A, 0], [C, D]], L^-1 = [[A^-1, 0], [-D^-1 C A^-1, D^-1]].
-    """
-    size = chol.size(-1)
-    if size <= _LEAF:
-        unit = torch.eye(size, dtype=chol.dtype, device=chol.device)
-        return _solve(chol, unit.expand(chol.shape)).square().sum(-2)
-    half = size // 2
-    upper, lower = chol[..., :half, :half], chol[..., half:, half:]
-    corner = torch.linalg.solve_triangular(upper, chol[..., half:, :half], upper=False, left=False)
-    left = _inverse_diagonal(upper) + _solve(lower, corner).square().sum(-2)
-    return torch.cat([left, _inverse_diagonal(lower)], -1)
-
-
-def _solve(chol: Tensor, right: Tensor) -> Tensor:
-    return torch.linalg.solve_triangular(chol, right, upper=False)
-
-
-def _take_columns(matrix: Tensor, index: Tensor) -> Tensor:
-    """Return the columns (..., N, k) of each matrix of a batch."""
-    batch = torch.broadcast_shapes(matrix.shape[:-2], index.shape[:-1])
-    index = index.expand(*batch, index.size(-1)).unsqueeze(-2)
-    return torch.take_along_dim(matrix.expand(*batch, *matrix.shape[-2:]), index, -1)
 
 
 def _most(flags: Tensor) -> bool:

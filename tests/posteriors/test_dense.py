@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from gpext.posteriors import condition_dense, dense
+from gpext.posteriors import condition_dense, triangles
 from gpext.sites import GaussianSites
 from tests.members import F64
 
@@ -182,7 +182,7 @@ def test_float32_in_is_computed_in_float64():
 @pytest.mark.parametrize("smallest", [-2, -4, -8], ids=["all reliable", "a few not", "most not"])
 @pytest.mark.parametrize("num_negative", [0, 7])
 def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, smallest, num_negative):
-    monkeypatch.setattr(dense, "_LEAF", 32)
+    monkeypatch.setattr(triangles, "_LEAF", 32)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(150, 2, generator=generator, dtype=torch.float64)
     prior = 3 * torch.exp(-4 * torch.cdist(x, x).square()) * torch.tensor([1.0, 100.0]).double().view(2, 1, 1)
