@@ -23,6 +23,7 @@ from torch.distributions import Distribution
 from gpext.distributions import BatchMixture, Mixture
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.samplers.chain_state import ChainState
+from gpext.samplers.exporting import to_arviz
 from gpext.samplers.status import SamplingStatus
 from gpext.samplers.storage import Chunks
 from gpext.samplers.target import ModelTarget, Target, conditional
@@ -148,7 +149,7 @@ class GibbsDraws:
         return torch.stack(values).view(self.latent.shape)
 
     def to_arviz(self, *, log_likelihood: bool = False) -> arviz.InferenceData:
-        """Return the draws for ArviZ: its diagnostics, tables and plots.
+        """Return the draws for ArviZ: its diagnostics, tables and plots; a `DataTree` from ArviZ 1.0 on.
 
         Args:
             log_likelihood: add :meth:`log_likelihood`, for `arviz.loo` and `arviz.compare`.
@@ -156,15 +157,10 @@ class GibbsDraws:
         Raises:
             ImportError: ArviZ is not installed.
         """
-        try:
-            import arviz
-        except ImportError as error:
-            raise ImportError("to_arviz() needs ArviZ: pip install arviz.") from error
-        named = {"latent": self.latent, **self.hyperparameters}
-        groups = {"posterior": {name: draws.cpu().numpy() for name, draws in named.items()}}
+        groups = {"posterior": {"latent": self.latent, **self.hyperparameters}}
         if log_likelihood:
-            groups["log_likelihood"] = {"targets": self.log_likelihood().cpu().numpy()}
-        return arviz.from_dict(**groups)
+            groups["log_likelihood"] = {"targets": self.log_likelihood()}
+        return to_arviz(groups)
 
     def _model_target(self) -> ModelTarget:
         if not isinstance(self.target, ModelTarget):

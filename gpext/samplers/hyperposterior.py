@@ -11,6 +11,7 @@ from torch.distributions import Normal
 
 from gpext.distributions import BatchMixture
 from gpext.samplers.chain_state import WalkState
+from gpext.samplers.exporting import to_arviz
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.predictive import predictive
 from gpext.samplers.status import SamplingStatus
@@ -49,16 +50,12 @@ class HyperPosterior:
         return self.target.moved.constrained(self.raw)
 
     def to_arviz(self) -> arviz.InferenceData:
-        """Return the draws for ArviZ: its diagnostics, tables and plots.
+        """Return the draws for ArviZ: its diagnostics, tables and plots; a `DataTree` from ArviZ 1.0 on.
 
         Raises:
             ImportError: ArviZ is not installed.
         """
-        try:
-            import arviz
-        except ImportError as error:
-            raise ImportError("to_arviz() needs ArviZ: pip install arviz.") from error
-        return arviz.from_dict(posterior={name: draws.cpu().numpy() for name, draws in self.draws.items()})
+        return to_arviz({"posterior": self.draws})
 
     @torch.no_grad()
     def predict(self, x: Tensor, *, num_draws: int = 100, noise: Tensor | None = None) -> BatchMixture:
