@@ -1,7 +1,8 @@
 r"""The preconditioner of K + D that costs least: L L' + D of a rank that pays, or L L' + (G'G)^-1 where that is better.
 
-Whether neighbours help is tried, on as many data around one as a factorisation takes no time for. There what L leaves
-is as dense as it is everywhere: it has lost what is longer than that neighbourhood, which neighbours do not know either.
+Whether neighbours help is tried by two solves with the data around one, so few that factorisations take no time. They
+are as dense there as all are, and what L leaves is as rough; only what is longer than that neighbourhood is lost, which
+a few neighbours do not know either.
 """
 
 from __future__ import annotations
@@ -101,7 +102,14 @@ def share_of_steps(
 ) -> float:
     """Return the steps with neighbours over those without, on the data around one drawn by what L leaves of it.
 
-    Args: as of :func:`with_neighbours`, and the tolerance of the solve.
+    Args:
+        entries: as of :func:`with_neighbours`, and so are the others.
+        root: L (n, k).
+        left: (n,), not all of it zero.
+        noise: (n,).
+        points: (n, d).
+        tolerance: of the solves.
+        generator: for the one, the order and the right-hand side, on the CPU.
     """
     centre = torch.multinomial(left.double().cpu(), 1, generator=generator).to(left.device)
     tried = (points - points[centre]).square().sum(-1).topk(min(_TRIED, len(points)), largest=False).indices
@@ -113,7 +121,7 @@ def share_of_steps(
     b = torch.randn(m, 1, dtype=torch.float64, generator=generator).to(A)
     corrected = with_neighbours(lambda i, j: K[i, j], L, left[tried], noise[tried], points[tried], generator=generator)
     steps = [
-        conjugate_gradients(A.matmul, b, precondition=P, tolerance=tolerance).num_steps
+        conjugate_gradients(A.matmul, b, precondition=P, tolerance=tolerance, max_steps=2 * m).num_steps
         for P in (corrected, LowRankPreconditioner.of(L, noise[tried]))
     ]
     return steps[0] / max(steps[1], 1)

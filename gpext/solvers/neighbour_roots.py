@@ -90,7 +90,7 @@ def neighbours_before(points: Tensor, order: Tensor) -> Tensor:
     before = own.repeat(1, m)
     stop = len(x)
     while stop > 1:
-        start, sought = (stop // 2 if stop > 8 * m else 1), min(3 * m + 1, stop)
+        start, sought = (stop // 2, 3 * m + 1) if stop > 8 * m else (1, stop)
         _, near = KDTree(x[:stop].numpy()).query(x[start:stop].numpy(), sought, eps=_SLACK)
         near = torch.as_tensor(near)
         is_before = near < own[start:stop]

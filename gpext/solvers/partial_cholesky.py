@@ -1,9 +1,9 @@
 r"""A partial Cholesky factor L of a kernel matrix K, from some of its columns, for a preconditioner L L' + D of K + D.
 
 Its pivots are drawn with probabilities proportional to what is left of the diagonal, a block at a time [Chen et al.
-2022, Epperly et al. 2024], or taken where that is largest, one at a time. What blocks take from the trace tells the size
-of the next eigenvalues, and from that how many steps of conjugate gradients another block would save: the rank is chosen
-where a block costs more than it saves.
+2022, Epperly et al. 2024], or taken where that is largest, one at a time. What blocks take from the trace tells the
+size of the next eigenvalues, and from that how many steps of conjugate gradients another block would save: the rank is
+chosen where a block costs more than it saves.
 """
 
 from __future__ import annotations
