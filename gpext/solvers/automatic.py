@@ -8,6 +8,7 @@ a few neighbours do not know either.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,11 +21,12 @@ from gpext.solvers.neighbour_roots import (
     neighbour_root,
     neighbours_before,
 )
-from gpext.solvers.partial_cholesky import cost_of_step, expected_steps, next_eigenvalue, partial_cholesky
+from gpext.solvers.partial_cholesky import cost_of_step, most_steps, partial_cholesky
 from gpext.solvers.preconditioners import LowRankPreconditioner, NeighbourPreconditioner
 
 _TRIED = 400  # data
-_SAVED = 0.4  # about what neighbours save of the steps where they help
+_SAVED = 0.3  # about what neighbours save where they help, of the most steps that it can take
+_LAST = 150  # columns of L: what one of them took from the trace tells the largest eigenvalues of what is left
 _WORTH = 0.85  # of the steps, on the data tried: more and they are not taken
 _TRIAL = 2e9  # what it costs, see `partial_cholesky`
 _GROUPED = 200.0  # what an entry of L costs for each of the data together with which it is used, likewise
@@ -53,16 +55,17 @@ def automatic_preconditioner(
         generator: for pivots, the order of the data, and which are tried, on the CPU.
     """
     typical = float(noise.mean())
-    root = partial_cholesky(columns, diagonal, noise=typical, tolerance=tolerance, generator=generator)
+    factor = partial(partial_cholesky, columns, diagonal, noise=typical, tolerance=tolerance, generator=generator)
+    root = factor(is_completed=True)
     left = (diagonal - root.square().sum(-1)).clamp_min(0)  # by rounding alone
     n, rank = root.shape
-    steps = expected_steps(next_eigenvalue(root), typical, tolerance)
-    cost = _TRIAL + _GROUPED * n * rank * (NUM_NEIGHBOURS + 1)
-    if _SAVED * steps * cost_of_step(n, rank) > cost and bool((left > 0).any()):
+    eigenvalue = float(root[:, -_LAST:].square().sum()) / max(min(rank, _LAST), 1)
+    saved = _SAVED * most_steps(eigenvalue, typical, tolerance) * cost_of_step(n, rank)
+    if saved > _TRIAL + _GROUPED * n * rank * (NUM_NEIGHBOURS + 1) and bool((left > 0).any()):
         share = share_of_steps(entries, root, left, noise, points, tolerance=tolerance, generator=generator)
         if share < _WORTH:
             return with_neighbours(entries, root, left, noise, points, generator=generator)
-    return LowRankPreconditioner.of(root, noise)
+    return LowRankPreconditioner.of(factor(start=root), noise)
 
 
 @torch.no_grad()

@@ -16,18 +16,14 @@ import torch
 from torch import Tensor
 
 _BLOCK = 50
-_WINDOW = 150  # columns over which what is taken from the trace is averaged: a single block's share says little
+_ENTRY = 60.0  # what an entry of K costs, in floating-point operations of a product of matrices; half by symmetry
 _ROOM = 512  # columns that L has room for at first; twice as many whenever they are full
+_PASS = 130.0  # what an entry of L costs a step, likewise: it is read twice, for a few right-hand sides
+_PATIENCE = 3  # blocks in a row that seem not to pay: what a single one takes from the trace says little
+_AVERAGED = 3  # blocks whose shares of the trace are averaged, where none is to be in vain
+_OF_BOUND = 0.2  # of the most steps that it can take, with neighbours that help much: 0.2 to 0.4
 _MOST_NUMBERS = 2**27  # of L: a gigabyte in float64
 _ROUNDING = 1e-12  # of the trace: what is left is rounding
-
-# Costs, as measured on one core, in floating-point operations of a product of matrices.
-_ENTRY = 30.0  # of an entry of K in a product with a few right-hand sides
-_COLUMN = 480.0  # of an entry of K in a column
-_PASS = 100.0  # of an entry of L a step: it is read twice
-_GROWTH = 8.0  # of an entry of L for each column of another block: the factor itself and the Gram matrix of L
-
-_OF_BOUND = 0.5  # steps of conjugate gradients over their bound: from 0.35, for rough kernels, to 1, for smooth ones
 
 
 @torch.no_grad()
@@ -39,6 +35,8 @@ def partial_cholesky(
     noise: float | None = None,
     pivots: Literal["random", "largest"] = "random",
     tolerance: float = 1e-8,
+    start: Tensor | None = None,
+    is_completed: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return L (n, k) with L L' near K, K - L L' positive semidefinite.
@@ -50,6 +48,8 @@ def partial_cholesky(
         noise: a typical entry of D.
         pivots: drawn at random, or the largest.
         tolerance: of the solves the rank is chosen for.
+        start: the first columns of L (n, j), of the same K; none by default.
+        is_completed: whether neighbours are to complete L: they save what the last blocks would.
         generator: for the pivots, on the CPU.
 
     Raises:
@@ -63,27 +63,31 @@ def partial_cholesky(
         raise ValueError(f"noise must be positive; got {noise}.")
     n = len(diagonal)
     most = min(n, rank if rank is not None else max(_MOST_NUMBERS // n, 1))
-    room, left = diagonal.new_empty(min(most, _ROOM), n), diagonal.clone()  # of L'
-    rows = room[:0]
-    trace = [float(left.sum())]
+    rows = diagonal.new_empty(0, n) if start is None else start.mT  # L'
+    room, left = rows, (diagonal - rows.square().sum(0)).clamp_min_(0)
+    total, trace = float(diagonal.sum()), [float(left.sum())]
     block = _BLOCK if pivots == "random" else 1
-    while len(rows) < most and trace[-1] > _ROUNDING * trace[0]:
+    in_vain, patience = 0, 1 if is_completed else _PATIENCE
+    while len(rows) < most and trace[-1] > _ROUNDING * total:
         size = min(block, most - len(rows))
         if pivots == "random":
             chosen = _drawn(left, size, generator)
         else:
             chosen = left.argmax().unsqueeze(0)
         G = columns(chosen).mT - rows[:, chosen].mT @ rows
-        added = _rows_of_factor(G, chosen, _ROUNDING * trace[0] / n)
+        added = _rows_of_factor(G, chosen, _ROUNDING * total / n)
         if len(rows) + len(added) > len(room):
-            room = torch.cat([rows, rows.new_empty(min(most, 2 * len(room)) - len(rows), n)])
+            room = torch.cat([rows, rows.new_empty(min(most, max(2 * len(rows), _ROOM)) - len(rows), n)])
         room[len(rows) : len(rows) + len(added)] = added
         rows = room[: len(rows) + len(added)]
         left = (left - added.square().sum(0)).clamp_min_(0)  # by rounding alone
         left[chosen] = 0
         trace.append(float(left.sum()))
-        if rank is None and noise is not None and not _pays(trace, block, len(rows), n, noise, tolerance):
-            break
+        if rank is None and noise is not None:
+            pays = _pays(trace, block, len(rows), n, noise, tolerance, is_completed)
+            in_vain = 0 if pays else in_vain + 1
+            if in_vain == patience:
+                break
     return rows.mT.contiguous()
 
 
@@ -102,39 +106,33 @@ def _rows_of_factor(G: Tensor, chosen: Tensor, negligible: float) -> Tensor:
     return (axes[:, kept] * values[kept].rsqrt()).mT @ G
 
 
-def expected_steps(eigenvalue: float, noise: float, tolerance: float) -> float:
-    """Return about how many steps it takes where what L leaves has eigenvalues up to this one.
-
-    At most they are sqrt(1 + lambda / noise) log(2 / tolerance) / 2.
-    """
-    return _OF_BOUND * 0.5 * math.sqrt(1 + eigenvalue / noise) * math.log(2 / tolerance)
+def most_steps(eigenvalue: float, noise: float, tolerance: float) -> float:
+    """Return the bound of conjugate gradients on their steps, where L leaves eigenvalues up to this one."""
+    return 0.5 * math.sqrt(1 + eigenvalue / noise) * math.log(2 / tolerance)
 
 
 def cost_of_step(n: int, rank: int) -> float:
-    """Return what a step costs: a product with K and an application of the preconditioner."""
-    return _ENTRY * n * n + _PASS * n * rank
+    """Return what a product with K and an application of the preconditioner cost."""
+    return 0.5 * _ENTRY * n * n + _PASS * n * rank
 
 
-def next_eigenvalue(root: Tensor) -> float:
-    """Return about how large the largest eigenvalues are of what L (n, k) leaves: what a last column took."""
-    last = root[:, -_WINDOW:]
-    return float(last.square().sum()) / max(last.size(-1), 1)
-
-
-def _pays(trace: list[float], block: int, rank: int, n: int, noise: float, tolerance: float) -> bool:
+def _pays(
+    trace: list[float], block: int, rank: int, n: int, noise: float, tolerance: float, is_completed: bool
+) -> bool:
     """Return whether another block saves more products than it costs.
 
-    The eigenvalues that follow are about what a column took from the trace on average over the last blocks, and fall by
-    the next block as they did by these.
+    The eigenvalues that follow are about what a column of the last block took from the trace, or on average of the last
+    blocks where these are to be completed, and fall by the next block as they did by this one.
     """
-    blocks = min(_WINDOW // block, (len(trace) - 1) // 2)
-    if blocks == 0:
+    blocks = min(_AVERAGED, (len(trace) - 1) // 2) if is_completed else 1
+    if len(trace) < 3:
         return True
     last = (trace[-1 - blocks] - trace[-1]) / (blocks * block)
     before = (trace[-1 - 2 * blocks] - trace[-1 - blocks]) / (blocks * block)
     if last <= 0:
         return False
-    now = expected_steps(last, noise, tolerance)
-    after = expected_steps(last * min(last / before, 1.0) ** (1 / blocks), noise, tolerance)
-    cost = (_COLUMN + _GROWTH * rank + block + after * _PASS) * n * block
+    share = _OF_BOUND if is_completed else 1.0
+    now = share * most_steps(last, noise, tolerance)
+    after = share * most_steps(last * min(last / before, 1.0) ** (1 / blocks), noise, tolerance)
+    cost = _ENTRY * n * block + 3.0 * n * rank * block + n * block * block + after * _PASS * n * block
     return (now - after) * cost_of_step(n, rank) > cost
