@@ -8,7 +8,6 @@ a few neighbours do not know either.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,8 +54,9 @@ def automatic_preconditioner(
         generator: for pivots, the order of the data, and which are tried, on the CPU.
     """
     typical = float(noise.mean())
-    factor = partial(partial_cholesky, columns, diagonal, noise=typical, tolerance=tolerance, generator=generator)
-    root = factor(is_completed=True)
+    root = partial_cholesky(
+        columns, diagonal, noise=typical, tolerance=tolerance, is_for_few_solves=True, generator=generator
+    )
     left = (diagonal - root.square().sum(-1)).clamp_min(0)  # by rounding alone
     n, rank = root.shape
     eigenvalue = float(root[:, -_LAST:].square().sum()) / max(min(rank, _LAST), 1)
@@ -65,7 +65,7 @@ def automatic_preconditioner(
         share = share_of_steps(entries, root, left, noise, points, tolerance=tolerance, generator=generator)
         if share < _WORTH:
             return with_neighbours(entries, root, left, noise, points, generator=generator)
-    return LowRankPreconditioner.of(factor(start=root), noise)
+    return LowRankPreconditioner.of(root, noise)
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ _ENTRY = 60.0  # what an entry of K costs, in floating-point operations of a pro
 _ROOM = 512  # columns that L has room for at first; twice as many whenever they are full
 _PASS = 130.0  # what an entry of L costs a step, likewise: it is read twice, for a few right-hand sides
 _PATIENCE = 3  # blocks in a row that seem not to pay: what a single one takes from the trace says little
-_AVERAGED = 3  # blocks whose shares of the trace are averaged, where none is to be in vain
-_OF_BOUND = 0.2  # of the most steps that it can take, with neighbours that help much: 0.2 to 0.4
+_AVERAGED = 3  # blocks, where none is to be in vain
+_OF_BOUND = 0.2  # of the most steps: 0.35 to 1 are taken, or 0.2 to 0.75 with neighbours, but columns cost more, too
 _MOST_NUMBERS = 2**27  # of L: a gigabyte in float64
 _ROUNDING = 1e-12  # of the trace: what is left is rounding
 
@@ -35,8 +35,7 @@ def partial_cholesky(
     noise: float | None = None,
     pivots: Literal["random", "largest"] = "random",
     tolerance: float = 1e-8,
-    start: Tensor | None = None,
-    is_completed: bool = False,
+    is_for_few_solves: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return L (n, k) with L L' near K, K - L L' positive semidefinite.
@@ -48,8 +47,8 @@ def partial_cholesky(
         noise: a typical entry of D.
         pivots: drawn at random, or the largest.
         tolerance: of the solves the rank is chosen for.
-        start: the first columns of L (n, j), of the same K; none by default.
-        is_completed: whether neighbours are to complete L: they save what the last blocks would.
+        is_for_few_solves: whether the rank is to cost no more than a solve or two are worth. Else it is rather too high
+            than too low: an L that is kept serves many, and what controls a variance has to be near K.
         generator: for the pivots, on the CPU.
 
     Raises:
@@ -63,28 +62,28 @@ def partial_cholesky(
         raise ValueError(f"noise must be positive; got {noise}.")
     n = len(diagonal)
     most = min(n, rank if rank is not None else max(_MOST_NUMBERS // n, 1))
-    rows = diagonal.new_empty(0, n) if start is None else start.mT  # L'
-    room, left = rows, (diagonal - rows.square().sum(0)).clamp_min_(0)
-    total, trace = float(diagonal.sum()), [float(left.sum())]
+    room, left = diagonal.new_empty(min(most, _ROOM), n), diagonal.clone()  # of L'
+    rows = room[:0]
+    trace = [float(left.sum())]
     block = _BLOCK if pivots == "random" else 1
-    in_vain, patience = 0, 1 if is_completed else _PATIENCE
-    while len(rows) < most and trace[-1] > _ROUNDING * total:
+    in_vain, patience = 0, 1 if is_for_few_solves else _PATIENCE
+    while len(rows) < most and trace[-1] > _ROUNDING * trace[0]:
         size = min(block, most - len(rows))
         if pivots == "random":
             chosen = _drawn(left, size, generator)
         else:
             chosen = left.argmax().unsqueeze(0)
         G = columns(chosen).mT - rows[:, chosen].mT @ rows
-        added = _rows_of_factor(G, chosen, _ROUNDING * total / n)
+        added = _rows_of_factor(G, chosen, _ROUNDING * trace[0] / n)
         if len(rows) + len(added) > len(room):
-            room = torch.cat([rows, rows.new_empty(min(most, max(2 * len(rows), _ROOM)) - len(rows), n)])
+            room = torch.cat([rows, rows.new_empty(min(most, 2 * len(room)) - len(rows), n)])
         room[len(rows) : len(rows) + len(added)] = added
         rows = room[: len(rows) + len(added)]
         left = (left - added.square().sum(0)).clamp_min_(0)  # by rounding alone
         left[chosen] = 0
         trace.append(float(left.sum()))
         if rank is None and noise is not None:
-            pays = _pays(trace, block, len(rows), n, noise, tolerance, is_completed)
+            pays = _pays(trace, block, len(rows), n, noise, tolerance, is_for_few_solves)
             in_vain = 0 if pays else in_vain + 1
             if in_vain == patience:
                 break
@@ -117,21 +116,21 @@ def cost_of_step(n: int, rank: int) -> float:
 
 
 def _pays(
-    trace: list[float], block: int, rank: int, n: int, noise: float, tolerance: float, is_completed: bool
+    trace: list[float], block: int, rank: int, n: int, noise: float, tolerance: float, is_for_few_solves: bool
 ) -> bool:
     """Return whether another block saves more products than it costs.
 
     The eigenvalues that follow are about what a column of the last block took from the trace, or on average of the last
-    blocks where these are to be completed, and fall by the next block as they did by this one.
+    blocks, and fall by the next block as they did by this one.
     """
-    blocks = min(_AVERAGED, (len(trace) - 1) // 2) if is_completed else 1
+    blocks = min(_AVERAGED, (len(trace) - 1) // 2) if is_for_few_solves else 1
     if len(trace) < 3:
         return True
     last = (trace[-1 - blocks] - trace[-1]) / (blocks * block)
     before = (trace[-1 - 2 * blocks] - trace[-1 - blocks]) / (blocks * block)
     if last <= 0:
         return False
-    share = _OF_BOUND if is_completed else 1.0
+    share = _OF_BOUND if is_for_few_solves else 1.0
     now = share * most_steps(last, noise, tolerance)
     after = share * most_steps(last * min(last / before, 1.0) ** (1 / blocks), noise, tolerance)
     cost = _ENTRY * n * block + 3.0 * n * rank * block + n * block * block + after * _PASS * n * block

@@ -75,24 +75,13 @@ def test_the_rank_that_is_chosen_saves_most_of_the_steps(lengthscale):
     assert steps[0] < steps[1] / 4
 
 
-def test_a_factor_goes_on_from_its_first_columns():
-    K = matrix()
-    first = partial_cholesky(lambda i: K[:, i], K.diagonal(), rank=100, generator=generator())
-    more = partial_cholesky(lambda i: K[:, i], K.diagonal(), rank=150, start=first, generator=generator(1))
-    assert torch.equal(more[:, :100], first)
-    assert more.size(-1) == 150
-    rest = K - more @ more.mT
-    assert float(torch.linalg.eigvalsh(rest)[0]) > -1e-9
-    assert float(rest.trace()) < 0.5 * float((K - first @ first.mT).trace())
-
-
-def test_one_to_be_completed_has_fewer_columns():
+def test_one_for_few_solves_has_fewer_columns():
     K = matrix(800, 0.5)
     ranks = [
         partial_cholesky(
-            lambda i: K[:, i], K.diagonal(), noise=1e-2, is_completed=is_completed, generator=generator()
+            lambda i: K[:, i], K.diagonal(), noise=1e-2, is_for_few_solves=few, generator=generator()
         ).size(-1)
-        for is_completed in (True, False)
+        for few in (True, False)
     ]
     assert 100 <= ranks[0] < ranks[1] < 800
 
