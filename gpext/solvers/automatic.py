@@ -16,6 +16,7 @@ from gpext.solvers.conjugate_gradients import conjugate_gradients
 from gpext.solvers.neighbour_roots import (
     NUM_NEIGHBOURS,
     Entries,
+    check_noise,
     data_with_neighbours,
     neighbour_root,
     neighbours_before,
@@ -52,7 +53,11 @@ def automatic_preconditioner(
         points: the data (n, d), the nearer the more they are alike by K.
         tolerance: of the solves that it is for.
         generator: for pivots, the order of the data, and which are tried, on the CPU.
+
+    Raises:
+        ValueError: the noise is not positive.
     """
+    check_noise(noise)
     typical = float(noise.mean())
     root = partial_cholesky(
         columns, diagonal, noise=typical, tolerance=tolerance, is_for_few_solves=True, generator=generator
@@ -61,7 +66,8 @@ def automatic_preconditioner(
     n, rank = root.shape
     eigenvalue = float(root[:, -_LAST:].square().sum()) / max(min(rank, _LAST), 1)
     saved = _SAVED * most_steps(eigenvalue, typical, tolerance) * cost_of_step(n, rank)
-    if saved > _TRIAL + _GROUPED * n * rank * (NUM_NEIGHBOURS + 1) and bool((left > 0).any()):
+    cost = _TRIAL + _GROUPED * n * rank * (NUM_NEIGHBOURS + 1)
+    if rank > 0 and saved > cost and bool((left > 0).any()):
         share = share_of_steps(entries, root, left, noise, points, tolerance=tolerance, generator=generator)
         if share < _WORTH:
             return with_neighbours(entries, root, left, noise, points, generator=generator)

@@ -68,6 +68,16 @@ class _Lists:
         return found.view(flat.shape).movedim(0, -2)
 
 
+def check_noise(noise: Tensor) -> None:
+    """Raise unless the noise of every datum is positive.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not bool((noise > 0).all()):
+        raise ValueError(f"a preconditioner needs positive noise; the smallest is {noise.min().item():g}.")
+
+
 def data_with_neighbours(left: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return in random order those (k,) of n data of whose variance some is left, beside the noise."""
     order = torch.randperm(len(left), generator=generator).to(left.device)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.solvers.neighbour_roots import NeighbourRoot
+from gpext.solvers.neighbour_roots import NeighbourRoot, check_noise
 
 _WIDTH = 256  # of a block of columns of a Gram matrix
 
@@ -35,8 +35,7 @@ class LowRankPreconditioner:
         Raises:
             ValueError: the noise is not positive.
         """
-        if not bool((noise > 0).all()):
-            raise ValueError(f"a preconditioner needs positive noise; the smallest is {noise.min().item():g}.")
+        check_noise(noise)
         return cls(root, noise, torch.linalg.cholesky(_one_plus_gram(root * noise.rsqrt().unsqueeze(-1))))
 
     def __call__(self, r: Tensor) -> Tensor:

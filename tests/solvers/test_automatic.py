@@ -98,6 +98,16 @@ def test_one_datum_and_duplicates(cheap):
         torch.testing.assert_close(P(b), torch.linalg.solve(K[:n, :n] + 0.1 * torch.eye(n, dtype=F64), b))
 
 
+def test_nothing_to_go_by(cheap):
+    x, K, _, D, _ = system("matern12", 1.0, 1e-2, n=50)
+    for nothing in (torch.nan * K, 0 * K):
+        P = made(torch.nan * x, nothing, D)
+        assert isinstance(P, LowRankPreconditioner)
+        assert P.rank == 0
+    with pytest.raises(ValueError, match="positive noise; the smallest is 0"):
+        made(x, K, D * (torch.arange(50) > 0))
+
+
 def test_the_mean_over_all_truncations_is_the_solution(monkeypatch):
     x, K = rough(60, lengthscale=0.5)
     D = torch.full((60,), 0.1, dtype=F64)
