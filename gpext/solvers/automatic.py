@@ -2,7 +2,8 @@ r"""The preconditioner of K + D that costs least: L L' + D of a rank that pays, 
 
 Whether neighbours help is tried by two solves with the data around one, so few that factorisations take no time. They
 are as dense there as all are, and what L leaves is as rough; only what is longer than that neighbourhood is lost, which
-a few neighbours do not know either.
+a few neighbours do not know either. In many dimensions nobody is near, and that may be nearly all there is: so
+neighbours must explain something of a datum's variance, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _TRIED = 400  # data
 _SAVED = 0.3  # about what neighbours save where they help, of the most steps that it can take
 _LAST = 150  # columns of L: what one of them took from the trace tells the largest eigenvalues of what is left
 _WORTH = 0.85  # of the steps, on the data tried: more and they are not taken
+_EXPLAINED = 0.05  # of the variance: where neighbours explain less, what L leaves is alike everywhere, if at all
 _TRIAL = 2e9  # what it costs, see `partial_cholesky`
 _GROUPED = 200.0  # what an entry of L costs for each of the data together with which it is used, likewise
 
@@ -70,7 +72,9 @@ def automatic_preconditioner(
     if rank > 0 and saved > cost and bool((left > 0).any()):
         share = share_of_steps(entries, root, left, noise, points, tolerance=tolerance, generator=generator)
         if share < _WORTH:
-            return with_neighbours(entries, root, left, noise, points, generator=generator)
+            P = with_neighbours(entries, root, left, noise, points, generator=generator)
+            if P.rest.explained > _EXPLAINED:
+                return P
     return LowRankPreconditioner.of(root, noise)
 
 

@@ -35,6 +35,7 @@ class NeighbourRoot:
     rows: _Lists  # of G
     columns: _Lists  # of G'
     log_det: Tensor  # log|G| ()
+    explained: float  # share of V_ii that its neighbours explain, the mean over data that have some; nan if none has
 
     def __call__(self, v: Tensor) -> Tensor:
         """Return G v (..., n, R)."""
@@ -130,7 +131,8 @@ def neighbour_root(entries: Entries, root: Tensor, left: Tensor, noise: Tensor, 
     variance = left + noise
     weights, scale = torch.zeros_like(neighbours, dtype=root.dtype), variance.rsqrt()
     together = max(_NUMBERS // ((m + 1) * max(root.size(-1), m + 1)), 1)
-    for i in is_one.any(-1).nonzero().squeeze(-1).split(together):
+    has_some = is_one.any(-1)
+    for i in has_some.nonzero().squeeze(-1).split(together):
         group, there = torch.cat([neighbours[i], own[i]], -1), torch.cat([is_one[i], is_one.new_ones(len(i), 1)], -1)
         rows, columns = torch.broadcast_tensors(group.unsqueeze(-1), group.unsqueeze(-2))
         L = root[group]
@@ -144,4 +146,6 @@ def neighbour_root(entries: Entries, root: Tensor, left: Tensor, noise: Tensor, 
     rows = torch.cat([own.expand_as(neighbours)[is_one], own.squeeze(-1)])
     columns = torch.cat([neighbours[is_one], own.squeeze(-1)])
     values = torch.cat([weights[is_one], scale])
-    return NeighbourRoot(_Lists.of(rows, columns, values, n), _Lists.of(columns, rows, values, n), scale.log().sum())
+    explained = float((1 - 1 / (scale.square() * variance))[has_some].mean())
+    by_rows, by_columns = _Lists.of(rows, columns, values, n), _Lists.of(columns, rows, values, n)
+    return NeighbourRoot(by_rows, by_columns, scale.log().sum(), explained)

@@ -77,6 +77,22 @@ def test_they_are_taken_where_data_are_rough_and_not_where_smooth(cheap, profile
     assert (share < 0.85) == (ours < 0.85 * alone) == helps
 
 
+def test_far_from_each_other_data_have_no_neighbours_to_speak_of(cheap):
+    """In 16 dimensions: the trial, whose data are more alike, would take them."""
+    x = torch.randn(N, 16, generator=generator(), dtype=F64) / 3
+    K = torch.exp(-torch.cdist(x, x))
+    D, b = torch.full((N,), 0.1, dtype=F64), torch.randn(N, 2, generator=generator(1), dtype=F64)
+    P = made(x, K, D)
+    assert isinstance(P, LowRankPreconditioner)
+    left = (1 - P.root.square().sum(-1)).clamp_min(0)
+    options = {"tolerance": 1e-8, "generator": generator()}
+    assert share_of_steps(entries_of(K), P.root, left, D, x, **options) < 0.85
+    near = with_neighbours(entries_of(K), P.root, left, D, x, generator=generator())
+    A = K + torch.diag(D)
+    alone, with_them = (conjugate_gradients(A.matmul, b, precondition=each).num_steps for each in (P, near))
+    assert alone < with_them
+
+
 def test_the_same_seed_makes_the_same(cheap):
     x, K, _, D, b = system("matern32", 1.0, 1e-2)
     first, second = made(x, K, D), made(x, K, D)

@@ -55,6 +55,7 @@ def test_rows_whiten_a_datum_by_its_neighbours_and_all_before_make_the_inverse()
     G = dense(few, 40)
     torch.testing.assert_close(few.transposed(torch.eye(40, dtype=F64)), G.mT, rtol=0, atol=0)
     torch.testing.assert_close((G @ V @ G.mT).diagonal(), torch.ones(40, dtype=F64), rtol=1e-12, atol=0)
+    shares = []
     for i in range(40):
         N = order[: min(int(place[i]), 3)]
         a = torch.linalg.solve(V[N][:, N], V[N, i])
@@ -62,6 +63,8 @@ def test_rows_whiten_a_datum_by_its_neighbours_and_all_before_make_the_inverse()
         expected[i], expected[N] = 1.0, -a
         expected /= (V[i, i] - a @ V[N, i]).sqrt()
         torch.testing.assert_close(G[i], expected, rtol=1e-10, atol=1e-12)
+        shares.append(float(a @ V[N, i] / V[i, i]))
+    assert few.explained == pytest.approx(sum(shares) / 39, rel=1e-10)  # the first has no neighbours
     G.requires_grad_()  # no other entries in these places are nearer: the divergence is stationary
     divergence = 0.5 * (G @ V @ G.mT).trace() - G.diagonal().log().sum()
     (slope,) = torch.autograd.grad(divergence, G)
