@@ -95,7 +95,7 @@ def neighbours_before(points: Tensor, order: Tensor) -> Tensor:
         order: indices (k,) of those that have neighbours and are some.
     """
     x = points[order].double().cpu()
-    if x.size(-1) > _AXES:
+    if x.size(-1) > _AXES and len(x) > 1:
         x = x @ torch.linalg.eigh(torch.cov(x.mT)).eigenvectors[:, -_AXES:]
     m, own = NUM_NEIGHBOURS, torch.arange(len(x)).unsqueeze(-1)
     before = own.repeat(1, m)

@@ -91,6 +91,16 @@ def test_neighbours_come_before_and_are_nearly_the_nearest(d):
         assert float(distance[i, found].max()) <= 2.1 * float(before[2 * m])
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_few_have_few_neighbours(number):
+    x = torch.randn(4, 12, generator=generator(), dtype=F64)
+    found = neighbours_before(x, torch.tensor([2, 0])[:number])
+    expected = torch.arange(4).unsqueeze(-1).repeat(1, roots.NUM_NEIGHBOURS)
+    if number == 2:
+        expected[0, 0] = 2
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("rank", [0, 30])
 def test_the_preconditioner_is_the_inverse_and_the_determinant_of_what_it_says(rank):
     x, K = rough()
