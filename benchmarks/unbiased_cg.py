@@ -106,13 +106,12 @@ def draws(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def preconditioner(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Both kernels at both length scales; gradients on a random walk."""
-    for kernel in parts.KERNELS:
-        for lengthscale in tqdm((2.0, 4.0), disable=None):
-            ledger.get(
-                f"preconditioner/{options.num_data}/{kernel}/{lengthscale:g}",
-                lambda k=kernel, s=lengthscale: parts.preconditioned(options.num_data, k, s, 1e-2),
-            )
+    """Kernels from rough to smooth; gradients on a random walk."""
+    for kernel, lengthscale, noise in tqdm(parts.SYSTEMS, disable=None):
+        ledger.get(
+            f"preconditioner/{options.num_data}/{kernel}/{lengthscale:g}/{noise:g}",
+            lambda k=kernel, s=lengthscale, e=noise: parts.preconditioned(options.num_data, k, s, e),
+        )
     data = load("concrete", max_train=options.rows, test_fraction=0.0)
     for method in KEEPING:
         ledger.get(

@@ -82,18 +82,25 @@ def report(ledger: Ledger) -> str:
     if rows := ledger.of("preconditioner/"):
         found.append(
             table(
-                ["kernel", "l", "n", "plain, products", "s", "rank", "products", "s with construction", "ratios"],
+                [
+                    *("kernel", "l", "noise", "n", "plain, products", "s", "rank", "neighbours", "products"),
+                    *("construction, s", "s in all", "ratio of products", "of seconds", "of the processor's"),
+                ],
                 [
                     [
                         r["kernel"],
                         f"{r['lengthscale']:g}",
+                        f"{r['noise']:g}",
                         str(r["n"]),
                         str(r["plain"]),
-                        f"{r['plain_seconds']:.1f}",
+                        f"{r['plain_seconds'][0]:.1f}",
                         str(r["rank"]),
+                        "yes" if r["neighbours"] else "no",
                         str(r["products"]),
-                        f"{r['seconds']:.2f}",
-                        f"{r['products'] / r['plain']:.3f}, {r['seconds'] / r['plain_seconds']:.3f}",
+                        f"{r['build_seconds'][0]:.2f}",
+                        f"{r['seconds'][0]:.2f}",
+                        f"{r['products'] / r['plain']:.3f}",
+                        *(f"{a / b:.3f}" for a, b in zip(r["seconds"], r["plain_seconds"], strict=True)),
                     ]
                     for r in rows
                 ],

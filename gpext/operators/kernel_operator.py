@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -13,11 +12,11 @@ from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gpext.operators import compiled_tiles, keops_products, tiles
+from gpext.operators.bilinear_form import BilinearForm
+from gpext.operators.kernel_factors import factors_one_by_one, one_by_one, split_factors
 from gpext.operators.profiles import FACTORS, smooth_value
-from gpext.operators.tiles import Factor
 from gpext.parallel import Ranks
 
 Backend = Literal["auto", "tiles", "keops", "dense"]
@@ -59,7 +58,7 @@ class KernelOperator(LinearOperator):
         super().__init__(outputscale, *rest, profiles=profiles, square=square, backend=backend, ranks=ranks)
         self.ranks = Ranks.alone() if ranks is None else ranks
         self.outputscale, self.profiles, self.square, self.backend = outputscale, profiles, square, backend
-        self.factors = _split(rest, profiles, square)
+        self.factors = split_factors(rest, profiles, square)
 
     def _check_args(
         self,
@@ -78,7 +77,7 @@ class KernelOperator(LinearOperator):
             return (
                 f"expected profiles among {sorted(FACTORS)} and {expected} tensors for {profiles}; got {len(tensors)}."
             )
-        factors = _split(tensors, profiles, square)
+        factors = split_factors(tensors, profiles, square)
         dtypes = {str(t.dtype) for t in (outputscale, *tensors)}
         if len(dtypes) > 1:
             return f"expected tensors of one dtype; got {' and '.join(sorted(dtypes))}. Convert kernels by .to(dtype)."
@@ -107,7 +106,7 @@ class KernelOperator(LinearOperator):
             return self._stored @ rhs
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
         with torch.no_grad():
-            pairs = list(zip(self._flat(batch), _one_by_one(rhs, batch), strict=True))
+            pairs = list(zip(factors_one_by_one(self.factors, batch), one_by_one(rhs, batch), strict=True))
             like = rhs.new_empty(*batch, self.size(-2), rhs.size(-1))
             (out,) = self.ranks.sum(
                 lambda: [torch.stack([self._route.product(*pair, self._part) for pair in pairs]).view(like.shape)],
@@ -148,7 +147,7 @@ class KernelOperator(LinearOperator):
     @torch.no_grad()
     def _stored(self) -> Tensor:
         """The matrix (..., n, m)."""
-        each = [tiles.matrix(factors) for factors in self._flat(self.batch_shape)]
+        each = [tiles.matrix(factors) for factors in factors_one_by_one(self.factors, self.batch_shape)]
         return (torch.stack(each) if self.batch_shape else each[0]).view(self.shape).mul_(self.outputscale)
 
     def bilinear_form(self, left: Tensor, right: Tensor) -> Tensor:
@@ -156,7 +155,7 @@ class KernelOperator(LinearOperator):
 
         Derivatives of the derivatives are not available.
         """
-        return _BilinearForm.apply(self, left, right, *self._args)
+        return BilinearForm.apply(self, left, right, *self._args)
 
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         if self.backend == "dense":
@@ -170,11 +169,11 @@ class KernelOperator(LinearOperator):
         for vectors, size in ((left_vecs, self.size(-2)), (right_vecs, self.size(-1))):
             self._check_vectors(vectors, size)
         batch = torch.broadcast_shapes(self.batch_shape, left_vecs.shape[:-2], right_vecs.shape[:-2])
-        scale, left, right = (_one_by_one(t, batch) for t in (self.outputscale, left_vecs, right_vecs))
+        scale, left, right = (one_by_one(t, batch) for t in (self.outputscale, left_vecs, right_vecs))
 
         def of_this_rank() -> list[Tensor]:
             each: list[list[Tensor]] = []
-            for s, factors, u, v in zip(scale, self._flat(batch), left, right, strict=True):
+            for s, factors, u, v in zip(scale, factors_one_by_one(self.factors, batch), left, right, strict=True):
                 found = self._route.derivatives(factors, u, v, self._part)
                 gradients = [found.value.view(1, 1)]
                 for x, y, alpha in zip(found.x, found.y, found.alpha, strict=True):
@@ -194,17 +193,6 @@ class KernelOperator(LinearOperator):
         if by_keops and keops_products.is_available():
             return keops_products
         return compiled_tiles if compiled_tiles.serves(self.factors) else tiles
-
-    def _flat(self, batch: torch.Size) -> list[list[Factor]]:
-        """Return the factors of every matrix of a batch."""
-        found: list[list[Factor]] = [[] for _ in range(math.prod(batch))]
-        for factor in self.factors:
-            x, y = _one_by_one(factor.x, batch), None if factor.y is None else _one_by_one(factor.y, batch)
-            alpha = None if factor.alpha is None else _one_by_one(factor.alpha, batch)
-            for b, factors in enumerate(found):
-                own = None if alpha is None else alpha[b].squeeze()
-                factors.append(Factor(factor.profile, x[b], None if y is None else y[b], own))
-        return found
 
     # ---- what LinearOperator asks for -------------------------------------------------------------------------------
 
@@ -244,7 +232,7 @@ class KernelOperator(LinearOperator):
             return self._of(*tensors)
         outputscale, *rest = tensors
         chosen = []
-        for f in _split(rest, self.profiles, self.square):
+        for f in split_factors(rest, self.profiles, self.square):
             chosen += [f.x[..., row_index, :], f.columns[..., col_index, :]]
             chosen += [] if f.alpha is None else [f.alpha]
         return self._of(outputscale, *chosen, square=False)
@@ -296,44 +284,3 @@ class KernelOperator(LinearOperator):
             distance = torch.cdist(f.x, f.columns, compute_mode="donot_use_mm_for_euclid_dist")
             total = total * smooth_value(f.profile, distance.square(), f.alpha)
         return total
-
-
-class _BilinearForm(torch.autograd.Function):
-    """u' K v, summed over columns; see :meth:`KernelOperator.bilinear_form`."""
-
-    @staticmethod
-    def forward(ctx: Any, operator: KernelOperator, left: Tensor, right: Tensor, *tensors: Tensor) -> Tensor:
-        """Return it (...), and keep its derivatives in the tensors K is made of."""
-        ctx.operator, ctx.shapes = operator, [t.shape for t in tensors]
-        derivatives = operator._pass(left, right)
-        ctx.save_for_backward(left, right, *derivatives)
-        return (derivatives[0] * operator.outputscale).sum((-2, -1))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        """Return nothing for the operator, g K v for u, g K' u for v, and what was kept for each tensor."""
-        left, right, *derivatives = ctx.saved_tensors
-        g, (_, by_left, by_right, *_) = cotangent.unsqueeze(-1).unsqueeze(-1), ctx.needs_input_grad
-        return (
-            None,
-            (g * (ctx.operator._matmul(right))).sum_to_size(left.shape) if by_left else None,
-            (g * (ctx.operator.mT._matmul(left))).sum_to_size(right.shape) if by_right else None,
-            *((g * t).sum_to_size(shape) for t, shape in zip(derivatives, ctx.shapes, strict=True)),
-        )
-
-
-def _one_by_one(t: Tensor, batch: torch.Size) -> Tensor:
-    """Return the matrices (B, *, *) of a batch, one after another; not by -1, which says nothing where one is empty."""
-    return t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:])
-
-
-def _split(tensors: Any, profiles: tuple[str, ...], square: bool) -> list[Factor]:
-    """Return the factors that tensors stand for."""
-    waiting = iter(tensors)
-    factors = []
-    for profile in profiles:
-        x = next(waiting)
-        y = None if square else next(waiting)
-        factors.append(Factor(profile, x, y, next(waiting) if profile == "rq" else None))
-    return factors

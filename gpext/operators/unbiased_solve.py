@@ -13,10 +13,8 @@ One solve in both places, as linear_operator's `inv_quad` has it, is biased: E[s
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from linear_operator import to_linear_operator
@@ -24,16 +22,14 @@ from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpext.likelihoods.checks import whole_number
-from gpext.operators.kept_preconditioner import KeptPreconditioner
+from gpext.operators.kernel_preconditioner import Preconditioner, kernel_preconditioner
+from gpext.operators.unbiased_solver import UnbiasedSolver
 from gpext.solvers import (
     LinearSolve,
     LowRankPreconditioner,
     SolveStatus,
-    Survival,
     conjugate_gradients,
     lanczos_log_det,
-    partial_cholesky,
     trace_probes,
     unbiased_cg,
 )
@@ -41,65 +37,6 @@ from gpext.solvers import (
 
 class UnbiasedSolveWarning(UserWarning):
     """A run of conjugate gradients ended before its random end: the estimate is not unbiased."""
-
-
-@dataclass(frozen=True)
-class UnbiasedSolver:
-    """How to solve.
-
-    Args:
-        num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact but for the solves.
-        tolerance: relative size of the residual from which on the end is random.
-        survival: its law; by default as the residual falls (see :mod:`gpext.solvers.survival`).
-        rank: of the preconditioner of K + D, chosen by what it saves if None; 0 for none.
-        keep: the preconditioner's root from solve to solve, of one model; None to make it anew for each matrix.
-        max_steps: most products with A in one solve; 10 n by default.
-        log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another
-            matrix, or without one the sum of the logarithms of the diagonal, above; "lanczos": an estimate by
-            stochastic Lanczos quadrature, at its own cost.
-        controlled: whether probes are for what P leaves of the derivatives of log|A| alone: many times less noise where
-            P is near A, and more where its rank is far too low. Its rank is chosen for accurate solves then.
-        lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.
-        generator: for probes and truncations, on the CPU.
-
-    Raises:
-        TypeError: a number that is not whole where it has to be, or something else than a survival law, a kept
-            preconditioner or a generator.
-        ValueError: a number outside its range.
-    """
-
-    num_probes: int = 4
-    tolerance: float = 0.1
-    survival: Survival | None = None
-    rank: int | None = None
-    keep: KeptPreconditioner | None = None
-    max_steps: int | None = None
-    log_det: Literal["rough", "lanczos"] = "rough"
-    controlled: bool = False
-    lanczos_probes: int = 16
-    lanczos_steps: int = 50
-    generator: torch.Generator | None = None
-
-    def __post_init__(self) -> None:
-        for name, number in (
-            ("num_probes", self.num_probes),
-            ("lanczos_probes", self.lanczos_probes),
-            ("lanczos_steps", self.lanczos_steps),
-        ):
-            whole_number(name, number, 1)
-        for name, most in (("rank", self.rank), ("max_steps", self.max_steps)):
-            if not isinstance(most, Integral | None):
-                raise TypeError(f"{name} must be a whole number or None; got {most!r}.")
-            if most is not None and most < 0:
-                raise ValueError(f"{name} must not be negative; got {most}.")
-        if not self.tolerance >= 0:
-            raise ValueError(f"tolerance must not be negative; got {self.tolerance}.")
-        for name, kind in (("survival", Survival), ("keep", KeptPreconditioner), ("generator", torch.Generator)):
-            value = vars(self)[name]
-            if not isinstance(value, kind | None):
-                raise TypeError(f"{name} must be a {kind.__name__} or None; got {value!r}.")
-        if self.log_det not in ("rough", "lanczos"):
-            raise ValueError(f"log_det must be 'rough' or 'lanczos'; got {self.log_det!r}.")
 
 
 class UnbiasedSolveOperator(LinearOperator):
@@ -214,7 +151,7 @@ class UnbiasedSolveOperator(LinearOperator):
         return conjugate_gradients(
             self.base._matmul,
             b,
-            precondition=self._low_rank,
+            precondition=self.preconditioner,
             tolerance=tolerance,
             max_steps=self.solver.max_steps,
         )
@@ -222,7 +159,7 @@ class UnbiasedSolveOperator(LinearOperator):
     @torch.no_grad()
     def lanczos_log_det(self) -> tuple[Tensor, Tensor]:
         """Return an estimate of log|A| (...) by stochastic Lanczos quadrature, and its standard error over probes."""
-        P, solver = self._low_rank, self.solver
+        P, solver = self.preconditioner, self.solver
         estimate, error = lanczos_log_det(
             self.base._matmul if P is None else P.whitened(self.base._matmul),
             self.size(-1),
@@ -243,7 +180,7 @@ class UnbiasedSolveOperator(LinearOperator):
             self.base._matmul,
             b,
             num_estimates=number,
-            precondition=self._low_rank,
+            precondition=self.preconditioner,
             tolerance=solver.tolerance,
             survival=solver.survival,
             share_columns=share_columns,
@@ -274,42 +211,29 @@ class UnbiasedSolveOperator(LinearOperator):
         """P, if it is to reduce the noise of the derivatives of log|A|."""
         if not self.solver.controlled:
             return None
-        if self._low_rank is None:
+        P = self.preconditioner
+        if not isinstance(P, LowRankPreconditioner):
             raise ValueError(
                 "controlled derivatives of log|A| need a preconditioner: expected a covariance with noise added to it, "
                 "not a batch of them, and a rank other than 0. Or set controlled=False."
             )
-        return self._low_rank
+        return P
 
     @cached_property
     @torch.no_grad()
-    def _low_rank(self) -> LowRankPreconditioner | None:
+    def preconditioner(self) -> Preconditioner | None:
         """P near A = K + D, if A says that it is such a sum, and is no batch of them."""
         if not isinstance(self.base, AddedDiagLinearOperator) or self.batch_shape or self.solver.rank == 0:
             return None
         K, noise = self.base._linear_op.evaluate_kernel(), self.base._diag_tensor._diagonal()
-        keep = self.solver.keep
-        # The random part goes about that much further.
-        accuracy = 1e-8 if self.solver.controlled else max(0.1 * self.solver.tolerance, 1e-8)
-
-        def root() -> Tensor:
-            return partial_cholesky(
-                lambda index: K[:, index].to_dense(),
-                K.diagonal(),
-                rank=self.solver.rank,
-                noise=float(noise.mean()),
-                tolerance=accuracy,
-                generator=self.solver.generator,
-            )
-
-        return LowRankPreconditioner.of(root() if keep is None else keep.root(noise, root), noise)
+        return kernel_preconditioner(K, noise, self.solver)
 
     @torch.no_grad()
     def _log_det(self) -> Tensor:
         if self.solver.log_det == "lanczos":
             return self.lanczos_log_det()[0]
-        if self._low_rank is not None:
-            return self._low_rank.log_det
+        if self.preconditioner is not None:
+            return self.preconditioner.log_det
         return self._diagonal().log().sum(-1)
 
 

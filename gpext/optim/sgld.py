@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpext.optim.gradient_noise import check_tensor, checked_covariance, compensated, largest_share
+
 _WINDOW = 100  # gradients that make one estimate of V
 
 
@@ -117,7 +119,7 @@ class SGLD(torch.optim.Optimizer):
         is_identity = preconditioner is None
         if preconditioner is None:
             preconditioner = torch.ones(size, dtype=torch.float64)
-        _check_tensor("preconditioner", preconditioner)
+        check_tensor("preconditioner", preconditioner)
         if preconditioner.shape not in (torch.Size([size]), torch.Size([size, size])):
             raise ValueError(
                 f"expected a preconditioner ({size},) or ({size}, {size}) for {size} numbers; got "
@@ -153,20 +155,7 @@ class SGLD(torch.optim.Optimizer):
             ValueError: it does not fit, or is no covariance.
         """
         if gradient_noise is not None:
-            size = len(self._matrix)
-            _check_tensor("gradient_noise", gradient_noise)
-            gradient_noise = gradient_noise.detach().double().cpu().clone()
-            if gradient_noise.shape != (size, size):
-                raise ValueError(
-                    f"expected gradient_noise ({size}, {size}) for {size} numbers; got {tuple(gradient_noise.shape)}."
-                )
-            if not torch.allclose(gradient_noise, gradient_noise.mT):
-                raise ValueError("gradient_noise is not symmetric.")
-            values = torch.linalg.eigvalsh(gradient_noise)
-            if size and float(values[0]) < -1e-8 * float(values.abs().max()):
-                raise ValueError(
-                    f"gradient_noise must be a covariance; got one with an eigenvalue of {float(values[0]):.3g}."
-                )
+            gradient_noise = checked_covariance(gradient_noise, len(self._matrix))
         self._gradient_noise = gradient_noise
 
     @property
@@ -195,7 +184,7 @@ class SGLD(torch.optim.Optimizer):
             raise FloatingPointError("a gradient is NaN or infinite; no parameter has moved.")
         eps, noise = self._eps(), self._noise(len(g))
         if self.compensated and self._gradient_noise is not None:
-            noise = self._compensated(noise, eps, self._gradient_noise)
+            noise = compensated(noise, eps, self._gradient_noise, self._root, averaged=self.averaged)
         if self._matrix.dim() == 1:
             move = -0.5 * eps * self._matrix * g + eps.sqrt() * self._root * noise
         else:
@@ -221,19 +210,6 @@ class SGLD(torch.optim.Optimizer):
         self._xi = xi
         return 0.5 * (before + xi)
 
-    def _compensated(self, noise: Tensor, eps: Tensor, V: Tensor) -> Tensor:
-        """Return (I - C)^1/2 noise (P,); as all step sizes are one unless M is diagonal, D = diag(eps) and M commute.
-
-        C = D^1/2 v D^1/2 / 4, or, with averaged noise, its entries by 4 - (eps_i + eps_j) / 2: with contractions
-        I - D / 2 the stationary covariance is I where 4 Q - (D Q + Q D) / 2 = D - D^2 / 4 - D v D / 4 for Q, that of
-        one of both xi times its weight.
-        """
-        root = self._root.diag() if self._root.dim() == 1 else self._root
-        scaled = eps.sqrt().unsqueeze(-1) * (root.mT @ V @ root) * eps.sqrt()
-        C = scaled / (4 - 0.5 * (eps.unsqueeze(-1) + eps)) if self.averaged else 0.25 * scaled
-        values, axes = torch.linalg.eigh(C)
-        return axes @ ((1 - values).clamp_min(0).sqrt() * (axes.mT @ noise))
-
     def largest_lr(self, share: float = 1.0) -> float:
         """Return the step size at which the noise of the gradients is this share of all noise, inf if there is none.
 
@@ -244,15 +220,10 @@ class SGLD(torch.optim.Optimizer):
         """
         if self._gradient_noise is None:
             raise ValueError("the noise of the gradients is not known: see set_gradient_noise.")
-        largest = self._largest(self._gradient_noise)
+        largest = largest_share(self._gradient_noise, self._root)
         if largest <= 0:
             return float("inf")
         return 4 * share / (largest + share) if self.averaged else 4 * share / largest
-
-    def _largest(self, V: Tensor) -> float:
-        """Return lambda_max(M^1/2 V M^1/2)."""
-        root = self._root.diag() if self._root.dim() == 1 else self._root
-        return float(torch.linalg.eigvalsh(root.mT @ V @ root)[-1])
 
     def _remember(self, g: Tensor) -> None:
         self._window.append(g)
@@ -267,7 +238,9 @@ class SGLD(torch.optim.Optimizer):
         moved with the parameters: that is rather too large than too small.
         """
         V = self._covariance if self._gradient_noise is None else self._gradient_noise
-        return float("inf") if V is None else 0.25 * max(group["lr"] for group in self.param_groups) * self._largest(V)
+        if V is None:
+            return float("inf")
+        return 0.25 * max(group["lr"] for group in self.param_groups) * largest_share(V, self._root)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs to go on bit for bit."""
@@ -322,8 +295,3 @@ class SGLD(torch.optim.Optimizer):
 def _check_lr(lr: Any) -> None:
     if not 0 < lr < float("inf"):
         raise ValueError(f"lr must be positive and finite; got {lr}.")
-
-
-def _check_tensor(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"expected {name} to be a tensor; got {type(value).__name__}.")

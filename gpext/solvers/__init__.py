@@ -1,9 +1,12 @@
 """Iterative solves of positive definite systems known by their products, exact or unbiased."""
 
+from gpext.solvers.automatic import automatic_preconditioner
 from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients
 from gpext.solvers.estimator_diagnostics import EstimatorDiagnostics, estimator_diagnostics
 from gpext.solvers.lanczos import lanczos_log_det, trace_probes
-from gpext.solvers.preconditioners import LowRankPreconditioner, nystrom, partial_cholesky
+from gpext.solvers.nystrom import nystrom
+from gpext.solvers.partial_cholesky import partial_cholesky
+from gpext.solvers.preconditioners import LowRankPreconditioner, NeighbourPreconditioner
 from gpext.solvers.square_roots import RootProduct, square_root_times
 from gpext.solvers.steps import SolveStatus
 from gpext.solvers.survival import Geometric, Matched, NoSurvival, Survival, Ulisse
@@ -15,12 +18,14 @@ __all__ = [
     "LinearSolve",
     "LowRankPreconditioner",
     "Matched",
+    "NeighbourPreconditioner",
     "NoSurvival",
     "RootProduct",
     "SolveStatus",
     "Survival",
     "Ulisse",
     "UnbiasedSolve",
+    "automatic_preconditioner",
     "conjugate_gradients",
     "estimator_diagnostics",
     "lanczos_log_det",

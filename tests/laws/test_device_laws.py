@@ -20,6 +20,7 @@ from gpext.solvers import (
     partial_cholesky,
     unbiased_cg,
 )
+from gpext.solvers.automatic import share_of_steps, with_neighbours
 from tests import accelerator
 from tests.accelerator import accelerated, sent
 from tests.latent_cases import CASES, PAIRS, RULES
@@ -250,7 +251,14 @@ def test_solvers():
 
         L = partial_cholesky(lambda i: K_there[:, i], K_there.diagonal(), noise=0.1, generator=seeded())
         P = LowRankPreconditioner.of(L, noise)
+        entries, left = (lambda i, j: K_there[i, j]), (1 - L[:, :5].square().sum(-1)).clamp_min(0)
+        near = with_neighbours(entries, L[:, :5], left, noise, b, generator=seeded())
+        share = share_of_steps(entries, L[:, :5], left, noise, b, tolerance=1e-8, generator=seeded())
         return [
+            near(b),
+            near.whitened(product)(b),
+            near.log_det,
+            b * share,
             conjugate_gradients(product, b, precondition=P).solution,
             unbiased_cg(product, b, precondition=P, generator=seeded()).solution,
             nystrom(lambda v: K_there @ v, 20, 5, like=K_there, generator=seeded()).square().sum(-1),

@@ -322,7 +322,7 @@ class TestUnbiasedSolveOperatorPreconditioned(TestUnbiasedSolveOperator):
         return UnbiasedSolveOperator(K.add_diagonal(noise), solver=replace(EXACT, rank=3))
 
     def test_it_is_preconditioned(self):
-        assert self.create_linear_op()._low_rank.rank == 3
+        assert self.create_linear_op().preconditioner.rank == 3
 
 
 class TestUnbiasedSolveOperatorBatch(TestUnbiasedSolveOperator):

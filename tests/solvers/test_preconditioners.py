@@ -75,6 +75,17 @@ def test_the_rank_that_is_chosen_saves_most_of_the_steps(lengthscale):
     assert steps[0] < steps[1] / 4
 
 
+def test_one_for_few_solves_has_fewer_columns():
+    K = matrix(800, 0.5)
+    ranks = [
+        partial_cholesky(
+            lambda i: K[:, i], K.diagonal(), noise=1e-2, is_for_few_solves=few, generator=generator()
+        ).size(-1)
+        for few in (True, False)
+    ]
+    assert 100 <= ranks[0] < ranks[1] < 800
+
+
 def test_duplicates_and_a_single_datum():
     K = matrix(50)
     K = torch.cat([torch.cat([K, K], 0), torch.cat([K, K], 0)], 1)

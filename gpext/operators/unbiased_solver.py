@@ -1,0 +1,73 @@
+"""How a covariance is solved by unbiased estimates: the options of :class:`gpext.operators.UnbiasedSolveOperator`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal
+
+import torch
+
+from gpext.likelihoods.checks import whole_number
+from gpext.operators.kept_preconditioner import KeptPreconditioner
+from gpext.solvers import Survival
+
+
+@dataclass(frozen=True)
+class UnbiasedSolver:
+    """How to solve.
+
+    Args:
+        num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact but for the solves.
+        tolerance: relative size of the residual from which on the end is random.
+        survival: its law; by default as the residual falls (see :mod:`gpext.solvers.survival`).
+        rank: of the preconditioner of K + D; 0 for none. If None it is chosen by what it saves, and where it helps, the
+            kernel is a lazy one and nothing is kept or controlled, nearest neighbours complete it.
+        keep: the preconditioner's root from solve to solve, of one model; None to make it anew for each matrix.
+        max_steps: most products with A in one solve; 10 n by default.
+        log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another
+            matrix or has neighbours, or without one the sum of the logarithms of the diagonal, above; "lanczos": an
+            estimate by stochastic Lanczos quadrature, at its own cost.
+        controlled: whether probes are for what P leaves of the derivatives of log|A| alone: many times less noise where
+            P is near A, and more where its rank is far too low. Its rank is chosen for accurate solves then.
+        lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.
+        generator: for probes and truncations, on the CPU.
+
+    Raises:
+        TypeError: a number that is not whole where it has to be, or something else than a survival law, a kept
+            preconditioner or a generator.
+        ValueError: a number outside its range.
+    """
+
+    num_probes: int = 4
+    tolerance: float = 0.1
+    survival: Survival | None = None
+    rank: int | None = None
+    keep: KeptPreconditioner | None = None
+    max_steps: int | None = None
+    log_det: Literal["rough", "lanczos"] = "rough"
+    controlled: bool = False
+    lanczos_probes: int = 16
+    lanczos_steps: int = 50
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (
+            ("num_probes", self.num_probes),
+            ("lanczos_probes", self.lanczos_probes),
+            ("lanczos_steps", self.lanczos_steps),
+        ):
+            whole_number(name, number, 1)
+        for name, most in (("rank", self.rank), ("max_steps", self.max_steps)):
+            if not isinstance(most, Integral | None):
+                raise TypeError(f"{name} must be a whole number or None; got {most!r}.")
+            if most is not None and most < 0:
+                raise ValueError(f"{name} must not be negative; got {most}.")
+        if not self.tolerance >= 0:
+            raise ValueError(f"tolerance must not be negative; got {self.tolerance}.")
+        for name, kind in (("survival", Survival), ("keep", KeptPreconditioner), ("generator", torch.Generator)):
+            value = vars(self)[name]
+            if not isinstance(value, kind | None):
+                raise TypeError(f"{name} must be a {kind.__name__} or None; got {value!r}.")
+        if self.log_det not in ("rough", "lanczos"):
+            raise ValueError(f"log_det must be 'rough' or 'lanczos'; got {self.log_det!r}.")

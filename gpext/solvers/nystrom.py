@@ -1,0 +1,35 @@
+"""The Nystrom approximation of a matrix known by its products, from those with random directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def nystrom(
+    matvec: Callable[[Tensor], Tensor],
+    size: int,
+    rank: int,
+    *,
+    like: Tensor,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return L (n, k) with L L' = K Q (Q' K Q)^-1 Q' K, for Q a basis of random directions [Frangella et al. 2023].
+
+    Args:
+        matvec: v -> K v for (n, R).
+        size: n.
+        rank: k.
+        like: a tensor of the dtype and on the device to work in.
+        generator: for the directions, on the CPU.
+    """
+    normal = torch.randn(size, rank, dtype=torch.float64, generator=generator).to(like)
+    Q = torch.linalg.qr(normal).Q
+    Y = matvec(Q)
+    shift = torch.finfo(Y.dtype).eps * float(Y.norm())  # keeps what follows positive definite; taken off again
+    Y = Y + shift * Q
+    root = torch.linalg.solve_triangular(torch.linalg.cholesky(Q.mT @ Y).mT, Y, upper=True, left=False)
+    axes, singular, _ = torch.linalg.svd(root, full_matrices=False)
+    return axes * (singular.square() - shift).clamp_min(0).sqrt()

@@ -1,0 +1,137 @@
+r"""A partial Cholesky factor L of a kernel matrix K, from some of its columns, for a preconditioner L L' + D of K + D.
+
+Its pivots are drawn with probabilities proportional to what is left of the diagonal, a block at a time [Chen et al.
+2022, Epperly et al. 2024], or taken where that is largest, one at a time. What blocks take from the trace tells the
+size of the next eigenvalues, and from that how many steps of conjugate gradients another block would save: the rank is
+chosen where a block costs more than it saves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+_BLOCK = 50
+_ENTRY = 60.0  # what an entry of K costs, in floating-point operations of a product of matrices; half by symmetry
+_ROOM = 512  # columns that L has room for at first; twice as many whenever they are full
+_PASS = 130.0  # what an entry of L costs a step, likewise: it is read twice, for a few right-hand sides
+_PATIENCE = 3  # blocks in a row that seem not to pay: what a single one takes from the trace says little
+_AVERAGED = 3  # blocks, where none is to be in vain
+_OF_BOUND = 0.2  # of the most steps: 0.35 to 1 are taken, or 0.2 to 0.75 with neighbours, but columns cost more, too
+_MOST_NUMBERS = 2**27  # of L: a gigabyte in float64
+_ROUNDING = 1e-12  # of the trace: what is left is rounding
+
+
+@torch.no_grad()
+def partial_cholesky(
+    columns: Callable[[Tensor], Tensor],
+    diagonal: Tensor,
+    *,
+    rank: int | None = None,
+    noise: float | None = None,
+    pivots: Literal["random", "largest"] = "random",
+    tolerance: float = 1e-8,
+    is_for_few_solves: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return L (n, k) with L L' near K, K - L L' positive semidefinite.
+
+    Args:
+        columns: indices (B,) -> those columns of K (n, B).
+        diagonal: of K (n,).
+        rank: k, at most; None to choose it, which needs the noise.
+        noise: a typical entry of D.
+        pivots: drawn at random, or the largest.
+        tolerance: of the solves the rank is chosen for.
+        is_for_few_solves: whether the rank is to cost no more than a solve or two are worth. Else it is rather too high
+            than too low: an L that is kept serves many, and what controls a variance has to be near K.
+        generator: for the pivots, on the CPU.
+
+    Raises:
+        ValueError: neither a rank nor the noise, or one that cannot be.
+    """
+    if rank is None and noise is None:
+        raise ValueError("expected a rank, or the noise by which to choose it.")
+    if rank is not None and rank < 0:
+        raise ValueError(f"rank must not be negative; got {rank}.")
+    if noise is not None and not noise > 0:
+        raise ValueError(f"noise must be positive; got {noise}.")
+    n = len(diagonal)
+    most = min(n, rank if rank is not None else max(_MOST_NUMBERS // n, 1))
+    room, left = diagonal.new_empty(min(most, _ROOM), n), diagonal.clone()  # of L'
+    rows = room[:0]
+    trace = [float(left.sum())]
+    block = _BLOCK if pivots == "random" else 1
+    in_vain, patience = 0, 1 if is_for_few_solves else _PATIENCE
+    while len(rows) < most and trace[-1] > _ROUNDING * trace[0]:
+        size = min(block, most - len(rows))
+        if pivots == "random":
+            chosen = _drawn(left, size, generator)
+        else:
+            chosen = left.argmax().unsqueeze(0)
+        G = columns(chosen).mT - rows[:, chosen].mT @ rows
+        added = _rows_of_factor(G, chosen, _ROUNDING * trace[0] / n)
+        if len(rows) + len(added) > len(room):
+            room = torch.cat([rows, rows.new_empty(min(most, 2 * len(room)) - len(rows), n)])
+        room[len(rows) : len(rows) + len(added)] = added
+        rows = room[: len(rows) + len(added)]
+        left = (left - added.square().sum(0)).clamp_min_(0)  # by rounding alone
+        left[chosen] = 0
+        trace.append(float(left.sum()))
+        if rank is None and noise is not None:
+            pays = _pays(trace, block, len(rows), n, noise, tolerance, is_for_few_solves)
+            in_vain = 0 if pays else in_vain + 1
+            if in_vain == patience:
+                break
+    return rows.mT.contiguous()
+
+
+def _drawn(left: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
+    """Return different indices (at most `size`,) drawn with probabilities proportional to `left`."""
+    available = int((left > 0).sum())
+    drawn = torch.multinomial(left.double().cpu(), min(size, available), generator=generator)
+    return drawn.to(left.device)
+
+
+def _rows_of_factor(G: Tensor, chosen: Tensor, negligible: float) -> Tensor:
+    """Return rows whose outer products add up to G' G[:, chosen]^-1 G, the directions that are rounding left out."""
+    inner = G[:, chosen]
+    values, axes = torch.linalg.eigh(0.5 * (inner + inner.mT))
+    kept = values > max(negligible, 1e-10 * float(values[-1]))
+    return (axes[:, kept] * values[kept].rsqrt()).mT @ G
+
+
+def most_steps(eigenvalue: float, noise: float, tolerance: float) -> float:
+    """Return the bound of conjugate gradients on their steps, where L leaves eigenvalues up to this one."""
+    return 0.5 * math.sqrt(1 + eigenvalue / noise) * math.log(2 / tolerance)
+
+
+def cost_of_step(n: int, rank: int) -> float:
+    """Return what a product with K and an application of the preconditioner cost."""
+    return 0.5 * _ENTRY * n * n + _PASS * n * rank
+
+
+def _pays(
+    trace: list[float], block: int, rank: int, n: int, noise: float, tolerance: float, is_for_few_solves: bool
+) -> bool:
+    """Return whether another block saves more products than it costs.
+
+    The eigenvalues that follow are about what a column of the last block took from the trace, or on average of the last
+    blocks, and fall by the next block as they did by this one.
+    """
+    blocks = min(_AVERAGED, (len(trace) - 1) // 2) if is_for_few_solves else 1
+    if len(trace) < 3:
+        return True
+    last = (trace[-1 - blocks] - trace[-1]) / (blocks * block)
+    before = (trace[-1 - 2 * blocks] - trace[-1 - blocks]) / (blocks * block)
+    if last <= 0:
+        return False
+    share = _OF_BOUND if is_for_few_solves else 1.0
+    now = share * most_steps(last, noise, tolerance)
+    after = share * most_steps(last * min(last / before, 1.0) ** (1 / blocks), noise, tolerance)
+    cost = _ENTRY * n * block + 3.0 * n * rank * block + n * block * block + after * _PASS * n * block
+    return (now - after) * cost_of_step(n, rank) > cost

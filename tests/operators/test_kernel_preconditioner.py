@@ -1,0 +1,118 @@
+"""The preconditioner of a lazy kernel: with neighbours where the choice is free, by L alone where not."""
+
+import copy
+from functools import partial
+
+import gpytorch
+import pytest
+import torch
+from linear_operator.operators import ConstantDiagLinearOperator
+
+from gpext.kernels import keops
+from gpext.operators import KeptPreconditioner, UnbiasedSolveOperator, UnbiasedSolver
+from gpext.solvers import LowRankPreconditioner, NeighbourPreconditioner, automatic, partial_cholesky
+
+F64 = torch.float64
+N = 500
+
+
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch):
+    """Neighbours cost nothing: at sizes of tests they would never pay."""
+    monkeypatch.setattr(automatic, "_TRIAL", 0.0)
+    monkeypatch.setattr(automatic, "_GROUPED", 0.0)
+
+
+def single():
+    return keops.MaternKernel(nu=0.5).double()
+
+
+def several():
+    """A sum of a product that sees different columns, and of a scaled kernel."""
+    first = keops.MaternKernel(nu=0.5, active_dims=[0]) * keops.RBFKernel(active_dims=[1, 2])
+    return (first + keops.ScaleKernel(keops.MaternKernel(nu=0.5))).double()
+
+
+def operator(kernel=single, dtype=F64, **options):
+    x = torch.rand(N, 3, generator=torch.Generator().manual_seed(0), dtype=F64).to(dtype)
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(1):
+        K = kernel().to(dtype)(x).evaluate_kernel()
+    A = K.add_diagonal(torch.full((N,), 1e-2, dtype=dtype))
+    options = {"tolerance": 1e-7, "generator": torch.Generator().manual_seed(0), **options}
+    return UnbiasedSolveOperator(A, solver=UnbiasedSolver(**options))
+
+
+@pytest.mark.parametrize("kernel", [single, several])
+def test_it_has_neighbours_and_solves(kernel):
+    A = operator(kernel, tolerance=0.1)
+    assert isinstance(A.preconditioner, NeighbourPreconditioner)
+    dense = A.base.to_dense()
+    b = torch.randn(N, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+    found = A.solve_to(b, 1e-10)
+    torch.testing.assert_close(found.solution, torch.linalg.solve(dense, b), rtol=1e-7, atol=1e-7)
+    without = operator(kernel, rank=A.preconditioner.rank)
+    assert isinstance(without.preconditioner, LowRankPreconditioner)
+    assert found.num_steps < 0.9 * without.solve_to(b, 1e-10).num_steps
+    true = torch.logdet(dense)
+    estimate, error = A.lanczos_log_det()
+    assert abs(float(estimate - true)) < 4.5 * float(error) + 1e-6
+    assert abs(float(A.inv_quad_logdet(logdet=True)[1] - true)) < abs(float(without.preconditioner.log_det - true))
+
+
+@pytest.mark.parametrize("options", [{"rank": 20}, {"keep": KeptPreconditioner()}, {"controlled": True}])
+def test_where_the_low_rank_alone_is_wanted_it_is_alone(options):
+    assert isinstance(operator(**options).preconditioner, LowRankPreconditioner)
+
+
+def test_kernels_that_do_not_say_between_which_inputs_they_are():
+    x = torch.rand(N, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    kernel = gpytorch.kernels.MaternKernel(nu=0.5).double()
+    noise = ConstantDiagLinearOperator(torch.tensor([1e-2], dtype=F64), N)
+    for covariance in (kernel(x), (kernel + single())(x)):
+        P = UnbiasedSolveOperator(covariance.evaluate_kernel() + noise).preconditioner
+        assert isinstance(P, LowRankPreconditioner)
+
+
+def test_the_same_seed_makes_the_same_and_copies_are_equal():
+    A = operator()
+    b = torch.ones(N, 1, dtype=F64)
+    expected = A.preconditioner(b)
+    for other in (operator(), copy.deepcopy(A)):
+        assert torch.equal(other.preconditioner(b), expected)
+
+
+def test_float32():
+    A = operator(dtype=torch.float32, tolerance=1e-2)
+    b = torch.ones(N, 1)
+    assert isinstance(A.preconditioner, NeighbourPreconditioner)
+    assert A.preconditioner(b).dtype == torch.float32
+    found = A.solve_to(b, 1e-4).solution
+    expected = torch.linalg.solve(A.base.to_dense().double(), b.double())
+    assert float((found - expected).norm() / expected.norm()) < 1e-2
+
+
+def test_gradients_with_neighbours_are_unbiased(monkeypatch):
+    """Of y' A^-1 y + log|A| in every parameter, by z-scores; so small a matrix has neighbours at a low rank alone."""
+    monkeypatch.setattr(automatic, "partial_cholesky", partial(partial_cholesky, rank=5))
+    monkeypatch.setattr(automatic, "_WORTH", torch.inf)
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=F64)
+    kernel = keops.ScaleKernel(keops.MaternKernel(nu=0.5)).double()
+    kernel.base_kernel.lengthscale = 0.3
+    parameters = list(kernel.parameters())
+    generator = torch.Generator().manual_seed(0)
+
+    def gradient(exact):
+        with gpytorch.settings.max_cholesky_size(1):
+            A = kernel(x).evaluate_kernel().add_diagonal(torch.full((60,), 0.1, dtype=F64))
+        if exact:
+            value = (y * torch.linalg.solve(A.to_dense(), y)).sum() + torch.logdet(A.to_dense())
+        else:
+            operator = UnbiasedSolveOperator(A, solver=UnbiasedSolver(tolerance=0.3, generator=generator))
+            value = sum(operator.inv_quad_logdet(y, logdet=True))
+            assert isinstance(operator.preconditioner, NeighbourPreconditioner)
+        return torch.stack([g.sum() for g in torch.autograd.grad(value, parameters)])
+
+    draws = torch.stack([gradient(exact=False) for _ in range(200)])
+    z = (draws.mean(0) - gradient(exact=True)) / (draws.std(0) / 200**0.5)
+    assert float(z.abs().max()) < 4.5
