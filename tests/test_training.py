@@ -434,6 +434,17 @@ def test_bad_data_and_options_are_refused_before_anything_changes(given, message
     assert all(torch.equal(value, before[name]) for name, value in mll.state_dict().items())
 
 
+@pytest.mark.parametrize("batch_size", [None, 30])
+@pytest.mark.parametrize("stock", [False, True])
+def test_an_objective_of_another_number_of_data_is_refused(stock, batch_size):
+    x, y = data()
+    mll = problem(num_data=N - 1)
+    if stock:
+        mll = VariationalELBO(gpytorch.likelihoods.StudentTLikelihood().to(F64), mll.model, num_data=2 * N)
+    with pytest.raises(ValueError, match=rf"has num_data = {2 * N if stock else N - 1}, and there are {N} data\. Make"):
+        fit(mll, x, y, batch_size=batch_size, max_steps=2, progress=False)
+
+
 def test_numbers_of_numpy_are_whole():
     x, y = data()
     assert fit(problem(), x, y, batch_size=np.int64(30), max_steps=np.int64(2), progress=False).num_steps == 2

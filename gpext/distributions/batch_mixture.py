@@ -9,6 +9,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from gpext.distributions.drawing import drawn_from
 from gpext.distributions.inversion import mixture_quantile
 
 
@@ -89,10 +90,15 @@ class BatchMixture(Distribution):
         """The same as `icdf`."""
         return self.icdf(q)
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
-        """Draws of shape sample_shape + batch_shape from torch's global generator, each from a component of its own."""
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape, each from a component of its own.
+
+        From torch's global generator by default.
+        """
         shape = torch.Size(sample_shape) + self.batch_shape
-        with torch.no_grad():
+        with torch.no_grad(), drawn_from(generator):
             draws = []
             for _ in range(torch.Size(sample_shape).numel()):  # of all components; in one piece they may not fit
                 chosen = torch.randint(self._size, self.batch_shape, device=self.components.mean.device)

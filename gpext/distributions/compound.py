@@ -14,6 +14,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 
+from gpext.distributions.drawing import drawn_from
 from gpext.quadrature import QuadratureWarning, expectation, log_expectation
 
 _CDF_TOLERANCE = 1e-12  # relative; the quantile inherits it
@@ -164,9 +165,11 @@ class CompoundDistribution(Distribution):
         """The same as `icdf`."""
         return self.icdf(q)
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
-        """Draws of shape sample_shape + batch_shape from torch's global generator."""
-        with torch.no_grad():
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape; from torch's global generator by default."""
+        with torch.no_grad(), drawn_from(generator):
             shape = self._extended_shape(torch.Size(sample_shape))
             mean, sd = self.latent_mean.expand(shape), self.latent_variance.sqrt().expand(shape)
             return self.conditional(torch.normal(mean, sd)).sample()

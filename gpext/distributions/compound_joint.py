@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from gpext.distributions.correlated_latents import draw_latents, in_every
+from gpext.distributions.drawing import drawn_from
 from gpext.quadrature import in_parts, joint_expectation
 
 
@@ -82,8 +83,10 @@ class CompoundJointDistribution(Distribution):
         shape = value.shape[: value.dim() - len(self.event_shape)]
         return self._log_density(value, *in_every(shape, self.latent_mean, self.latent_covariance))
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
-        """Draws of shape sample_shape + batch_shape + event_shape from torch's global generator."""
-        with torch.no_grad():
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape + event_shape; from torch's global generator by default."""
+        with torch.no_grad(), drawn_from(generator):
             latents = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), None)
             return self.conditional(latents).sample()

@@ -90,12 +90,22 @@ class Matern32(Distribution):
         t = torch.where(ends, torch.full_like(t, math.inf), t.clamp(min=0))
         return self.loc + self.scale / _ROOT3 * torch.where(value < 0.5, -t, t)
 
-    def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
-        """Draws of shape sample_shape + batch_shape from torch's global generator."""
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The same as `rsample`, without gradients."""
+        with torch.no_grad():
+            return self.rsample(sample_shape, generator=generator)
+
+    def rsample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape; from torch's global generator by default."""
         shape = self._extended_shape(torch.Size(sample_shape))
-        first, second = self.loc.new_empty((2, *shape)).exponential_()
+        first, second = self.loc.new_empty((2, *shape)).exponential_(generator=generator)
         # Gamma(1) or Gamma(2), then a sign: a fair coin each.
-        coin, sign = torch.randint(0, 2, (2, *shape), device=self.loc.device).to(self.loc.dtype)
+        coins = torch.randint(0, 2, (2, *shape), generator=generator, device=self.loc.device)
+        coin, sign = coins.to(self.loc.dtype)
         return self.loc + self.scale / _ROOT3 * (2 * sign - 1) * (first + coin * second)
 
 

@@ -14,6 +14,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from gpext.distributions.drawing import drawn_from
 from gpext.distributions.inversion import mixture_quantile
 
 
@@ -112,9 +113,11 @@ class Mixture(Distribution):
         """The same as `icdf`."""
         return self.icdf(q)
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
-        """Draws of shape sample_shape + batch_shape + event_shape from torch's global generator."""
-        with torch.no_grad():
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape + event_shape; from torch's global generator by default."""
+        with torch.no_grad(), drawn_from(generator):
             shape = torch.Size(sample_shape) + self.batch_shape
             chosen = torch.multinomial(self.weights, math.prod(shape), replacement=True).view(shape)
             chosen = chosen.view(shape + (1,) * len(self.event_shape))

@@ -185,11 +185,12 @@ class RadialNoise(Distribution):
             x = torch.where(q < 0.5, -s, s) / self.curvature.double().sqrt()
             return (self.loc.double() + x).to(self.loc.dtype)
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
-        """Draws of shape sample_shape + batch_shape by inversion, from torch's global generator."""
-        uniform = torch.rand(
-            self._extended_shape(torch.Size(sample_shape)), dtype=torch.float64, device=self.loc.device
-        )
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape by inversion; from torch's global generator by default."""
+        shape = self._extended_shape(torch.Size(sample_shape))
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=self.loc.device)
         # torch.rand may be 0, whose quantile is -inf.
         return self.icdf(uniform.clamp(min=torch.finfo(torch.float64).tiny))
 

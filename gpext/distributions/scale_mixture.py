@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from gpext.distributions.radial_transform import InversionError, RadialTransform
 from gpext.distributions.saddle_model import SaddleModel
 
 _DEEPEST = 300.0  # nats of phi: a complex division squares, and numbers end at e^709
+_SMALLEST = 745.0  # nats below one, of a float64
 _TOLERANCE = 1e-7  # of the cdf, between rules that agree to 2e-10 where they converge
 _CHUNK = 1024  # draws whose nodes stay in the cache
 
@@ -90,6 +92,9 @@ class ScaleMixture(PositiveDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density, with first derivatives in value and tilt; value and result broadcast with the batch shape.
 
+        It is -inf where the density underflows, and already where phi does at the saddle point of a very small value;
+        log_phi does not.
+
         Raises:
             NotImplementedError: phi has parameters that require gradients.
         """
@@ -98,7 +103,7 @@ class ScaleMixture(PositiveDistribution):
                 "log_prob of ScaleMixture has no derivative in the parameters of phi: evaluate it under "
                 "torch.no_grad(), or let them require no gradients."
             )
-        inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
+        inside = self._in_reach(value)
         laws = self._laws(value, inside)
         log_density = torch.where(inside, laws.density.clamp_min(0).log(), -math.inf).to(self.tilt.dtype)
         moves = inside & log_density.isfinite()
@@ -110,7 +115,7 @@ class ScaleMixture(PositiveDistribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(W <= value); no gradient."""
-        inside = (value > 0) & (value < math.inf) & (self.tilt < math.inf)
+        inside = self._in_reach(value)
         cdf = self._laws(value, inside).cdf.clamp(0, 1)
         at_ends = torch.where((value > 0) | (self.tilt == math.inf) & (value == 0), 1.0, 0.0)
         return torch.where(inside, cdf, at_ends).to(self.tilt.dtype)
@@ -144,6 +149,12 @@ class ScaleMixture(PositiveDistribution):
     def _square(self) -> Tensor:
         return torch.where(self.tilt < math.inf, self.tilt, 1.0).double().square()
 
+    def _in_reach(self, value: Tensor) -> Tensor:
+        """Whether values are inside the support, and P(W > w) <= e^{-c^2 w} / phi(c^2) no number too small to be."""
+        r = self._square()
+        sunk = r * value + torch.where(r == 0, 0.0, self._transform(r).detach()) > _SMALLEST
+        return (value > 0) & (value < math.inf) & (self.tilt < math.inf) & ~sunk
+
     def _laws(self, value: Tensor, inside: Tensor) -> Laws:
         """Cdf and density at the values inside the support, anything at the others."""
         if self._validate_args:
@@ -155,6 +166,7 @@ class ScaleMixture(PositiveDistribution):
             w = w.expand(torch.broadcast_shapes(w.shape, r.shape))
             # A phi without its logarithm underflows at the saddle points of the smallest w, whose cdf is zero anyway.
             limit = math.inf if self._transform.phi is None else self._transform.fallen(r, self._depth(r))
+            known = True if isinstance(limit, float) else w >= self._transform.cumulants(limit)[0]
             model = SaddleModel.reference(self._transform, r)
             for nodes in ((24, 16), (96, 64)):  # the more for laws that are very skew
                 laws, coarse = (Contour.through(self._transform, r, w, model, n, limit).laws() for n in nodes)
@@ -163,7 +175,7 @@ class ScaleMixture(PositiveDistribution):
                     break
             # A branch cut of phi in the wrong place leaves every contour another result.
             self._refuse(bad, w)
-            return laws
+            return replace(laws, density=laws.density * known)
 
     def _depth(self, r: Tensor) -> Tensor:
         """How many nats phi may fall from r, at a distance that `fallen` says up to a factor of two."""

@@ -70,8 +70,8 @@ def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     variance = torch.where(proper.unsqueeze(-1), variance, torch.ones_like(variance))
     local = terms(mean, variance)
     replaced = sites.expected_log(mean, variance).sum(-1)
-    divergence = replaced - posterior.log_normalizer
-    proper = proper & ~is_lost(divergence, mean.size(-1))
+    proper = proper & ~is_lost(replaced - posterior.log_normalizer, mean.size(-1))
+    divergence = -0.5 * (sites.precision * variance).sum(-1) - posterior.log_peak  # the same, with more digits
     value = local.total - problem.over_latents(divergence)
     proper = proper if problem.num_latents is None else proper.all(-1)
     value = torch.where(proper & value.isfinite(), value, -torch.inf)

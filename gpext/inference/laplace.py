@@ -14,7 +14,7 @@ psi rise. The mode moves with the parameters: with s = d log Z / df^ = d/df (-tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import JointSites
 
-_MOST_HALVINGS = 40
+_MOST_HALVINGS = 100
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
 _ROUNDING = 1e-7  # of steps that no longer shrink; Newton's would be squared
 _QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton needs no line search
@@ -119,7 +119,7 @@ class Laplace:
             if bool(arrived.all()):
                 return posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace
             if len(trace) >= self.max_steps:
-                return posterior, f, Status.MAX_STEPS, trace
+                return _standing(problem, posterior, f, weights), f, Status.MAX_STEPS, trace
             last = length
             rate = (~arrived).to(f)  # in a batch, who has arrived stays
             for _ in range(_MOST_HALVINGS):
@@ -132,7 +132,7 @@ class Laplace:
                     break
                 rate = torch.where(risen, rate, rate / 2)
             else:
-                return posterior, f, Status.STALLED, trace
+                return _standing(problem, posterior, f, weights), f, Status.STALLED, trace
             f, weights = new_f, new_weights
 
 
@@ -153,6 +153,14 @@ def _condition(problem: Problem, at: Expansion) -> tuple[Posterior | JointPoster
         return posterior, True
     which = proper if isinstance(at.sites, JointSites) else proper.unsqueeze(-1)
     return problem.condition(at.cautious.choose(at.sites, which)), False  # type: ignore[arg-type]
+
+
+def _standing(
+    problem: Problem, posterior: Posterior | JointPosterior, f: Tensor, weights: Tensor
+) -> Posterior | JointPosterior:
+    """Return the posterior of the same curvature whose mean is f, nu = K^-1 (f - mu) + U f, and not a step further."""
+    sites = posterior.sites
+    return problem.condition(replace(sites, shift=weights + sites.times(f)))
 
 
 def _pull(problem: Problem, posterior: Posterior | JointPosterior, f: Tensor) -> Tensor:

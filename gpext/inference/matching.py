@@ -101,17 +101,12 @@ def match(problem: Problem, tilt: Tilt, power: float, sites: GaussianSites) -> M
     safe_mean = torch.where(good, mean, problem.mean)
     safe_variance = torch.where(good, variance, 1.0)
     safe_rest = torch.where(good, rest, 1.0)
-    shift, precision = (torch.where(good, part, 0.0) for part in (sites.shift, sites.precision))
     cavity_variance = safe_variance / safe_rest
     weights = torch.where(good, posterior.weights, 0.0)  # nu - tau m
     cavity_mean = safe_mean - power * cavity_variance * weights
     tilted = tilt(cavity_mean, cavity_variance)
-    excess = shift - precision * cavity_mean  # nu - tau m_-
-    replaced = (
-        power * (shift * cavity_mean - 0.5 * precision * cavity_mean.square())
-        + 0.5 * power**2 * excess.square() * safe_variance
-        + 0.5 * safe_rest.log()
-    )
-    value = posterior.log_normalizer + (tilted.log_normalizer - replaced).sum(-1) / power
+    # the integrals of sites under cavities and A, both without the t_i(m_i)
+    replaced = 0.5 * safe_rest.log() - 0.5 * power**2 * cavity_variance * weights.square()
+    value = posterior.log_peak + (tilted.log_normalizer - replaced).sum(-1) / power
     value = torch.where(proper & value.isfinite(), value, -torch.inf)
     return Match(posterior, safe_mean, safe_variance, cavity_mean, cavity_variance, tilted, proper, value, power)

@@ -23,7 +23,7 @@ class Status(Enum):
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps before the tolerance was reached; increase max_steps"
     REDUCED_POWER = "converged, but at a smaller power than was asked for, where no solution was found; see the stages"
-    STALLED = "no step raises the objective any more: it is as good as its rounding allows; loosen the tolerance"
+    STALLED = "no step raises the objective any more; loosen the tolerance if it is rounding, or give another start"
     NOT_POSITIVE_DEFINITE = "the posterior covariance is not positive definite; raise jitter or check the kernel"
     NOT_FINITE = "a value overflowed or became NaN; rescale the targets or work in float64"
 

@@ -124,13 +124,18 @@ class Ranks:
 
     def any(self, here: bool) -> bool:
         """Return whether something holds on any rank."""
-        return self.most(int(here)) > 0
+        return self.most(lambda: int(here)) > 0
 
-    def most(self, here: int) -> int:
-        """Return the largest number of any rank."""
+    def most(self, work: Callable[[], int]) -> int:
+        """Return the largest of the numbers that `work` returns on the ranks.
+
+        Raises:
+            Exception, RankError: as :meth:`together`.
+        """
         if not self._talks:
-            return here
-        most, _ = self._meet("take the largest number", number=float(here))
+            return work()
+        result, error = _tried(work)
+        most, _ = self._meet("take the largest number", error=error, number=float(sum(result)))
         return int(most)
 
     def gather(self, item: Item) -> list[Item]:

@@ -139,6 +139,15 @@ class DensePosterior:
         return at_mean + 0.5 * (residual * (self.mean - mu)).sum(-1) - 0.5 * self.log_det
 
     @property
+    def log_peak(self) -> Tensor:
+        r"""A without the sites at the mean, :math:`\log\int N(f|\mu,K) \prod_i t_i(f_i) / t_i(m_i) df` (...).
+
+        Which is -(m - mu)' K^-1 (m - mu) / 2 - log|I + K T| / 2. Of sharp sites A and the t_i(m_i) are huge, and their
+        difference has no digits.
+        """
+        return -0.5 * (self.weights * (self.mean - self.prior_mean)).sum(-1) - 0.5 * self.log_det
+
+    @property
     def gradient(self) -> tuple[Tensor, Tensor]:
         """Derivatives of `log_normalizer` at fixed sites in the prior mean (..., N) and covariance (..., N, N).
 

@@ -164,6 +164,11 @@ class LowRankPosterior:
         return at_mean + 0.5 * (e * (self.mean - mu)).sum(-1) - 0.5 * self.log_det
 
     @property
+    def log_peak(self) -> Tensor:
+        """A without the sites at the mean (...), see `DensePosterior.log_peak`."""
+        return -0.5 * (self.weights * (self.mean - self.prior_mean)).sum(-1) - 0.5 * self.log_det
+
+    @property
     def leave_one_out(self) -> tuple[Tensor, Tensor]:
         """Mean and variance (..., N) of each f_i given all sites but its own."""
         variance = self.variance / self.cavity_share

@@ -14,6 +14,8 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 
+from gpext.distributions.drawing import drawn_from
+
 
 @dataclass(frozen=True)
 class PosteriorDraws:
@@ -78,10 +80,7 @@ def sample_posterior(
         raise ValueError(f"expected at least one draw and one chain; got {num_samples} and {num_chains}.")
     if warmup < 0:
         raise ValueError(f"warmup must not be negative; got {warmup}.")
-    with torch.random.fork_rng(enabled=generator is not None):
-        if generator is not None:
-            seed = torch.randint(2**31, (), generator=generator, device=generator.device)
-            torch.manual_seed(int(seed))
+    with drawn_from(generator):
         chains, diagnostics = [], []
         for _ in range(num_chains):
             quiet = not (progress and sys.stderr.isatty())

@@ -87,7 +87,8 @@ class LatentChainSampler(ABC):
             generator: for the random numbers, on the device of the targets; otherwise seeded from torch's global one.
             resume: draws to go on from, with their chains and their own generator: the result holds these and the new
                 ones, the same as if they had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
-            directory: where to write draws as they come, so that memory does not grow; None to keep them in memory.
+            directory: where to write draws as they come, so that memory does not grow and a process that is killed
+                loses those of the last minute at most; None to keep them in memory.
                 See :meth:`load`. Rank 0 writes, and all have to see it.
             progress: show a bar on a terminal.
             ranks: processes among which the chains are shared out, as evenly as they can be, and which all get the
@@ -148,6 +149,7 @@ class LatentChainSampler(ABC):
         def sweeps() -> Iterator[None]:
             while store.num_draws < goal:
                 store.take(crew.everyone.together(swept))
+                store.flush_if_due()
                 yield
             store.flush()
 

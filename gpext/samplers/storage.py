@@ -7,6 +7,7 @@ several ranks have chains, each hands its draws to all, and the first of them wr
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpext.samplers.chain_state import ChainState
 from gpext.samplers.crew import Crew
 
 _CHUNK_BYTES = 2**25
+_SECONDS = 60.0  # between two files, where chunks fill slowly
 _KEYS = ("latent", "raw", "states")
 
 
@@ -86,6 +88,7 @@ class Store:
         self, chunks: Chunks, states: tuple[ChainState, ...], like: Tensor, directory: Path | None, crew: Crew
     ) -> None:
         self.chunks, self.states, self._directory, self._crew = chunks, states, directory, crew
+        self._written = time.perf_counter()
         self._sizes = [len(state.latent) for state in states]
         rest, num_raw = states[0].latent.shape[1:], states[0].raw.size(-1)
         num_chains = sum(crew.spread.everyones(self._sizes))
@@ -133,6 +136,16 @@ class Store:
             chunk = Chunk(latent.to(self._buffer.latent.device), raw)
             part = chunk if self._directory is None else self._write(self._directory, chunk)
             self.chunks = self.chunks.extended(part, chunk.size)
+        self._written = time.perf_counter()
+
+    def flush_if_due(self) -> None:
+        """Write what there is to the directory once a minute: a process that is killed loses no more.
+
+        Raises:
+            OSError: as :meth:`flush`.
+        """
+        if self._directory is not None and self._crew.everyone.any(time.perf_counter() - self._written > _SECONDS):
+            self.flush()
 
     def everyones_states(self) -> tuple[ChainState, ...]:
         """Return the states of the chains of all ranks."""

@@ -33,7 +33,7 @@ class Checkpoint:
         mll: the objective, whose parameters and buffers are kept.
         ranks: who trains.
         data: of this rank, by which the run is known again.
-        batch_size: likewise.
+        settings: numbers, likewise.
     """
 
     def __init__(
@@ -42,10 +42,11 @@ class Checkpoint:
         mll: MarginalLogLikelihood,
         ranks: Ranks,
         data: Sequence[Tensor],
-        batch_size: int,
+        settings: dict[str, float],
     ) -> None:
         self._path, self._mll, self._ranks = Path(directory) / _FILE, mll, ranks
-        self._run = {"data": mark([each.double() for each in data]), "batch_size": float(batch_size)}
+        numbers = {name: float(value) for name, value in settings.items()}
+        self._run = {"data": mark([each.double() for each in data]), **numbers}
         self._written = time.monotonic()
 
     @property
@@ -57,7 +58,7 @@ class Checkpoint:
         """Put the parameters back, and return this rank's state, if something was written.
 
         Raises:
-            ValueError: the file is damaged, or of another number of ranks, another model, batch size or other data;
+            ValueError: the file is damaged, or of another number of ranks, another model, other data or settings;
                 nothing has changed then.
         """
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
+from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
 from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
 from torch import Tensor
 
@@ -62,7 +63,7 @@ def fit(
         batch_size: None for the full batch, or the size of minibatches, over all ranks, of which each draws its share
             from what it holds; see the table in :mod:`gpext.training`.
         max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
-        learning_rate: of Adam, with minibatches.
+        learning_rate: of Adam, with minibatches; a `state` brings its own.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
             :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N: 1 for the full
             batch, the average over a fifth of an epoch for a small one.
@@ -79,14 +80,15 @@ def fit(
         ranks: who trains together: by default the processes of torch.distributed's default group, if there is one;
             `Ranks.alone()` for each by itself.
         checkpoint: with minibatches, a directory to write to every minute and at the end. Where it holds a checkpoint,
-            training goes on from there, as if it had never ended: a killed run is started again by the same call.
+            training goes on from there, as if it had never ended: a killed run is started again by the same call. One
+            of other data, batch size or learning rate is refused.
 
     Returns:
         The result; Ctrl-C ends training early, on all ranks, and still returns one.
 
     Raises:
-        TypeError, ValueError: bad data or options, also those of another rank, or ranks whose models or options
-            differ; nothing has changed then.
+        TypeError, ValueError: bad data or options, also those of another rank, ranks whose models or options differ, or
+            an objective whose num_data is another number; nothing has changed then.
         gpext.parallel.RankError: a rank cannot be reached.
     """
     check_ranks(ranks)
@@ -103,11 +105,10 @@ def fit(
         return found
 
     strategy, bound, x, y_of_sites = ranks.together(checked)
-    num_data = share = x.size(-2) if x.dim() > 1 else len(x)
-    if ranks.size > 1:
-        given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
-        options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
-        num_data = _join(mll, ranks, share, *options, f"{given=}")
+    share = _number(x)
+    given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
+    options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
+    num_data = _join(mll, ranks, share, *options, f"{given=}")
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
     if strategy is not None and (ranks.size > 1 or not strategy.sees_its_batch(x)):
@@ -126,6 +127,7 @@ def fit(
                 return fit_collapsed(
                     run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks
                 )
+            settings = {"batch_size": batch_size, "learning_rate": learning_rate}
             stepper: SiteStepper | ObjectiveStepper
             if strategy is None:
                 stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
@@ -152,7 +154,7 @@ def fit(
                 tolerance=tolerance,
                 generator=generator,
                 state=state,
-                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks, (x, y), batch_size),
+                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks, (x, y), settings),
             )
         except KeyboardInterrupt:
             return run.finish(FitStatus.INTERRUPTED)
@@ -224,14 +226,36 @@ def _checked(
 
 @torch.no_grad()
 def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, *options: str) -> int:
-    """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0."""
-    state = {**dict(mll.named_parameters()), **dict(mll.named_buffers())}
-    ranks.require_same("model", *described(mll))
-    ranks.require_same("options", *options)
-    ranks.broadcast_(list(state.values()))
-    first = next(iter(state.values()))
-    number = torch.tensor(float(share), dtype=torch.float64, device=first.device)
-    return int(ranks.sum(lambda: [number], [number])[0])
+    """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0.
+
+    Raises:
+        ValueError: they do not, or an objective counts on another number of data; nothing has changed then.
+    """
+    num_data = share
+    if ranks.size > 1:
+        ranks.require_same("model", *described(mll))
+        ranks.require_same("options", *options)
+        number = torch.tensor(float(share), dtype=torch.float64, device=next(mll.parameters()).device)
+        num_data = int(ranks.sum(lambda: [number], [number])[0])
+    ranks.together(lambda: _check_number(mll, share, num_data))
+    ranks.broadcast_([*mll.parameters(), *mll.buffers()])
+    return num_data
+
+
+def _check_number(mll: MarginalLogLikelihood, share: int, num_data: int) -> None:
+    """Refuse an objective that weighs the data against KL(q(u) || p(u)) as if they were more, or fewer."""
+    for part in mll.modules():
+        if isinstance(part, _ApproximateMarginalLogLikelihood) and part.num_data not in (share, num_data):
+            here = f", {share} of them here" if share != num_data else ""
+            raise ValueError(
+                f"the objective has num_data = {part.num_data}, and there are {num_data} data{here}. Make it with "
+                "num_data=len(train_y); beta weighs the divergence otherwise."
+            )
+
+
+def _number(x: Tensor) -> int:
+    """Return how many inputs (..., N, d) or (N,) there are."""
+    return x.size(-2) if x.dim() > 1 else len(x)
 
 
 def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:
@@ -257,7 +281,7 @@ def _check_data(likelihood: Any, x: Tensor, y: Tensor) -> None:
         raise ValueError(
             f"expected inputs (..., N, d) and targets (..., N); got {tuple(x.shape)} and {tuple(y.shape)}."
         )
-    num_data = x.size(-2) if x.dim() > 1 else len(x)
+    num_data = _number(x)
     data = likelihood.datum_shape(y) if isinstance(likelihood, LatentLikelihood) else y.shape
     if data and num_data not in (data[-1], data[0]):  # the tasks of a multitask model come last
         raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")

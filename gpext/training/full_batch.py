@@ -105,7 +105,7 @@ class _Stage:
         """
         value = float(self.collapsed.refresh().sum()) / self.size
         self.collapsed.commit()
-        self.stopped = self.ranks.any(self.run.step(value))
+        self.stopped = self.ranks.most(lambda: int(self.run.step(value))) > 0
         if self.ranks.any(self.run.interrupted()):
             raise KeyboardInterrupt
         price = float(self.collapsed.divergence.sum()) / self.size

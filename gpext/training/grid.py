@@ -106,7 +106,7 @@ def fit_grid(
         parameter: the hyperparameter's name from the mll, without the `raw_` of a constrained one: "likelihood.noise",
             "model.covar_module.outputscale". It must be a scalar.
         values: where to hold it, increasing. Default for degrees of freedom: the paper's 15 from 1.5 to 20, equally
-            spaced in log log nu.
+            spaced in log log nu, or those of them that its constraint takes: gpytorch's are all larger than 2.
         log_prior: (J,) values -> (J,) log prior masses of the grid points, up to a constant. Without it, all have the
             same (a uniform prior in whatever scale they are equally spaced), unless a prior is registered that depends
             on the parameter: then a point has that prior's density times its share of the range.
@@ -129,7 +129,7 @@ def fit_grid(
     """
     first = copy.deepcopy(mll)
     raw, constraint = _resolve(first, parameter)
-    points = _points(parameter, values)
+    points = _points(parameter, values, constraint)
     raw_points = [_raw_value(parameter, raw, constraint, value) for value in points.tolist()]
     registered = _has_prior(first, raw)
     if registered and log_prior is not None:
@@ -207,11 +207,11 @@ def _resolve(mll: MarginalLogLikelihood, name: str) -> tuple[Parameter, Interval
     raise ValueError(f"the objective has no scalar parameter {name!r}; it has {', '.join(sorted(scalars)) or 'none'}.")
 
 
-def _points(parameter: str, values: Sequence[float] | Tensor | None) -> Tensor:
+def _points(parameter: str, values: Sequence[float] | Tensor | None, constraint: Interval | None) -> Tensor:
     if values is None:
         if parameter.rpartition(".")[2] != "deg_free":
             raise ValueError(f"give the values of {parameter}: only degrees of freedom have a grid by default.")
-        return _DEG_FREE.clone()
+        return _DEG_FREE[[constraint is None or constraint.check(value) for value in _DEG_FREE]]
     points = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     if points.dim() != 1 or not len(points) or not bool(points.isfinite().all() and (points.diff() > 0).all()):
         raise ValueError(f"values must be finite and increase; got {points.tolist()}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gpytorch
@@ -177,6 +178,13 @@ def fit_minibatches(
         epochs = torch.tensor(run.trace, dtype=torch.float64).view(-1, per_epoch).mean(-1)
         return len(epochs) > patience and bool(epochs[-patience:].max() - epochs[:-patience].max() < tolerance)
 
+    def wished(value: float) -> int:
+        """Report a step to this rank's callback and return what the rank wishes then."""
+        stops = run.step(value)
+        if run.interrupted():
+            return _INTERRUPT
+        return _STOP if stops else _WRITE if checkpoint is not None and checkpoint.is_due else 0
+
     status, note = FitStatus.MAX_STEPS, ""
     try:
         if has_converged():  # where the checkpoint was written
@@ -185,8 +193,7 @@ def fit_minibatches(
             for _ in range(run.steps_left(_EPOCHS * per_epoch)):
                 index = batches.draw().to(x.device)
                 value = stepper.step(x, y, index, batches.num_drawn - 1)
-                wish = _STOP if run.step(value) else _WRITE if checkpoint is not None and checkpoint.is_due else 0
-                wish = stepper.ranks.most(_INTERRUPT if run.interrupted() else wish)
+                wish = stepper.ranks.most(partial(wished, value))
                 if wish == _INTERRUPT:
                     status = FitStatus.INTERRUPTED
                     break

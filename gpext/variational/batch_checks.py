@@ -7,14 +7,16 @@ from torch import Tensor
 
 from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
-from gpext.likelihoods.checks import check_finite
+from gpext.likelihoods.checks import check_finite, whole_number
 
 
-def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None) -> int:
+def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None, share: int | None = None) -> int:
     """Return B, the number of inputs x (..., B, d) that go with targets of `data` (..., B).
 
     Raises:
-        ValueError: there are none, the numbers differ, or the inputs are not finite.
+        TypeError: a number of data that is not whole.
+        ValueError: there are none, the numbers differ, they are more than the `share` of all data that they are a
+            sample of, or the inputs are not finite.
     """
     if x.dim() < 2 or not data or x.size(-2) != data[-1]:
         raise ValueError(
@@ -22,8 +24,15 @@ def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None) -> int
         )
     if data[-1] == 0:
         raise ValueError("the batch is empty: at least one datum is needed.")
-    if num_data is not None and num_data < data[-1]:
+    if num_data is not None and whole_number("num_data", num_data, 0) < data[-1]:
         raise ValueError(f"num_data ({num_data}) is smaller than the batch ({data[-1]}).")
+    if share is not None:
+        most = data[-1] if num_data is None else num_data
+        if not data[-1] <= whole_number("share", share, 0) <= most:
+            raise ValueError(
+                f"share must be the number of data that the batch is a sample of, from {data[-1]}, its own, to "
+                f"{most}, all; got {share}."
+            )
     check_finite("inputs", x)
     return data[-1]
 

@@ -222,7 +222,7 @@ class SiteVariationalStrategy(VariationalStrategy):
             require_augmentation(likelihood)
         check_tensor("inputs", x)
         check_tensor("targets", y)
-        size = check_batch(x, likelihood.datum_shape(y), num_data)
+        size = check_batch(x, likelihood.datum_shape(y), num_data, share)
         check_dtype(x, self.inducing_points)
         check_columns(x, self.inducing_points)
         likelihood.check(y)

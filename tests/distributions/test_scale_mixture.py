@@ -158,3 +158,26 @@ def test_parameters_of_phi_are_not_left_without_their_gradients_in_silence():
         found = mixture.log_prob(torch.tensor(0.3, dtype=torch.float64))
     gamma = torch.distributions.Gamma(torch.tensor(1.5).double(), torch.tensor(3.0).double())
     torch.testing.assert_close(found, gamma.log_prob(torch.tensor(0.3).double()), rtol=1e-6, atol=1e-6)
+
+
+def matern(r):
+    return torch.exp(-r.sqrt()) * (1 + r.sqrt())
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.5, 2.0])
+def test_values_that_no_draw_will_ever_have_are_no_fault_of_phi(tilt):
+    """Steps that a sampler rejects: inverse gamma(3/2, 1/4), tilted."""
+    w = torch.tensor([1e-30, 1e-5, 1e-3, 0.01, 1.0, 1e2, 1e4, 1e27], dtype=torch.float64)
+    w = w[:-1] if tilt == 0 else w  # its tail falls like w^(-5/2)
+    law = ScaleMixture(matern, torch.tensor(tilt, dtype=torch.float64))
+    free = scipy.stats.invgamma(1.5, scale=0.25)
+    expected = torch.tensor(free.logpdf(w.numpy())) - tilt**2 * w - math.log(float(matern(torch.tensor(tilt**2))))
+    found = law.log_prob(w)
+    known = found.isfinite()
+    torch.testing.assert_close(found[known], expected[known], rtol=1e-6, atol=1e-6)
+    assert bool((expected[~known] < -200).all())
+    assert bool(known[3:6].all())
+    cdf = law.cdf(w)
+    assert bool((cdf.diff() >= -1e-12).all())
+    assert float(cdf[0]) < 1e-60
+    assert float(cdf[-1]) > 1 - 1e-6

@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 import torch
+from gpytorch.likelihoods import GaussianLikelihood
 
-from gpext.inference import EP, Status
+from gpext.inference import EP, KL, Status
 from gpext.inference.double_loop import _look, _marginals, _newton, _step, loop_doubly
 from gpext.inference.matching import match
 from gpext.inference.problem import Problem
@@ -42,6 +43,21 @@ def test_a_hard_problem_converges_too():
     # EP may have several fixed points, of which other schedules find others
     at = match(Problem.of(prior, likelihood, y, 0.0), tilt(likelihood, y, 1.0), 1.0, found.sites)
     assert float(at.size) < 2e-5
+
+
+def test_from_the_sites_of_kl_it_goes_where_it_stalls_from_the_prior():
+    x = torch.linspace(0, 5, 14, dtype=torch.float64)
+    y = torch.sin(2 * x).index_add(0, torch.tensor([3, 9]), torch.tensor([4.0, -2.5], dtype=torch.float64))
+    likelihood, prior = GaussianLikelihood().double(), gaussian(smooth(x.unsqueeze(-1), 0.8, 1.7))
+    likelihood.noise = 0.02
+    rule = EP(schedule="double_loop")
+    stalled = rule.infer(prior, likelihood, y)
+    assert stalled.status is Status.STALLED
+    assert "give another start" in stalled.message
+    found = rule.infer(prior, likelihood, y, start=KL().infer(prior, likelihood, y).sites)
+    assert found.status is Status.CONVERGED
+    exact = likelihood(prior).log_prob(y)
+    torch.testing.assert_close(found.log_evidence, exact, rtol=0, atol=1e-8)
 
 
 @torch.no_grad()

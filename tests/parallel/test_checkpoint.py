@@ -83,6 +83,7 @@ def test_other_numbers_of_ranks_are_refused(tmp_path):
         ("targets", "is of another run: its data has the mark"),
         ("order", "is of another run: its data has the mark"),
         ("batches", "is of another run: its batch size has the mark 20, this one's 30"),
+        ("rate", "is of another run: its learning rate has the mark 0.05, this one's 0.1"),
         ("likelihood", "is of another model: they differ in likelihood.raw_deg_free"),
         ("half", "is damaged, or was not written by gpext"),
         ("nothing", "is damaged, or was not written by gpext"),
@@ -105,9 +106,9 @@ def test_a_checkpoint_of_something_else_is_refused_and_nothing_has_changed(other
     if other == "something":
         torch.save({"a": 1}, path)
     before, found = {k: v.clone() for k, v in mll.state_dict().items()}, path.read_bytes()
-    size = 30 if other == "batches" else 20
+    options = {"batch_size": 30 if other == "batches" else 20, "learning_rate": 0.1 if other == "rate" else 0.05}
     with pytest.raises(ValueError, match=message):
-        gpext.fit(mll, x, y, batch_size=size, max_steps=4, progress=False, checkpoint=tmp_path)
+        gpext.fit(mll, x, y, max_steps=4, progress=False, checkpoint=tmp_path, **options)
     assert all(torch.equal(v, before[k]) for k, v in mll.state_dict().items())
     assert path.read_bytes() == found
 

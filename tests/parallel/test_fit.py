@@ -117,6 +117,12 @@ def _with(rank, fault):
             if step == 3:
                 os.kill(os.getpid(), signal.SIGINT)
 
+    if fault in ("raises", "full batch raises") and rank == 1:
+
+        def callback(step, value):
+            if step == 3:
+                raise ZeroDivisionError("of the callback")
+
     if fault == "dies" and rank == 1:
 
         def callback(step, value):
@@ -139,13 +145,15 @@ def _with(rank, fault):
         options["hyperparameters"] = "augmented"
     if rank == 1 and fault == "rate":
         options["rate"] = 0.5
+    if rank == 1 and fault == "num_data":
+        mll.num_data = 59
     if fault == "objective":
         mll = gpytorch.mlls.VariationalELBO(gpytorch.likelihoods.StudentTLikelihood().to(F64), mll.model, num_data=60)
     result = gpext.fit(
         mll,
         x[rows],
         y[rows],
-        batch_size=None if fault == "full batch interrupts" else 20,
+        batch_size=None if fault.startswith("full batch") else 20,
         max_steps=50,
         tolerance=0.0,
         progress=False,
@@ -166,6 +174,7 @@ def _with(rank, fault):
         ("kernel", "expected the same model on every rank; rank 0 has model.covar_module.base_kernel.nu = 2.5, rank 1"),
         ("frozen", "expected the same model on every rank; rank 0 has model.covar_module"),
         ("hyperparameters", "expected the same options on every rank; rank 0 has hyperparameters='exact', rank 1"),
+        ("num_data", "the objective has num_data = 59, and there are 60 data, 30 of them here. Make it with"),
         ("objective", "only models with a SiteVariationalStrategy"),
     ],
 )
@@ -173,6 +182,13 @@ def test_a_fault_of_one_rank_is_an_error_on_all(fault, message):
     for value, error in run(_with, 2, fault):
         assert value is None
         assert error.startswith(f"ValueError: {message}")
+
+
+@pytest.mark.parametrize("fault", ["raises", "full batch raises"])
+def test_what_a_callback_raises_is_raised_on_all(fault):
+    for value, error in run(_with, 2, fault):
+        assert value is None
+        assert error.startswith("ZeroDivisionError: of the callback, from RankError: this failed on rank 1 of 2")
 
 
 def test_ranks_whose_steps_in_q_differ_are_told_so():

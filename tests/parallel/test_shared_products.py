@@ -1,6 +1,7 @@
 """Products whose tiles are shared out over ranks, and what is built on them, are those of one process."""
 
 import os
+import re
 import signal
 
 import gpytorch
@@ -172,6 +173,27 @@ def _by_other_routes(rank):
 def test_ranks_that_make_products_in_other_ways_are_told_so():
     for _, error in run(_by_other_routes, 2):
         assert "of 2 was about to sum 300 numbers of rbf, torch.float64, by " in error
+
+
+def _with_own_kernels(rank, fault):
+    model = _mll(N, None).model
+    if rank == 1 and fault == "none":
+        model.covar_module = gpytorch.kernels.RBFKernel()
+    elif rank == 1:
+        model.covar_module.kernels[1].backend = "dense"
+    keops.share_products(model, Ranks())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("backend", r"ValueError: expected the same kernels on every rank; rank 0 has .*, tiles\), rank 1 .*, dense\)"),
+        ("none", "ValueError: expected kernels of gpext.kernels.keops in Model; found none"),
+    ],
+)
+def test_kernels_that_differ_are_refused_where_they_are_shared_out(fault, message):
+    for _, error in run(_with_own_kernels, 2, fault):
+        assert re.match(message, error)
 
 
 def _drawn(rank, folder):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from gpext.inference import InferenceWarning
-from gpext.samplers import SamplingStatus, SGLDSampler
+from gpext.samplers import SamplingStatus, SGLDSampler, storage
 from tests.samplers.hyper_cases import quick
+from tests.samplers.test_gibbs import run, sampler
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -40,6 +41,31 @@ def test_a_process_that_is_killed_loses_nothing_that_was_written(tmp_path):
     more = quick(SGLDSampler).run(4, resume=found, checkpoint=tmp_path, progress=False)
     whole = quick(SGLDSampler).run(written + 4, 2, 3, progress=False)
     assert torch.equal(more.raw, whole.raw)
+
+
+GIBBS = """
+import sys
+from gpext.samplers import storage
+from tests.samplers.test_gibbs import run, sampler
+storage._SECONDS = 0.0
+run(sampler(), 10**6, directory=sys.argv[1], progress=False)
+"""
+
+
+def test_so_does_gibbs_whose_chunks_would_take_hours_to_fill(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", GIBBS, str(tmp_path)], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 120
+        while len(storage.files_in(tmp_path)) < 5:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    found = sampler().load(tmp_path)
+    more = sampler().run(4, resume=found, directory=tmp_path, progress=False)
+    assert torch.equal(more.latent, run(sampler(), found.num_draws + 4).latent)
 
 
 def test_chains_that_diverge_leave_their_finished_draws_and_states(tmp_path):

@@ -297,7 +297,14 @@ def test_bad_arguments_are_refused_before_training(options, message, monkeypatch
 def test_gpytorchs_constraint_on_degrees_of_freedom_is_named():
     mll, x, y = made(constraint=GreaterThan(2.0))
     with pytest.raises(ValueError, match=r"deg_free = 1\.5 is outside .*Positive\(\)"):
-        fit_grid(mll, x, y, progress=False)
+        fit_grid(mll, x, y, values=[1.5, 3.0], progress=False)
+
+
+def test_by_default_its_values_are_those_of_the_papers_grid_that_it_takes():
+    mll, x, y = made()
+    every = fit_grid(mll, x, y, max_steps=1, progress=False).values
+    mll, x, y = made(constraint=GreaterThan(2.0))
+    assert torch.equal(fit_grid(mll, x, y, max_steps=1, progress=False).values, every[every > 2])
 
 
 def test_a_vector_is_no_grid_parameter():

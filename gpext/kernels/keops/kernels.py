@@ -119,14 +119,20 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
 
     Raises:
         TypeError: `ranks` are none.
-        ValueError: there is no such kernel.
+        ValueError: there is no such kernel, or ranks have other kernels or backends.
     """
     check_ranks(ranks)
-    kernels = [m for m in module.modules() if isinstance(m, LazyKernel)]
-    if not kernels:
-        raise ValueError(f"expected kernels of gpext.kernels.keops in {type(module).__qualname__}; found none.")
-    for kernel in kernels:
-        kernel.ranks = Ranks() if ranks is None else ranks
+    ranks = Ranks() if ranks is None else ranks
+    kernels = {name: m for name, m in module.named_modules() if isinstance(m, LazyKernel)}
+
+    def check() -> None:
+        if not kernels:
+            raise ValueError(f"expected kernels of gpext.kernels.keops in {type(module).__qualname__}; found none.")
+
+    ranks.together(check)
+    ranks.require_same("kernels", *(f"{name} ({type(k).__name__}, {k.backend})" for name, k in kernels.items()))
+    for kernel in kernels.values():
+        kernel.ranks = ranks
 
 
 def sharing_ranks(module: torch.nn.Module) -> Ranks:

@@ -1,0 +1,57 @@
+"""Newton's way to the mode: over noise much narrower than the prior, and cut short."""
+
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+
+from gpext.inference import Laplace, Status
+from gpext.likelihoods import MultinomialLogitLikelihood, StudentTLikelihood
+from tests.latent_cases import CASES
+from tests.members import F64
+
+
+def narrow(noise):
+    likelihood = StudentTLikelihood().double()
+    with torch.no_grad():
+        likelihood.noise = torch.tensor(noise, dtype=F64)
+        likelihood.deg_free = torch.tensor(4.0, dtype=F64)
+    return likelihood
+
+
+def prior(n):
+    x = torch.arange(n, dtype=F64)
+    return MultivariateNormal(torch.zeros(n, dtype=F64), torch.exp(-0.5 * (x[:, None] - x).square()))
+
+
+@pytest.mark.parametrize("noise", [1e-12, 1e-14, 1e-16])
+@pytest.mark.parametrize("targets", [[0.7], [0.7, 0.7, 0.7], [0.0, 1.0, -1.0]])
+def test_a_narrow_peak_is_found_by_steps_far_too_long(targets, noise):
+    y = torch.tensor(targets, dtype=F64)
+    result = Laplace().infer(prior(len(y)), narrow(noise), y)
+    assert result.status is Status.CONVERGED
+    torch.testing.assert_close(result.posterior.mean, y, rtol=0, atol=2 * noise**0.5)
+
+
+def test_a_climb_cut_short_ends_where_it_stood():
+    p, likelihood, y = prior(3), narrow(1e-6), torch.tensor([0.7, -1.0, 0.3], dtype=F64)
+
+    def height(f):
+        return float((likelihood.log_prob(y, f).sum() + p.log_prob(f)).detach())
+
+    heights = []
+    for steps in range(1, 12):
+        result = Laplace(max_steps=steps).infer(p, likelihood, y)
+        assert result.status is Status.MAX_STEPS
+        heights.append(height(result.posterior.mean))
+        again = Laplace(max_steps=1).infer(p, likelihood, y, start=result.sites)
+        torch.testing.assert_close(again.posterior.mean, result.posterior.mean, rtol=1e-10, atol=1e-10)
+    assert heights == sorted(heights)
+    torch.testing.assert_close(Laplace(max_steps=1).infer(p, likelihood, y).posterior.mean, p.mean)
+
+
+def test_with_several_latents_too():
+    likelihood, p, y = CASES["multinomial"].problem(6)
+    assert isinstance(likelihood, MultinomialLogitLikelihood)
+    result = Laplace(max_steps=1).infer(p(), likelihood, y)
+    torch.testing.assert_close(result.conditioned.mean, p().mean, rtol=0, atol=1e-12)
+    assert Laplace().infer(p(), likelihood, y, start=result.sites).status is Status.CONVERGED
