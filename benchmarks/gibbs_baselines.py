@@ -24,14 +24,15 @@ from gpext.ppl import latent_model
 from gpext.sites import GaussianSites
 
 HMC_STEPS = 10  # leapfrog steps, the most of the paper's Table 5
-_PILOT = 200  # steps of NUTS that find the length of HMC's path; Pyro adapts the step size and keeps that length
+_PILOT = 200  # steps of NUTS that find the step size of HMC: Pyro's own adaptation keeps the length of the path
+_SHARE = 0.7  # of that step size: at the whole of it some chains never move
 
 
 def _hmc(model: Callable[[], None]) -> HMC:
     pilot = NUTS(model, adapt_mass_matrix=False)
     MCMC(pilot, num_samples=1, warmup_steps=_PILOT, disable_progbar=True).run()
-    step_size = float(pilot.step_size)
-    return HMC(model, step_size=step_size, trajectory_length=HMC_STEPS * step_size, adapt_mass_matrix=False)
+    options = {"adapt_step_size": False, "adapt_mass_matrix": False}
+    return HMC(model, step_size=_SHARE * float(pilot.step_size), num_steps=HMC_STEPS, **options)
 
 
 KERNELS: dict[str, Callable[[Callable[[], None]], MCMCKernel]] = {
