@@ -8,7 +8,9 @@ marginals N(m, v) of their posterior have to be those moments:
     tau = (1/v^ - r) / eta,  nu = (m^/v^ - b) / eta,    F = (log(v/v^), (m - m^)/s),  s = sqrt(v^)
 
 From one solution to the next a step of some length goes along the tangent of (x, t); Newton steps at right angles to it
-return to the curve. With r moved by r dp, b by m^ dr + dq/s, and g, k the third and fourth standardised moments of p^,
+return to the curve. One factorisation of F's derivatives gives the Newton step and the tangent; where the former is
+short its end counts as on the curve without another look, so that most steps cost one look. With r moved by r dp, b by
+m^ dr + dq/s, and g, k the third and fourth standardised moments of p^,
 
     dm^/s = dq - g w dp / 2,   dv^/v^ = g dq - (k - 1) w dp / 2,   w = r v^
     v^ dtau = -(dv^/v^ + w dp) / eta,   s (dnu - m^ dtau) = (dm^/s - dq) / eta
@@ -25,7 +27,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpext.inference.matching import Match
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import Tilt
 from gpext.posteriors import Posterior
@@ -37,12 +38,14 @@ Path = Callable[[float], tuple[Tilt, float]]
 """t -> the rule of the tilted distributions, and the power."""
 
 _UNIT = 0.05  # of t, which counts as much as a standard deviation or a factor of e
-_FIRST, _LONGEST, _SHORTEST = 0.5, 3.0, 1e-3  # steps
-_ON_CURVE = 1e-3  # residuals of a point between the ends
-_BACK = (0, 2, 4, 8)  # points before the farthest, where the branch is steep enough to settle
+_FIRST, _LONGEST, _SHORTEST = 1.0, 8.0, 1e-2  # steps
+_USUAL = 0.5  # length of the first Newton step after a step of the right length
+_OFF, _OBLIQUE = 1.0, 0.8  # the most of it, and over that of the step: further off it may be another branch
+_CONTRACTION = 0.5  # of Newton steps
+_NEAR, _NEARER = 0.8, 0.1  # the last of them; and that where the next step has failed
+_MOST_NEWTON = 6
+_BACK = (0, 2, 4, 8)  # places before the farthest, where the branch is steep enough to settle
 _AT_END = 1e-3  # of the tolerance: what is small here is larger in the sites by 1 / (r v^)
-_MOST_NEWTON, _EASY, _HARD = 6, 2, 4
-_STRAIGHT = 0.5  # cosine of the angle between the tangent and the step that came of it
 _DIFFERENCE = 1e-4  # of t
 _STEADY = 1e-4  # r v^ of a solution before the end: with less, the last digits of its power decide
 _WIDEST = 1e-12  # r v^, below which the cavity counts as infinite: there the branch has ended
@@ -54,8 +57,7 @@ class Point:
 
     t: float
     power: float
-    precision: Tensor  # r (N,)
-    shift: Tensor  # b (N,)
+    cavity: GaussianSites  # b and r (N,)
     tilted: TiltedMoments
     posterior: Posterior
     residual: Tensor  # F (2N,), inf where there is no posterior
@@ -69,19 +71,35 @@ class Point:
     @property
     def least_share(self) -> float:
         """The least r v^, the part of a marginal's precision that its cavity has."""
-        return float((self.precision * self.tilted.variance).min())
+        return float((self.cavity.precision * self.tilted.variance).min())
 
     @property
     def size(self) -> float:
         """The largest residual."""
         return float(self.residual.abs().max())
 
-    def moved(self, step: Tensor) -> GaussianSites:
-        """Return the natural parameters of the cavities after a step (p, q)."""
+    def moved(self, origin: GaussianSites, step: Tensor) -> GaussianSites:
+        """Return cavities that are a step (p, q) from some others, in the units of this point."""
         p, q = step.chunk(2, -1)
-        precision = self.precision * p.exp()
-        shift = self.shift + q / self.tilted.variance.sqrt() + self.tilted.mean * (precision - self.precision)
+        precision = origin.precision * p.exp()
+        shift = origin.shift + q / self.tilted.variance.sqrt() + self.tilted.mean * (precision - origin.precision)
         return GaussianSites(shift, precision)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Cavities near the branch: where a Newton step leads from the last point that was looked at, or that point."""
+
+    t: float
+    cavity: GaussianSites
+    point: Point
+    tangent: Tensor  # of the branch (2N + 1,), in the units of the point
+    missed: float  # length of the first Newton step
+
+    @property
+    def to_end(self) -> float:
+        """Length of the step along the tangent to t = 1."""
+        return (1 - self.t) / (_UNIT * float(self.tangent[-1])) if self.tangent[-1] > 0 else torch.inf
 
 
 @dataclass(frozen=True)
@@ -92,7 +110,7 @@ class Branch:
         end: the solution at t = 1, or None.
         farthest: without one, a solution of about the largest t that was seen; None if none is at larger t than the
             first.
-        points: near solutions, in their order.
+        places: near solutions, in their order.
         trace: log Z after each look.
         reason: "arrived"; "turned back", to the lowest t; "cavity", where one became infinite; "lost", where no step,
             however short, returns to the curve; "budget", with no look left.
@@ -100,56 +118,35 @@ class Branch:
 
     end: Point | None
     farthest: Point | None
-    points: list[Point]
+    places: list[Place]
     trace: list[Tensor]
     reason: str
 
 
 @torch.no_grad()
 def follow_arc(
-    problem: Problem, path: Path, found: Match, start: float, *, lowest: float, max_looks: int, tolerance: float
+    problem: Problem, path: Path, cavity: GaussianSites, start: float, *, lowest: float, max_looks: int, tolerance: float
 ) -> Branch:
     """Follow a solution from t = `start`, upwards first, until it comes to t = 1.
 
     Args:
         problem: prior, likelihood and targets of one posterior.
-        path: the tilted distributions at t, also a little below `lowest` and above 1.
-        found: the solution at `start`.
+        path: the tilted distributions at t, also a little above 1.
+        cavity: b and r (N,) near the solution at `start`.
         start: less than 1.
-        lowest: t towards which the branch counts as one that has turned back.
+        lowest: t at which the branch counts as one that has turned back.
         max_looks: most factorisations.
         tolerance: of the residuals at t = 1.
     """
-    walk = _Walk(problem, path, lowest, tolerance, max_looks)
-    begin = GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
-    current = walk.look(start, begin)
-    tangent, length = _unit_of_t(current), _FIRST
-    points, tangents = [current], [tangent]
-    reason = "lost" if current.size == torch.inf else ""
-    while not reason:
-        try:
-            tangent = _normalised(torch.linalg.solve(walk.bordered(current, tangent), _unit_of_t(current)))
-            current, tangent, length = walk.advance(current, tangent, length)
-        except (_LostError, torch.linalg.LinAlgError):
-            reason = "lost" if walk.may_go_on else "budget"
-            break
-        points.append(current)
-        tangents.append(tangent)
-        if current.t == 1:
-            return Branch(current, None, points, walk.trace, "arrived")
-        if current.t < min(points[-2].t, lowest + _UNIT):
-            reason = "turned back"
-        elif current.least_share < _WIDEST:
-            reason = "cavity"
-    steady = [k for k, point in enumerate(points) if point.least_share > _STEADY] or [0]
-    top = max(steady, key=lambda k: points[k].t)
-    settled = (walk.settle(points[k], tangents[k]) for k in (top - back for back in _BACK) if k > 0 and k in steady)
+    walk = _Walk(problem, path, lowest, _AT_END * tolerance, max_looks)
+    places, reason = walk.along(start, cavity)
+    if reason == "arrived":
+        return Branch(places[-1].point, None, places, walk.trace, reason)
+    steady = [k for k, place in enumerate(places) if place.point.least_share > _STEADY] or [0]
+    top = max(steady, key=lambda k: places[k].t) if places else 0
+    settled = (walk.settle(places[k]) for k in (top - back for back in _BACK) if k > 0 and k in steady)
     farthest = next((point for point in settled if point is not None and point.least_share > _STEADY / 2), None)
-    return Branch(None, farthest, points, walk.trace, reason)
-
-
-class _LostError(Exception):
-    """No step, however short, returns to the curve; or there is none left."""
+    return Branch(None, farthest, places, walk.trace, reason)
 
 
 @dataclass(frozen=True)
@@ -159,14 +156,47 @@ class _Walk:
     problem: Problem
     path: Path
     lowest: float
-    tolerance: float
+    goal: float  # of the residuals of a solution
     max_looks: int
     trace: list[Tensor] = field(default_factory=list)
 
     @property
     def may_go_on(self) -> bool:
-        """Whether looks are left for another step, and to settle."""
-        return len(self.trace) + (1 + len(_BACK)) * (_MOST_NEWTON + 1) <= self.max_looks
+        """Whether looks are left for another step, to come nearer where it fails, and to settle."""
+        return len(self.trace) + (2 + len(_BACK)) * _MOST_NEWTON <= self.max_looks
+
+    def along(self, start: float, cavity: GaussianSites) -> tuple[list[Place], str]:
+        """Return the places of a branch, and how it ends."""
+        places: list[Place] = []
+        here, length, fresh = self.correct(start, cavity, None, most=torch.inf, near=_NEAR), _FIRST, False
+        while here is not None:
+            length = min(length, here.to_end)
+            if not places or places[-1] is not here:
+                places.append(here)
+            if not self.may_go_on:
+                return places, "budget"
+            if here.point.least_share < _WIDEST:
+                return places, "cavity"
+            if here.t + _UNIT * length * float(here.tangent[-1]) < self.lowest:
+                return places, "turned back"
+            ahead = self.advance(here, length)
+            if ahead is not None:
+                growth = min(max((_USUAL / max(ahead.missed, self.goal)) ** 0.5, 0.5), 2.0)
+                here, length, fresh = ahead, min(growth * length, _LONGEST), True
+                if here.t == 1:
+                    places.append(here)
+                    return places, "arrived"
+            elif length < _SHORTEST:
+                break
+            else:
+                length = length / 2
+                if fresh:
+                    fresh = False
+                    here = self.correct(here.t, here.cavity, here, most=_NEAR, near=_NEARER)
+                    if here is None and len(places) > 1:
+                        places.pop()
+                        here = places[-1]
+        return places, "lost"
 
     def look(self, t: float, cavity: GaussianSites) -> Point:
         """Return the point at some cavities: one tilted integral a datum, one factorisation, the variances."""
@@ -180,59 +210,67 @@ class _Walk:
         local = tilted.log_normalizer + _log_partition(cavity) - _log_partition(after)
         value = torch.where(proper, posterior.log_normalizer + local.sum(-1) / power, -torch.inf)
         residual = torch.where(proper, residual, torch.inf)
-        return Point(t, power, cavity.precision, cavity.shift, tilted, posterior, residual, value)
+        return Point(t, power, cavity, tilted, posterior, residual, value)
 
-    def advance(self, origin: Point, tangent: Tensor, length: float) -> tuple[Point, Tensor, float]:
-        """Return the next solution, the tangent carried there, and how long a step to try from there."""
-        while length > _SHORTEST and self.may_go_on:
-            step = length * tangent
-            if origin.t + _UNIT * float(step[-1]) >= 1:
-                step = step * ((1 - origin.t) / (_UNIT * step[-1]))
-                point, newton = self._correct(origin, step, _unit_of_t(origin), _AT_END * self.tolerance, ends=True)
-            else:
-                point, newton = self._correct(origin, step, tangent, _ON_CURVE, ends=False)
-            if point is not None and _is_along(origin, point, step):
-                length = min(1.7 * length, _LONGEST) if newton <= _EASY else length
-                return point, _normalised(_carried(origin, point, tangent)), length if newton < _HARD else length / 1.5
-            length = length / 2
-        raise _LostError
+    def advance(self, here: Place, length: float) -> Place | None:
+        """Return the place after a step of some length, which may be that to the end."""
+        step = length * here.tangent
+        cavity = here.point.moved(here.cavity, step[:-1])
+        if length == here.to_end:
+            return self.correct(1.0, cavity, None, most=2 * length, goal=self.goal)
+        t = here.t + _UNIT * float(step[-1])
+        return self.correct(t, cavity, here, most=min(_OFF, _OBLIQUE * length), near=_NEAR)
 
-    def settle(self, point: Point, tangent: Tensor) -> Point | None:
-        """Return the solution nearest to a point, to the tolerance, its t as it comes: there may be none at its own."""
-        return self._correct(point, torch.zeros_like(tangent), tangent, _AT_END * self.tolerance, ends=False)[0]
+    def settle(self, place: Place) -> Point | None:
+        """Return the solution nearest to a place, its t as it comes: there may be none at its own."""
+        settled = self.correct(place.t, place.cavity, place, most=_NEAR, goal=self.goal)
+        return None if settled is None else settled.point
 
-    def _correct(
-        self, origin: Point, step: Tensor, normal: Tensor, goal: float, *, ends: bool
-    ) -> tuple[Point | None, int]:
-        """Return the point, of residuals below `goal`, to which Newton steps at right angles to `normal` lead.
+    def correct(
+        self, t: float, cavity: GaussianSites, origin: Place | None, *, most: float, near: float = 0, goal: float = 0
+    ) -> Place | None:
+        """Return the place to which Newton steps lead at right angles to the tangent of another; None if nowhere.
 
-        And how many; None if they lead nowhere. Where the path ends t stays as it is.
+        Args:
+            t: where to begin.
+            cavity: likewise.
+            origin: has the tangent; without it t stays as it is.
+            most: length of the first step, from which on they have to contract.
+            near: length of a step that may be the last.
+            goal: residuals of a point that need no step.
         """
-        before = 2 * max(float(step.norm()), _UNIT)
-        t, cavity = (1.0 if ends else origin.t + _UNIT * float(step[-1])), origin.moved(step[:-1])
-        for taken in range(_MOST_NEWTON + 1):
-            if not self.lowest < t < 1 + ends:
-                break
+        missed = None
+        for _ in range(_MOST_NEWTON):
             point = self.look(t, cavity)
             self.trace.append(point.value)
-            if point.size < goal:
-                return point, taken
             if point.size == torch.inf:
                 break
-            row = normal if ends else _seen_from(origin, point, normal)
-            right = torch.cat([-point.residual, torch.zeros_like(normal[:1])])
-            newton = torch.linalg.solve_ex(self.bordered(point, row), right).result
+            row = _unit_of_t(point) if origin is None else _seen_from(origin.point, point, origin.tangent)
+            newton, tangent = self.newton(point, row)
             size = float(newton.norm())
-            if not size < before:  # nan as well
+            missed = size if missed is None else missed
+            if point.size < goal:
+                return Place(t, cavity, point, tangent, missed)
+            if not size < most:  # nan as well
                 break
-            before = size
-            t, cavity = (1.0 if ends else point.t + _UNIT * float(newton[-1])), point.moved(newton[:-1])
-        return None, taken
+            most = _CONTRACTION * size
+            cavity = point.moved(cavity, newton[:-1])
+            if origin is not None:
+                t = t + _UNIT * float(newton[-1])
+                if not self.lowest < t < 1:
+                    break
+            if size < near:
+                return Place(t, cavity, point, tangent, missed)
+        return None
 
-    def bordered(self, point: Point, row: Tensor) -> Tensor:
-        """Return the derivatives of F in (p, q, t), over a row (2N + 1, 2N + 1)."""
+    def newton(self, point: Point, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the step to where F vanishes, across a row (2N + 1,), and the tangent, along it."""
         derivatives = torch.cat([_jacobian(point), _UNIT * _slope(self.path, point).unsqueeze(-1)], -1)
-        return torch.cat([derivatives, row.unsqueeze(0)], 0)
+        bordered = torch.cat([derivatives, row.unsqueeze(0)], 0)
+        unit = _unit_of_t(point)
+        right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit], -1)
+        step, tangent = torch.linalg.solve_ex(bordered, right).result.unbind(-1)
+        return step, tangent / tangent.norm()
 
 
 def _unit_of_t(point: Point) -> Tensor:
@@ -241,32 +279,11 @@ def _unit_of_t(point: Point) -> Tensor:
     return unit
 
 
-def _normalised(vector: Tensor) -> Tensor:
-    return vector / vector.norm()
-
-
-def _is_along(origin: Point, point: Point, step: Tensor) -> bool:
-    """Whether the way from one point to another is about a step's: else it is of another branch."""
-    p = (point.precision / origin.precision).log()
-    b = point.shift - origin.shift - origin.tilted.mean * (point.precision - origin.precision)
-    t = point.residual.new_tensor([(point.t - origin.t) / _UNIT])
-    way = torch.cat([p, origin.tilted.variance.sqrt() * b, t])
-    return bool(way @ step > _STRAIGHT * way.norm() * step.norm())
-
-
-def _carried(origin: Point, point: Point, vector: Tensor) -> Tensor:
-    """Return a vector of (log r, b, t) in the units of another point."""
-    p, q = vector[:-1].chunk(2, -1)
-    turn = origin.tilted.mean * origin.precision - point.tilted.mean * point.precision
-    q = point.tilted.variance.sqrt() * (q / origin.tilted.variance.sqrt() + turn * p)
-    return torch.cat([p, q, vector[-1:]])
-
-
 def _seen_from(origin: Point, point: Point, normal: Tensor) -> Tensor:
     """Return what takes vectors in the units of `point` to their products with `normal` in those of `origin`."""
     p, q = normal[:-1].chunk(2, -1)
-    s = origin.tilted.variance.sqrt()
-    turn = point.tilted.mean * point.precision - origin.tilted.mean * origin.precision
+    s, r = origin.tilted.variance.sqrt(), point.cavity.precision
+    turn = (point.tilted.mean - origin.tilted.mean) * r
     return torch.cat([p + s * turn * q, s / point.tilted.variance.sqrt() * q, normal[-1:]])
 
 
@@ -285,7 +302,7 @@ def _jacobian(point: Point) -> Tensor:
     """Return the derivatives of F in (p, q), (2N, 2N)."""
     eta, tilted = point.power, point.tilted
     v, s = tilted.variance, tilted.variance.sqrt()
-    g, k, w = tilted.third / (v * s), tilted.fourth / v.square(), point.precision * v
+    g, k, w = tilted.third / (v * s), tilted.fourth / v.square(), point.cavity.precision * v
     offset = (point.posterior.mean - tilted.mean) / s
     none, one = torch.zeros_like(g), torch.ones_like(g)
     mean = torch.stack([-0.5 * g * w, one])  # dm^ / s, by p and by q
@@ -302,12 +319,11 @@ def _jacobian(point: Point) -> Tensor:
 
 def _slope(path: Path, point: Point) -> Tensor:
     """Return the derivatives of F in t at fixed cavities (2N,), from differences of the tilted moments."""
-    cavity = GaussianSites(point.shift, point.precision)
-    (ahead, after), (behind, before) = (_sites(*path(point.t + h), cavity) for h in (_DIFFERENCE, -_DIFFERENCE))
+    ahead, after = _sites(*path(point.t + _DIFFERENCE), point.cavity)
     m, v, s = point.posterior.mean, point.tilted.variance, point.tilted.variance.sqrt()
-    dtau, dnu = after.precision - before.precision, after.shift - before.shift
-    width, mean = (ahead.variance - behind.variance) / v, (ahead.mean - behind.mean) / s
+    dtau, dnu = after.precision - point.sites.precision, after.shift - point.sites.shift
+    width, mean = (ahead.variance - v) / v, (ahead.mean - point.tilted.mean) / s
     covariance = point.posterior.covariance
     by_width = -times(covariance.square(), dtau) / point.posterior.variance - width
     by_mean = times(covariance, dnu - m * dtau) / s - mean - 0.5 * (m - point.tilted.mean) / s * width
-    return torch.cat([by_width, by_mean]) / (2 * _DIFFERENCE)
+    return torch.cat([by_width, by_mean]) / _DIFFERENCE

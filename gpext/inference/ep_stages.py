@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -25,15 +24,16 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 16  # sweeps without progress
+_PATIENCE = 4  # sweeps without progress: those that arrive have seldom more
 _PATIENCE_HELD = 15  # where every step is safe
-_HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
+_PATIENCE_ALONE = 16  # where nothing else follows
+_HALVING_SOON, _HALVING_STEPS = 3, 12  # second-order steps in which the sum of squares has to halve
 _HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
 _BOUND_STEPS = 400
 _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
 _SHORTEST_STEP = 0.02  # of a path
 _STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
-_MOST_ALONG = 300
+_MOST_ALONG = 150
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.01  # of the power asked for, likewise
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps
@@ -68,7 +68,7 @@ class Search:
             if self._arrived(found):
                 return found
         found = self._solve(at, power)
-        for stage in (self._from_mixture, self._from_wider):
+        for stage in (self._from_wider, self._from_mixture):
             if self._arrived(found) or self._left() <= 0:
                 return found
             found = _better(found, stage(at))
@@ -83,7 +83,7 @@ class Search:
             [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(targets.size(-1))],
             damping=self.damping,
             max_sweeps=self.max_steps,
-            patience=_PATIENCE,
+            patience=_PATIENCE_ALONE,
             tolerance=self.tolerance,
         )
         self._note("sequential sweeps", power, trace)
@@ -116,17 +116,17 @@ class Search:
 
     def _narrowed(self, power: float) -> Match | None:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
-        widest = widest_needed(self.problem.likelihood, self.problem.targets - self.problem.mean)
+        problem = self.problem
+        gap, variance = problem.targets - problem.mean, problem.prior.variance
+        widest = widest_needed(problem.likelihood, gap, variance)
         wide = self._at(power, widest)
-        found = self._solve(wide, power)
-        if not self._arrived(found):
-            return None
+        found = self._solve(wide, power) if self._is_batch else wide(problem.no_sites())
 
         def path(t: float) -> tuple[Tilt, float]:
             return self._tilt(power, widest ** (1 - t)), power
 
-        t, found = self._follow(path, found, lowest=_BELOW, step=1 / 6, name="from wider", partway=False)
-        return found if t == 1 else None
+        t, there = self._follow(path, found, lowest=_BELOW, step=1 / 6, name="from wider", partway=False)
+        return there if t == 1 else None
 
     def _from_lower(self) -> Match | None:
         """Follow a solution from a lower power towards the one asked for, and return the last of it.
@@ -135,14 +135,20 @@ class Search:
         turns back.
         """
         goal = self.power
-        ways = ((self._swept, _HALF), (self._by_bound, _LOW), (self._by_bound, _LOWEST), (self._narrowed, _LOW))
+        ways = (
+            (self._narrowed, _HALF),
+            (self._swept, _HALF),
+            (self._by_bound, _LOW),
+            (self._by_bound, _LOWEST),
+            (self._narrowed, _LOW),
+        )
         for start, share in ways:
             low = share * goal
             found = start(low)
             if found is not None and self._arrived(found):
                 path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
                 name = f"up from power {low:.3g}"
-                return self._follow(path, found, lowest=lowest, step=0.2, name=name, partway=True)[1]
+                return self._follow(path, found, lowest=lowest, step=0.2, name=name, partway=True)[1] or found
         return None
 
     def _between(self, low: float, t: float) -> tuple[Tilt, float]:
@@ -171,14 +177,12 @@ class Search:
 
     def _follow(
         self, path: Path, found: Match, *, lowest: float, step: float, name: str, partway: bool
-    ) -> tuple[float, Match]:
-        """Return how far along a path a solution could be followed, and the one there.
-
-        A batch is followed by steps in the sites alone; so is one posterior whose branch does not arrive.
+    ) -> tuple[float, Match | None]:
+        """Return how far along a path a solution could be followed, and the one there; a batch in steps of its sites.
 
         Args:
             path: the problem at t in [0, 1].
-            found: the solution at 0.
+            found: at 0, the solution; of one posterior, near it.
             lowest: t to which the branch of one posterior may turn back.
             step: the first in the sites.
             name: of the stage.
@@ -186,22 +190,18 @@ class Search:
         """
         budget = min(_MOST_ALONG, self._left())
         if not self._is_small or budget <= 0:
-            return 0.0, found
-        if self.problem.mean.dim() > 1:
-            return self._follow_in_sites(path, found, step, name)
-        branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
-        self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
+            return 0.0, None
+        if self._is_batch:
+            return self._follow_in_sites(path, found, step, name) if self._arrived(found) else (0.0, None)
+        begin = GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
+        branch = follow_arc(self.problem, path, begin, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
+        self._note(f"steps along a branch {name}", path(1.0)[1], branch.trace)
         point = branch.farthest if partway and branch.end is None else branch.end
-        t, last = 0.0, found
-        if point is not None:
-            look = partial(match, self.problem, *path(point.t))
-            there = self._finish(look, look(point.sites), point.power)
-            if self._arrived(there):
-                t, last = point.t, there
-        if t < 1 and self._left() > 0:  # steps in the sites may jump over what the branch goes around
-            also = self._follow_in_sites(path, found, step, name)
-            t, last = max((t, last), also, key=itemgetter(0))
-        return t, last
+        if point is None:
+            return 0.0, None
+        look = partial(match, self.problem, *path(point.t))
+        there = self._finish(look, look(point.sites), point.power)
+        return (point.t, there) if self._arrived(there) else (0.0, None)
 
     def _follow_in_sites(self, path: Path, found: Match, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
@@ -230,7 +230,7 @@ class Search:
         current = at(self.problem.no_sites())
         for hold in (True, False):
             current = self._sweep(at, current, power, hold=hold)
-        return self._finish(at, current, power)
+        return self._finish(at, current, power, _HALVING_STEPS if self._is_batch else _HALVING_SOON)
 
     def _sweep(self, at: At, current: Match, power: float, *, hold: bool) -> Match:
         if not bool(current.size.isfinite().all()):
@@ -249,6 +249,10 @@ class Search:
         return current
 
     @property
+    def _is_batch(self) -> bool:
+        return self.problem.mean.dim() > 1
+
+    @property
     def _is_small(self) -> bool:
         """Whether steps in O(N^3) are worth it."""
         return isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
@@ -256,10 +260,10 @@ class Search:
     def _begin(self, start: GaussianSites | None) -> GaussianSites:
         return self.problem.no_sites() if start is None else start.to(torch.float64)
 
-    def _finish(self, at: At, current: Match, power: float) -> Match:
+    def _finish(self, at: At, current: Match, power: float, patience: int = _HALVING_STEPS) -> Match:
         if self._is_small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
             current, trace = levenberg_marquardt(
-                at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.tolerance
+                at, current, max_steps=self._left(), patience=patience, tolerance=self.tolerance
             )
             self._note("second-order steps", power, trace)
         return current
