@@ -24,10 +24,11 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 4  # sweeps without progress: those that arrive have seldom more
+_PATIENCE = 8  # looks without progress in sweeps: those that arrive have seldom more
 _PATIENCE_HELD = 15  # where every step is safe
 _PATIENCE_ALONE = 16  # where nothing else follows
-_HALVING_SOON, _HALVING_STEPS = 3, 12  # second-order steps in which the sum of squares has to halve
+_STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps arrive from there at all
+_HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
 _HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
 _BOUND_STEPS = 400
 _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
@@ -68,11 +69,11 @@ class Search:
             if self._arrived(found):
                 return found
         found = self._solve(at, power)
-        for stage in (self._from_wider, self._from_mixture):
+        for stage in (self._from_mixture, self._from_wider):
             if self._arrived(found) or self._left() <= 0:
                 return found
             found = _better(found, stage(at))
-        return found if self._arrived(found) else self._from_lower() or found
+        return found if self._arrived(found) else self._from_lower() or self._finish(at, found, power)
 
     def run_sequentially(self, start: GaussianSites | None) -> Match:
         """Sweep site by site and nothing else."""
@@ -108,8 +109,8 @@ class Search:
         """Start from the sites of CAVI, all positive, where the likelihood has them."""
         if not isinstance(self.problem.likelihood, AugmentedLikelihood):
             return None
-        begin = self._by_rule(CAVI(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of CAVI")
-        return self._finish(at, proper_near(at, begin), self.power)
+        begin = self._by_rule(CAVI(max_steps=_STEPS_OF_MIXTURE, tolerance=1e-3), "steps of CAVI")
+        return self._settled(at, proper_near(at, begin), self.power)
 
     def _from_wider(self, _: At) -> Match | None:
         return self._narrowed(self.power)
@@ -226,11 +227,14 @@ class Search:
         return end
 
     def _solve(self, at: At, power: float) -> Match:
-        """Sweep from the prior, the negative precisions held and then free, and finish by Levenberg-Marquardt."""
+        """Sweep from the prior, the negative precisions held and then free."""
         current = at(self.problem.no_sites())
-        for hold in (True, False):
-            current = self._sweep(at, current, power, hold=hold)
-        return self._finish(at, current, power, _HALVING_STEPS if self._is_batch else _HALVING_SOON)
+        return self._settled(at, self._sweep(at, current, power, hold=True), power)
+
+    def _settled(self, at: At, current: Match, power: float) -> Match:
+        """Sweep on with all sites free; a batch, which no branch serves, finishes by Levenberg-Marquardt."""
+        current = self._sweep(at, current, power, hold=False)
+        return self._finish(at, current, power) if self._is_batch else current
 
     def _sweep(self, at: At, current: Match, power: float, *, hold: bool) -> Match:
         if not bool(current.size.isfinite().all()):
@@ -260,10 +264,10 @@ class Search:
     def _begin(self, start: GaussianSites | None) -> GaussianSites:
         return self.problem.no_sites() if start is None else start.to(torch.float64)
 
-    def _finish(self, at: At, current: Match, power: float, patience: int = _HALVING_STEPS) -> Match:
+    def _finish(self, at: At, current: Match, power: float) -> Match:
         if self._is_small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
             current, trace = levenberg_marquardt(
-                at, current, max_steps=self._left(), patience=patience, tolerance=self.tolerance
+                at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.tolerance
             )
             self._note("second-order steps", power, trace)
         return current
