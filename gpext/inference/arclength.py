@@ -38,7 +38,7 @@ Path = Callable[[float], tuple[Tilt, float]]
 """t -> the rule of the tilted distributions, and the power."""
 
 _UNIT = 0.05  # of t, which counts as much as a standard deviation or a factor of e
-_FIRST, _LONGEST, _SHORTEST = 1.0, 8.0, 1e-2  # steps
+_FIRST, _LONGEST, _SHORTEST = 4.0, 8.0, 1e-2  # steps
 _USUAL = 0.5  # length of the first Newton step after a step of the right length
 _OFF, _OBLIQUE = 1.0, 0.8  # the most of it, and over that of the step: further off it may be another branch
 _CONTRACTION = 0.5  # of Newton steps

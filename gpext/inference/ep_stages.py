@@ -24,7 +24,7 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 8  # looks without progress in sweeps: those that arrive have seldom more
+_PATIENCE = 5  # looks without progress in sweeps: those that arrive have seldom more
 _PATIENCE_HELD = 15  # where every step is safe
 _PATIENCE_ALONE = 16  # where nothing else follows
 _STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps arrive from there at all
