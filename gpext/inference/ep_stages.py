@@ -37,7 +37,7 @@ _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N
 _SHORTEST_STEP = 0.02  # of a path
 _STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
 _CAREFUL = 0.2  # of the usual steps along a branch, in a second attempt
-_MOST_ALONG = 150  # looks along one path, and twice as many with care
+_MOST_ALONG = 120  # looks along one path, and half as many more with care
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.01  # of the power asked for, likewise
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps
@@ -193,7 +193,7 @@ class Search:
             name: of the stage.
             partway: whether a solution before 1 is of use.
         """
-        budget = min(_MOST_ALONG if care == 1 else 2 * _MOST_ALONG, self._left())
+        budget = min(_MOST_ALONG if care == 1 else 3 * _MOST_ALONG // 2, self._left())
         if not self._is_small or budget <= 0:
             return 0.0, None
         if self._is_batch:
