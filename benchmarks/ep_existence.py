@@ -42,7 +42,7 @@ from gpext.inference.tilting import tilt, widest_needed
 from gpext.sites import GaussianSites
 
 GOAL = 1e-6
-QUICK = 17 * 20 + 11  # of the settings
+SIDE, QUICK = 40, 13 * 40 + 27  # of the map; one of its settings
 LOWEST, BELOW = 0.01, -0.1  # of the power; of the way from the wide likelihood
 CARE = 0.1  # EP has 1, and then 0.2
 
@@ -146,7 +146,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="one setting, with few looks")
     parser.add_argument("--example", type=int, choices=EXAMPLES, default=2)
-    parser.add_argument("--side", type=int, default=20, help="of the map")
+    parser.add_argument("--side", type=int, default=SIDE, help="of the map")
     parser.add_argument("--at", type=int, nargs="+", help="only these of its settings, in the order of the map")
     parser.add_argument("--looks", type=int, default=1000, help="along one branch, at most")
     parser.add_argument("--starts", type=int, default=100, help="from random sites")
@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.at, options.looks, options.starts = [QUICK], 120, 2
+        options.side, options.at, options.looks, options.starts = SIDE, [QUICK], 120, 2
     return options
 
 
