@@ -63,13 +63,17 @@ def inferred(problem: StudentTProblem, rule: EP) -> Row:
         return {"status": type(error).__name__, "message": str(error), "finite": False, "residual": math.inf}
     seconds = time.perf_counter() - started
     power = stated_power(result)
-    second_order = sum(int(count) for count in re.findall(r"(\d+) second-order steps", result.message))
+    second_order, along = (
+        sum(int(count) for count in re.findall(rf"(\d+) {stage}", result.message))
+        for stage in ("second-order steps", "steps along a branch")
+    )
     return {
         "status": result.status.name,
         "power": power,
         "stage": stage_of(result.message),
         "looks": result.num_steps,
         "second_order": second_order,
+        "along": along,
         "seconds": seconds,
         "evidence": result.log_evidence.item(),
         "residual": residual(problem, result, power),

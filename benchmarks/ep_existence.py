@@ -22,6 +22,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path as FilePath
 
 import torch
@@ -32,17 +33,18 @@ from benchmarks.ep_map import grid
 from benchmarks.ep_problems import EXAMPLES, StudentTProblem, stated_power
 from benchmarks.ledger import Ledger, Row, measure_and_report
 from gpext.inference import EP
-from gpext.inference.arclength import Branch, Path, follow_arc
+from gpext.inference.arclength import Branch, follow_arc
+from gpext.inference.cavities import Path
 from gpext.inference.levenberg_marquardt import levenberg_marquardt
-from gpext.inference.matching import Match, match
+from gpext.inference.matching import match
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import Tilt, tilt, widest_needed
-from gpext.likelihoods import StudentTLikelihood
+from gpext.inference.tilting import tilt, widest_needed
 from gpext.sites import GaussianSites
 
 GOAL = 1e-6
-QUICK = 17 * 20 + 11  # of the settings
+SIDE, QUICK = 40, 13 * 40 + 27  # of the map; one of its settings
 LOWEST, BELOW = 0.01, -0.1  # of the power; of the way from the wide likelihood
+CARE = 0.1  # EP has 1, and then 0.2
 
 
 def examined(problem: StudentTProblem, looks: int, starts: int) -> Row:
@@ -54,11 +56,13 @@ def examined(problem: StudentTProblem, looks: int, starts: int) -> Row:
     if power == 1:
         return row
     posed = Problem.of(problem.prior, problem.likelihood, problem.targets, 0.0)
-    wide, start = _narrowing(posed)
     found = match(posed, tilt(posed.likelihood, posed.targets, power), power, result.conditioned.sites)
+    at_end = GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
+    at_prior = GaussianSites(posed.mean / posed.prior.variance, 1 / posed.prior.variance)
+    follow = partial(follow_arc, posed, max_looks=looks, tolerance=GOAL, care=CARE)
     branches = {
-        "by power": follow_arc(posed, _by_power(posed), found, power, lowest=LOWEST, max_looks=looks, tolerance=GOAL),
-        "by width": follow_arc(posed, wide, start, 0.0, lowest=BELOW, max_looks=looks, tolerance=GOAL),
+        "by power": follow(_by_power(posed), at_end, power, lowest=LOWEST),
+        "by width": follow(_by_width(posed), at_prior, 0.0, lowest=BELOW),
     }
     endings = {name: _ending(branch) for name, branch in branches.items()}
     return row | endings | {"starts": starts, "random": _from_random_sites(posed, starts)}
@@ -68,25 +72,17 @@ def _by_power(posed: Problem) -> Path:
     return lambda t: (tilt(posed.likelihood, posed.targets, t), t)
 
 
-def _narrowing(posed: Problem) -> tuple[Path, Match]:
-    """Return the path at power 1 from a wide likelihood to the given one, and the solution where it begins."""
-    widest = widest_needed(posed.likelihood, posed.targets - posed.mean)
-    likelihood = posed.likelihood
-    wide = StudentTLikelihood(deg_free_constraint=likelihood.raw_deg_free_constraint).double()
-    wide.initialize(deg_free=likelihood.deg_free, noise=widest * likelihood.noise)
-    begin = EP().infer(posed.prior.distribution, wide.requires_grad_(False), posed.targets)
-
-    def path(t: float) -> tuple[Tilt, float]:
-        return tilt(likelihood, posed.targets, 1.0, widening=widest ** (1 - t)), 1.0
-
-    return path, match(posed, path(0.0)[0], 1.0, begin.conditioned.sites)
+def _by_width(posed: Problem) -> Path:
+    """Return the path at power 1 from a likelihood so wide that the solution is next to the prior."""
+    widest = widest_needed(posed.likelihood, posed.targets - posed.mean, posed.prior.variance)
+    return lambda t: (tilt(posed.likelihood, posed.targets, 1.0, widening=widest ** (1 - t)), 1.0)
 
 
 def _ending(branch: Branch) -> Row:
     """Return how a branch ends, how far it goes, how often it turns, and its widest cavity over the marginal."""
-    t = torch.tensor([point.t for point in branch.points], dtype=torch.float64)
+    t = torch.tensor([place.t for place in branch.places], dtype=torch.float64)
     turns = int((t.diff().sign().diff() != 0).sum())
-    least = min((point.least_share for point in branch.points), default=1.0)
+    least = min((place.point.least_share for place in branch.places), default=1.0)
     farthest = t.max().item() if len(t) else None
     return {"reason": branch.reason, "farthest": farthest, "turns": turns, "cavity": least, "looks": len(branch.trace)}
 
@@ -150,7 +146,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="one setting, with few looks")
     parser.add_argument("--example", type=int, choices=EXAMPLES, default=2)
-    parser.add_argument("--side", type=int, default=20, help="of the map")
+    parser.add_argument("--side", type=int, default=SIDE, help="of the map")
     parser.add_argument("--at", type=int, nargs="+", help="only these of its settings, in the order of the map")
     parser.add_argument("--looks", type=int, default=1000, help="along one branch, at most")
     parser.add_argument("--starts", type=int, default=100, help="from random sites")
@@ -159,7 +155,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-only", action="store_true", help="print the tables of --output and stop")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.at, options.looks, options.starts = [QUICK], 120, 2
+        options.side, options.at, options.looks, options.starts = SIDE, [QUICK], 120, 2
     return options
 
 

@@ -24,9 +24,10 @@ def factorisations(row: Row) -> int:
     """Return the operations in Cholesky factorisations of an N by N matrix, n^3 / 3.
 
     A look: its own, one for the variances, and one for up to N / 6 sites of negative precision or none. A second-order
-    step also has V, 9, three products for the normal equations in 2 N unknowns, 18, and their factorisation, 8.
+    step also has V, 9, three products for the normal equations in 2 N unknowns, 18, and their factorisation, 8; a step
+    along a branch V and the LU factorisation of the derivatives, 16.
     """
-    return 3 * row["looks"] + 35 * row["second_order"]
+    return 3 * row["looks"] + 35 * row["second_order"] + 25 * row["along"]
 
 
 def summary(name: str, rows: Sequence[Row]) -> Row:

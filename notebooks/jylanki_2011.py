@@ -324,9 +324,9 @@ plt.show()
 # arrives in 49 sweeps, as in the paper.
 #
 # There is a solution at power 1: both outliers have small negative precisions, -0.11 and -0.21, against 2.6 and 2.0 of
-# their neighbours. gpext's curve is several attempts in a row: sweeps, second-order steps on all sites at once, the
-# same from the sites of CAVI, and last a path that arrives, from a likelihood so wide that there is no outlier to one
-# of the width asked for. The paper's double loop is another way there.
+# their neighbours. gpext's curve is several attempts in a row: sweeps, sweeps from the sites of CAVI, and last a
+# branch of solutions that arrives, from a likelihood so wide that there is no outlier to one of the width asked for.
+# The paper's double loop is another way there.
 #
 # ## 3. The evidence as a function of the hyperparameters
 #
@@ -492,6 +492,6 @@ plt.show()
 #
 # * Where data conflict the posterior has several modes; EP covers them, the others settle on one.
 # * Plain EP fails just there, damped or not, at the setting of the best evidence in example 2.
-# * `EP()` goes on to second-order steps and to paths, and a result states the power at which its moments match.
+# * `EP()` goes on along branches of solutions, and a result states the power at which its moments match.
 # * EP's evidence is closer than Laplace's and CAVI's; at power 1 it is somewhat high where there are several modes.
 # * `outlier_report(result)` says which data were set aside; `gpext.fit_grid` integrates over degrees of freedom.

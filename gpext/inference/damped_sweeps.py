@@ -35,7 +35,7 @@ def sweep_damped(
 ) -> tuple[Match, list[Tensor]]:
     """Return the match nearest to rest, and log Z after each look.
 
-    Ends when no site would move the marginals by more than `tolerance`, after `max_sweeps` looks, or `patience` sweeps
+    Ends when no site would move the marginals by more than `tolerance`, after `max_sweeps` looks, or `patience` looks
     without progress.
 
     Args:
@@ -45,19 +45,20 @@ def sweep_damped(
         hold: keep precisions from being negative; ends as well when the others have settled.
         damping: delta in (0, 1].
         max_sweeps: most looks.
-        patience: sweeps without progress until it gives up.
+        patience: looks without progress until it gives up.
         tolerance: of the motion, in units of the marginals.
     """
     trace: list[Tensor] = []
     mixing = Mixing(problem)
-    best, least, mark, waited = current, torch.inf, torch.inf, 0
+    best, least, mark, marked = current, torch.inf, torch.inf, 0
     proposal, motion = _propose(current, hold)
     while True:
-        mark, waited = (motion, 0) if motion < _PROGRESS * mark else (mark, waited + 1)
+        if motion < _PROGRESS * mark:
+            mark, marked = motion, len(trace)
         if motion < least:
             best, least = current, motion
         settled = hold and motion < _SETTLED and bool((proposal.precision == 0).any())
-        if motion < tolerance or settled or waited > patience or len(trace) >= max_sweeps:
+        if motion < tolerance or settled or len(trace) - marked > patience or len(trace) >= max_sweeps:
             return best, trace
         target = current.sites.lerp(proposal, damping)
         mixed = mixing.mix(current.sites, current.variance, target)

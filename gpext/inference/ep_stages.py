@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from gpext.inference.arclength import Path, follow_arc
+from gpext.inference.arclength import follow_arc
 from gpext.inference.cavi import CAVI
+from gpext.inference.cavities import Path
 from gpext.inference.continuation import follow, proper_near
 from gpext.inference.damped_sweeps import sweep_damped
 from gpext.inference.double_loop import loop_doubly
@@ -25,15 +26,18 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 16  # sweeps without progress
+_PATIENCE = 5  # looks without progress in sweeps: those that arrive have seldom more
 _PATIENCE_HELD = 15  # where every step is safe
+_PATIENCE_ALONE = 16  # where nothing else follows
+_STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps arrive from there at all
 _HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
 _HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
 _BOUND_STEPS = 400
 _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
 _SHORTEST_STEP = 0.02  # of a path
 _STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
-_MOST_ALONG = 300
+_CAREFUL = 0.2  # of the usual steps along a branch, in a second attempt
+_MOST_ALONG = 120  # looks along one path, and half as many more with care
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.01  # of the power asked for, likewise
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps
@@ -68,11 +72,14 @@ class Search:
             if self._arrived(found):
                 return found
         found = self._solve(at, power)
-        for stage in (self._from_mixture, self._from_wider):
-            if self._arrived(found) or self._left() <= 0:
+        stages: list[Callable[[], Match | None]] = [partial(self._from_mixture, at)]
+        for care in (1.0,) if self._is_batch else (1.0, _CAREFUL):
+            stages += [partial(self._narrowed, power, care), partial(self._from_lower, care)]
+        for stage in stages:
+            if (self._arrived(found) and found.power == power) or self._left() <= 0:
                 return found
-            found = _better(found, stage(at))
-        return found if self._arrived(found) else self._from_lower() or found
+            found = self._better(found, stage())
+        return found if self._arrived(found) else self._finish(at, found, power)
 
     def run_sequentially(self, start: GaussianSites | None) -> Match:
         """Sweep site by site and nothing else."""
@@ -83,7 +90,7 @@ class Search:
             [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(targets.size(-1))],
             damping=self.damping,
             max_sweeps=self.max_steps,
-            patience=_PATIENCE,
+            patience=_PATIENCE_ALONE,
             tolerance=self.tolerance,
         )
         self._note("sequential sweeps", power, trace)
@@ -108,51 +115,54 @@ class Search:
         """Start from the sites of CAVI, all positive, where the likelihood has them."""
         if not isinstance(self.problem.likelihood, AugmentedLikelihood):
             return None
-        begin = self._by_rule(CAVI(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of CAVI")
-        return self._finish(at, proper_near(at, begin), self.power)
+        begin = self._by_rule(CAVI(max_steps=_STEPS_OF_MIXTURE, tolerance=1e-3), "steps of CAVI")
+        return self._settled(at, proper_near(at, begin), self.power)
 
-    def _from_wider(self, _: At) -> Match | None:
-        return self._narrowed(self.power)
-
-    def _narrowed(self, power: float) -> Match | None:
+    def _narrowed(self, power: float, care: float) -> Match | None:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
-        widest = widest_needed(self.problem.likelihood, self.problem.targets - self.problem.mean)
+        problem = self.problem
+        gap, variance = problem.targets - problem.mean, problem.prior.variance
+        widest = widest_needed(problem.likelihood, gap, variance)
         wide = self._at(power, widest)
-        found = self._solve(wide, power)
-        if not self._arrived(found):
-            return None
+        found = self._solve(wide, power) if self._is_batch else wide(problem.no_sites())
 
         def path(t: float) -> tuple[Tilt, float]:
             return self._tilt(power, widest ** (1 - t)), power
 
-        t, found = self._follow(path, found, lowest=_BELOW, step=1 / 6, name="from wider", partway=False)
-        return found if t == 1 else None
+        t, there = self._follow(path, found, care, lowest=_BELOW, step=1 / 6, name="from wider", partway=False)
+        return there if t == 1 else None
 
-    def _from_lower(self) -> Match | None:
+    def _from_lower(self, care: float) -> Match | None:
         """Follow a solution from a lower power towards the one asked for, and return the last of it.
 
         Where it ends, a datum's cavity is propped up by what fractional sites leave of the datum itself; or the branch
         turns back.
         """
         goal = self.power
-        ways = ((self._swept, _HALF), (self._by_bound, _LOW), (self._by_bound, _LOWEST), (self._narrowed, _LOW))
+        ways = (
+            (self._narrowed, _HALF),
+            (self._swept, _HALF),
+            (self._by_bound, _LOW),
+            (self._by_bound, _LOWEST),
+            (self._narrowed, _LOW),
+        )
         for start, share in ways:
             low = share * goal
-            found = start(low)
+            found = start(low, care)
             if found is not None and self._arrived(found):
                 path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
                 name = f"up from power {low:.3g}"
-                return self._follow(path, found, lowest=lowest, step=0.2, name=name, partway=True)[1]
+                return self._follow(path, found, care, lowest=lowest, step=0.2, name=name, partway=True)[1] or found
         return None
 
     def _between(self, low: float, t: float) -> tuple[Tilt, float]:
         power = self.power if t == 1 else low + t * (self.power - low)
         return self._tilt(power), power
 
-    def _swept(self, power: float) -> Match:
+    def _swept(self, power: float, _: float) -> Match:
         return self._solve(self._at(power), power)
 
-    def _by_bound(self, power: float) -> Match:
+    def _by_bound(self, power: float, _: float) -> Match:
         """Return what is next to the optimum of KL, to which EP tends with its power."""
         at = self._at(power)
         return self._finish(at, proper_near(at, self._optimum), power)
@@ -170,38 +180,42 @@ class Search:
         return found.sites
 
     def _follow(
-        self, path: Path, found: Match, *, lowest: float, step: float, name: str, partway: bool
-    ) -> tuple[float, Match]:
-        """Return how far along a path a solution could be followed, and the one there.
-
-        A batch is followed by steps in the sites alone; so is one posterior whose branch does not arrive.
+        self, path: Path, found: Match, care: float, *, lowest: float, step: float, name: str, partway: bool
+    ) -> tuple[float, Match | None]:
+        """Return how far along a path a solution could be followed, and the one there; a batch in steps of its sites.
 
         Args:
             path: the problem at t in [0, 1].
-            found: the solution at 0.
+            found: at 0, the solution; of one posterior, near it.
+            care: of one posterior, see :func:`follow_arc`.
             lowest: t to which the branch of one posterior may turn back.
             step: the first in the sites.
             name: of the stage.
             partway: whether a solution before 1 is of use.
         """
-        budget = min(_MOST_ALONG, self._left())
+        budget = min(_MOST_ALONG if care == 1 else 3 * _MOST_ALONG // 2, self._left())
         if not self._is_small or budget <= 0:
-            return 0.0, found
-        if self.problem.mean.dim() > 1:
-            return self._follow_in_sites(path, found, step, name)
-        branch = follow_arc(self.problem, path, found, 0.0, lowest=lowest, max_looks=budget, tolerance=self.tolerance)
-        self._note(f"second-order steps {name}", path(1.0)[1], branch.trace)
+            return 0.0, None
+        if self._is_batch:
+            return self._follow_in_sites(path, found, step, name) if self._arrived(found) else (0.0, None)
+        begin = GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
+        branch = follow_arc(
+            self.problem,
+            path,
+            begin,
+            0.0,
+            lowest=lowest,
+            max_looks=budget,
+            tolerance=self.tolerance,
+            care=care,
+        )
+        self._note(f"steps along a branch {name}", path(1.0)[1], branch.trace)
         point = branch.farthest if partway and branch.end is None else branch.end
-        t, last = 0.0, found
-        if point is not None:
-            look = partial(match, self.problem, *path(point.t))
-            there = self._finish(look, look(point.sites), point.power)
-            if self._arrived(there):
-                t, last = point.t, there
-        if t < 1 and self._left() > 0:  # steps in the sites may jump over what the branch goes around
-            also = self._follow_in_sites(path, found, step, name)
-            t, last = max((t, last), also, key=itemgetter(0))
-        return t, last
+        if point is None:
+            return 0.0, None
+        look = partial(match, self.problem, *path(point.t))
+        there = self._finish(look, look(point.sites), point.power)
+        return (point.t, there) if self._arrived(there) else (0.0, None)
 
     def _follow_in_sites(self, path: Path, found: Match, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
@@ -226,11 +240,14 @@ class Search:
         return end
 
     def _solve(self, at: At, power: float) -> Match:
-        """Sweep from the prior, the negative precisions held and then free, and finish by Levenberg-Marquardt."""
+        """Sweep from the prior, the negative precisions held and then free."""
         current = at(self.problem.no_sites())
-        for hold in (True, False):
-            current = self._sweep(at, current, power, hold=hold)
-        return self._finish(at, current, power)
+        return self._settled(at, self._sweep(at, current, power, hold=True), power)
+
+    def _settled(self, at: At, current: Match, power: float) -> Match:
+        """Sweep on with all sites free; a batch, which no branch serves, finishes by Levenberg-Marquardt."""
+        current = self._sweep(at, current, power, hold=False)
+        return self._finish(at, current, power) if self._is_batch else current
 
     def _sweep(self, at: At, current: Match, power: float, *, hold: bool) -> Match:
         if not bool(current.size.isfinite().all()):
@@ -247,6 +264,10 @@ class Search:
         )
         self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
         return current
+
+    @property
+    def _is_batch(self) -> bool:
+        return self.problem.mean.dim() > 1
 
     @property
     def _is_small(self) -> bool:
@@ -283,6 +304,15 @@ class Search:
     def _arrived(self, found: Match) -> bool:
         return bool((found.size < self.tolerance).all())
 
+    def _better(self, one: Match, other: Match | None) -> Match:
+        """Return the one that has arrived, at the larger power, or is nearer to it."""
+
+        def rank(found: Match) -> tuple[bool, float, float]:
+            arrived = self._arrived(found)
+            return arrived, found.power if arrived else 0.0, -float(found.size.max())
+
+        return one if other is None else max(one, other, key=rank)
+
     def name(self, found: Match) -> str:
         """Return the rule, its power to the last digit, as wide cavities ask for, and its stages."""
         power = repr(float(found.power)).removesuffix(".0")
@@ -295,8 +325,3 @@ class Search:
         if self._arrived(found):
             return Status.CONVERGED if found.power == self.power else Status.REDUCED_POWER
         return Status.MAX_STEPS if self._left() <= 0 else Status.STALLED
-
-
-def _better(one: Match, other: Match | None) -> Match:
-    """Return the match whose moments are nearer to matched."""
-    return one if other is None or float(one.size.max()) <= float(other.size.max()) else other

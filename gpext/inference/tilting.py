@@ -84,12 +84,19 @@ def _shifted(mean: Tensor, about: TiltedMoments) -> TiltedMoments:
     return TiltedMoments(about.log_normalizer, mean + about.mean, about.variance, about.third, about.fourth)
 
 
-def widest_needed(likelihood: Any, gap: Tensor) -> float:
-    """Return the widening that makes the likelihood as wide as the typical gap between target and prior mean."""
+def widest_needed(likelihood: Any, gap: Tensor, variance: Tensor) -> float:
+    """Return the widening with which no datum is far out: the scale is twice what the prior makes of the largest gap.
+
+    Args:
+        likelihood: of one latent.
+        gap: between targets and prior means (..., N).
+        variance: of the prior (..., N).
+    """
     if not has_density_of(likelihood, *_STUDENT_T):
         return _TEMPER
     with torch.no_grad():
-        return max(float((gap.square().median(-1).values / likelihood.noise.squeeze(-1)).max()), _TEMPER)
+        largest = (gap.square() + variance).amax(-1)
+        return max(4 * float((largest / likelihood.noise.squeeze(-1)).max()), _TEMPER)
 
 
 def _gaussian(targets: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, power: float) -> TiltedMoments:

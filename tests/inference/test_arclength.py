@@ -1,4 +1,4 @@
-"""Branches of solutions: their derivatives, around their turns, and where they end."""
+"""Branches of solutions: around their turns, what they cost, and where they end."""
 
 import math
 from functools import partial
@@ -10,14 +10,13 @@ from benchmarks.ep_convergence import inferred
 from benchmarks.ep_map import grid
 from benchmarks.ep_problems import EXAMPLES
 from gpext.inference import EP
-from gpext.inference.arclength import _DIFFERENCE, _carried, _jacobian, _seen_from, _slope, _Walk, follow_arc
+from gpext.inference.arclength import follow_arc
 from gpext.inference.matching import match
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import tilt
 from gpext.likelihoods import BernoulliLogitLikelihood
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
-from tests.members import F64
 
 SETTINGS = {(i, j): (a, b) for i, j, a, b in grid(EXAMPLES[2], "near", 20)}
 
@@ -42,46 +41,8 @@ def matched_at(problem, example, power):
     return found
 
 
-def some_point(likelihood_name, power, n=7):
-    """Cavities that do not match, and the walk that they belong to."""
-    likelihood, prior, y = CASES[likelihood_name].problem(n)
-    problem = Problem.of(prior(), likelihood, y, 0.0)
-    walk = _Walk(problem, partial(by_power, problem), 0.0, 1e-6, 100)
-    generator = torch.Generator().manual_seed(2)
-    precision = 0.3 + torch.rand(n, generator=generator, dtype=F64)
-    shift = 0.4 * torch.randn(n, generator=generator, dtype=F64)
-    with torch.no_grad():
-        point = walk.look(power, GaussianSites(shift, precision))
-    assert point.size < torch.inf
-    return walk, point
-
-
-@pytest.mark.parametrize("power", [0.9, 0.4])
-@pytest.mark.parametrize("name", ["student_t", "bernoulli_logit"])
-def test_the_derivatives_agree_with_finite_differences(name, power):
-    walk, point = some_point(name, power)
-    n = len(point.residual)
-    with torch.no_grad():
-        columns = []
-        for j in range(n):
-            step = torch.zeros(n, dtype=F64)
-            step[j] = 1e-5
-            ahead, behind = (walk.look(power, point.moved(sign * step)).residual for sign in (1, -1))
-            columns.append((ahead - behind) / 2e-5)
-        torch.testing.assert_close(_jacobian(point), torch.stack(columns, -1), rtol=1e-5, atol=1e-6)
-        cavity = GaussianSites(point.shift, point.precision)
-        ahead, behind = (walk.look(power + h, cavity).residual for h in (_DIFFERENCE, -_DIFFERENCE))
-        torch.testing.assert_close(_slope(walk.path, point), (ahead - behind) / (2 * _DIFFERENCE), rtol=1e-4, atol=1e-5)
-
-
-def test_vectors_keep_their_products_from_place_to_place():
-    walk, origin = some_point("student_t", 0.8)
-    generator = torch.Generator().manual_seed(0)
-    vector, normal = torch.randn(2, 15, generator=generator, dtype=F64)
-    with torch.no_grad():
-        point = walk.look(0.7, origin.moved(0.1 * vector[:-1]))
-    there = _seen_from(origin, point, normal) @ _carried(origin, point, vector)
-    torch.testing.assert_close(there, normal @ vector, rtol=1e-12, atol=1e-12)
+def cavities(found):
+    return GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
 
 
 def test_a_concave_likelihood_has_one_straight_branch_and_log_z_is_that_of_the_sites():
@@ -90,37 +51,39 @@ def test_a_concave_likelihood_has_one_straight_branch_and_log_z_is_that_of_the_s
     problem = Problem.of(prior(), likelihood, y, 0.0)
     low = EP(power=0.2, tolerance=1e-9).infer(prior(), likelihood, y)
     found = match(problem, tilt(likelihood, y, 0.2), 0.2, low.sites)
-    branch = follow_arc(problem, partial(by_power, problem), found, 0.2, lowest=0.05, max_looks=100, tolerance=1e-6)
+    path, begin = partial(by_power, problem), cavities(found)
+    branch = follow_arc(problem, path, begin, 0.2, lowest=0.05, max_looks=100, tolerance=1e-6)
     assert branch.reason == "arrived"
-    steps = [point.t for point in branch.points]
+    assert len(branch.trace) <= 12
+    steps = [place.t for place in branch.places]
     assert steps == sorted(steps)
     again = EP(tolerance=1e-9).infer(prior(), likelihood, y)
     torch.testing.assert_close(branch.end.value, again.log_evidence.detach(), rtol=1e-8, atol=1e-7)
     torch.testing.assert_close(branch.end.sites.precision, again.sites.precision, rtol=1e-6, atol=1e-7)
 
 
-def test_a_branch_is_followed_around_its_turns():
+@pytest.mark.parametrize("care", [1.0, 0.2])
+def test_a_branch_is_followed_around_its_turns(care):
     example, problem, path = at_setting(10, 0)
-    found = matched_at(problem, example, 0.8)
-    branch = follow_arc(problem, path, found, 0.8, lowest=0.02, max_looks=300, tolerance=1e-6)
+    begin = cavities(matched_at(problem, example, 0.8))
+    branch = follow_arc(problem, path, begin, 0.8, lowest=0.02, max_looks=300, tolerance=1e-6, care=care)
     assert branch.reason == "arrived"
-    steps = torch.tensor([point.t for point in branch.points]).diff()
+    steps = torch.tensor([place.t for place in branch.places]).diff()
     assert int((steps[1:].sign() != steps[:-1].sign()).sum()) == 2
     end = match(problem, tilt(problem.likelihood, problem.targets, 1.0), 1.0, branch.end.sites)
     assert float(end.size) < 1e-6
     torch.testing.assert_close(branch.end.value, end.value, rtol=1e-8, atol=1e-7)
-    assert all(point.size < 1e-3 for point in branch.points)
 
 
 def test_a_branch_that_ends_says_how():
     example, problem, path = at_setting(17, 10)
     found = matched_at(problem, example, 0.5)
-    follow = partial(follow_arc, problem, path, found, 0.5, lowest=0.02, tolerance=1e-6)
+    follow = partial(follow_arc, problem, path, cavities(found), 0.5, lowest=0.02, tolerance=1e-6, care=0.2)
     branch = follow(max_looks=300)
     assert branch.reason == "turned back"
     assert branch.end is None
-    assert 0.6 < max(point.t for point in branch.points) < 0.7
-    assert branch.farthest.t == pytest.approx(max(point.t for point in branch.points), abs=0.02)
+    assert 0.6 < max(place.t for place in branch.places) < 0.7
+    assert branch.farthest.t == pytest.approx(max(place.t for place in branch.places), abs=0.02)
     assert branch.farthest.size < 1e-8
     short = follow(max_looks=50)
     assert short.reason == "budget"
@@ -130,7 +93,7 @@ def test_a_branch_that_ends_says_how():
 def test_cavities_that_are_no_solution_lead_nowhere():
     _, problem, path = at_setting(17, 10)
     nothing = match(problem, tilt(problem.likelihood, problem.targets, 0.5), 0.5, problem.no_sites())
-    branch = follow_arc(problem, path, nothing, 0.5, lowest=0.02, max_looks=50, tolerance=1e-6)
+    branch = follow_arc(problem, path, cavities(nothing), 0.5, lowest=0.02, max_looks=50, tolerance=1e-6)
     assert branch.end is None
 
 

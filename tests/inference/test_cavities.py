@@ -1,0 +1,62 @@
+"""The equations of EP in its cavities: their derivatives against finite differences."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from gpext.inference.cavities import jacobian, look, seen_from, slope
+from gpext.inference.problem import Problem
+from gpext.inference.tilting import tilt
+from gpext.sites import GaussianSites
+from tests.latent_cases import CASES
+from tests.members import F64
+
+
+def by_power(likelihood, y, t):
+    return tilt(likelihood, y, t), t
+
+
+def some_point(likelihood_name, power, n=7):
+    """Cavities that do not match, and what looks at others."""
+    likelihood, prior, y = CASES[likelihood_name].problem(n)
+    path = partial(by_power, likelihood, y)
+    see = partial(look, Problem.of(prior(), likelihood, y, 0.0), path)
+    generator = torch.Generator().manual_seed(2)
+    precision = 0.3 + torch.rand(n, generator=generator, dtype=F64)
+    shift = 0.4 * torch.randn(n, generator=generator, dtype=F64)
+    point = see(power, GaussianSites(shift, precision))
+    assert point.size < torch.inf
+    return path, see, point
+
+
+@pytest.mark.parametrize("power", [0.9, 0.4])
+@pytest.mark.parametrize("name", ["student_t", "bernoulli_logit"])
+@torch.no_grad()
+def test_the_derivatives_agree_with_finite_differences(name, power):
+    path, see, point = some_point(name, power)
+    n = len(point.residual)
+    columns = []
+    for j in range(n):
+        step = torch.zeros(n, dtype=F64)
+        step[j] = 1e-5
+        ahead, behind = (see(power, point.moved(point.cavity, sign * step)).residual for sign in (1, -1))
+        columns.append((ahead - behind) / 2e-5)
+    torch.testing.assert_close(jacobian(point), torch.stack(columns, -1), rtol=1e-5, atol=1e-6)
+    ahead, behind = (see(power + h, point.cavity).residual for h in (1e-5, -1e-5))
+    torch.testing.assert_close(slope(path, point), (ahead - behind) / 2e-5, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_product_with_a_vector_is_the_same_in_the_units_of_another_point():
+    _, see, origin = some_point("student_t", 0.8)
+    generator = torch.Generator().manual_seed(0)
+    vector, normal = torch.randn(2, 15, generator=generator, dtype=F64)
+    point = see(0.7, origin.moved(origin.cavity, 0.1 * vector[:-1]))
+    small = 1e-6 * vector[:-1]
+    moved = point.moved(point.cavity, small)  # the same small step, as seen from the origin
+    p = (moved.precision / point.cavity.precision).log()
+    shift = moved.shift - point.cavity.shift - origin.tilted.mean * (moved.precision - point.cavity.precision)
+    there = torch.cat([p, origin.tilted.variance.sqrt() * shift, 1e-6 * vector[-1:]])
+    here = torch.cat([small, 1e-6 * vector[-1:]])
+    torch.testing.assert_close(seen_from(origin, point, normal) @ here, normal @ there, rtol=1e-4, atol=1e-10)
