@@ -24,17 +24,25 @@ quick(SGLDSampler).run(10**6, 2, 3, checkpoint=sys.argv[1], progress=False)
 """
 
 
-def test_a_process_that_is_killed_loses_nothing_that_was_written(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=ROOT)
+def run_and_kill(script, directory, is_time):
+    """Run a script on a directory until it is time, and kill it."""
+    process = subprocess.Popen([sys.executable, "-c", script, str(directory)], cwd=ROOT)
     try:
         deadline = time.monotonic() + 120
-        while not (tmp_path / "chains.pt").exists() or quick(SGLDSampler).load(tmp_path).raw.size(1) < 5:
+        while not is_time():
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def test_a_process_that_is_killed_loses_nothing_that_was_written(tmp_path):
+    def is_time():
+        return (tmp_path / "chains.pt").exists() and quick(SGLDSampler).load(tmp_path).raw.size(1) >= 5
+
+    run_and_kill(SCRIPT, tmp_path, is_time)
     found = quick(SGLDSampler).load(tmp_path)
     written = found.raw.size(1)
     assert written >= 5
@@ -53,16 +61,7 @@ run(sampler(), 10**6, directory=sys.argv[1], progress=False)
 
 
 def test_so_does_gibbs_whose_chunks_would_take_hours_to_fill(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", GIBBS, str(tmp_path)], cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 120
-        while len(storage.files_in(tmp_path)) < 5:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    run_and_kill(GIBBS, tmp_path, lambda: len(storage.files_in(tmp_path)) >= 5)
     found = sampler().load(tmp_path)
     more = sampler().run(4, resume=found, directory=tmp_path, progress=False)
     assert torch.equal(more.latent, run(sampler(), found.num_draws + 4).latent)
