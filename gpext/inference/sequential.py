@@ -14,8 +14,8 @@ With c_i the column V_:i as datum i finds it, w_i = d_i / (1 + d_i c_ii) and p_i
     V_:i = c_i + sum_{j<i} w_j c_ij c_j,  or  V_:b = C U,  U_ji = w_j c_ij, unit upper triangular,
     V <- V - C diag(w) C',     m <- m + C p,     log|I + K T| <- log|I + K T| + sum_i log(1 + d_i c_ii)
 
-Within a block the best site is a smooth function of the cavity: solved for all data of the block at the cavities they
-have when it begins, then followed to first order while its predecessors move, and solved again if one has moved far.
+The best site is a smooth function of the cavity: solved for all data at the cavities they have when a sweep begins,
+then followed to first order while their predecessors move, and solved again for a block of which one has moved far.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _PANEL = 2 * _BLOCK  # columns of V whose lower part is updated together
 _SOLVED = 1e-3  # residual of a site from which Newton's step is enough
 _STEP = 1e-5  # of the finite differences, relative to the marginal
 _FAR = 0.05  # relative motion of a cavity beyond which the response to it is found anew
+
+_Responses = list[list[float]]  # r, b, tau, nu, tau_r, tau_b, nu_r, nu_b of each datum, as Python reads them fastest
 
 
 @torch.no_grad()
@@ -71,7 +73,7 @@ def sweep_sequentially(
     trace: list[Tensor] = []
     while len(trace) < max_sweeps and not bool((residual < tolerance).all()):
         before = state.sites
-        if not all(state.visit_block(part, terms_there) for part, terms_there in blocks):
+        if not state.sweep(blocks, terms):
             return before, trace
         new_value, residual = state.look(terms)
         if not bool(new_value >= value - start.rounding):
@@ -94,21 +96,28 @@ class _State:
     def sites(self) -> GaussianSites:
         return GaussianSites(self.shift.clone(), self.precision.clone())
 
-    def visit_block(self, part: slice, terms: Terms) -> bool:
+    def sweep(self, blocks: list[tuple[slice, Terms]], terms: Terms) -> bool:
+        """Give every datum its best site in turn; return False where rounding has left one no cavity."""
+        variance = self.covariance.diagonal()
+        r, b = 1 / variance - self.precision, self.mean / variance - self.shift
+        if not _is_proper(variance, r, b):
+            return False
+        responses = _respond(terms, r, b, self.sites)
+        return all(self.visit_block(part, terms_there, responses[part]) for part, terms_there in blocks)
+
+    def visit_block(self, part: slice, terms: Terms, responses: _Responses) -> bool:
         """Give every datum of a block its best site in turn; return False where rounding has left it no cavity."""
         block = self.covariance[part, part]
         mean, old = self.mean[part], GaussianSites(self.shift[part], self.precision[part])
         variance = block.diagonal()
-        r, b = 1 / variance - old.precision, mean / variance - old.shift
-        if not _is_proper(variance, r, b):
+        if not _is_proper(variance, 1 / variance - old.precision, mean):
             return False
-        response = _Response(terms, r, b, old)
-        turns = _take_turns(block, mean, old, response)
+        turns = _take_turns(block, mean, old, responses)
         if turns.is_far:  # the predecessors have moved these cavities far: once more from where they came to be
             r, b = turns.cavities
             if not _is_proper(1 / (r + old.precision), r, b):
                 return False
-            turns = _take_turns(block, mean, old, _Response(terms, r, b, turns.sites))
+            turns = _take_turns(block, mean, old, _respond(terms, r, b, turns.sites))
         within, weight = turns.columns, turns.weight
         columns = torch.linalg.solve_triangular(
             weight.unsqueeze(-1) * within.mT, self._columns(part), upper=True, left=False, unitriangular=True
@@ -147,45 +156,44 @@ def _is_proper(variance: Tensor, cavity_precision: Tensor, shift: Tensor) -> boo
     return bool((finite & (variance > 0) & (cavity_precision > 0)).all())
 
 
-class _Response:
-    """The best sites of a block at given cavities, and to first order at neighbouring ones.
+def _respond(terms: Terms, r: Tensor, b: Tensor, sites: GaussianSites) -> _Responses:
+    """Return the best sites at given cavities, and to first order at neighbouring ones.
 
     The solution obeys f_m + b - r m = 0 and 1/v - r + 2 f_v = 0, and tau = 1/v - r, nu = m/v - b; the second
     derivatives of f are finite differences of its first.
     """
-
-    def __init__(self, terms: Terms, r: Tensor, b: Tensor, sites: GaussianSites) -> None:
+    v = 1 / (r + sites.precision)
+    m = v * (b + sites.shift)
+    around = _look_around(terms, m, v)
+    if bool((around.residual(sites, m, v)[0] > _SOLVED).any()):
+        sites = solve_scalar(terms, b, r, sites, max_steps=20, tolerance=_SOLVED)
         v = 1 / (r + sites.precision)
         m = v * (b + sites.shift)
         around = _look_around(terms, m, v)
-        if bool((around.residual(sites, m, v)[0] > _SOLVED).any()):
-            sites = solve_scalar(terms, b, r, sites, max_steps=20, tolerance=_SOLVED)
-            v = 1 / (r + sites.precision)
-            m = v * (b + sites.shift)
-            around = _look_around(terms, m, v)
-        (f_m, sideways, wider), (tau, _, wider_tau) = around.mean_gradient, around.precision
-        f_mm, f_mv = (sideways - f_m) / (_STEP * v.sqrt()), (wider - f_m) / (_STEP * v)
-        f_vv = -0.5 * (wider_tau - tau) / (_STEP * v)
-        # Newton's step for (m, v), and its derivatives in (r, b)
-        a11, a12, a21, a22 = f_mm - r, f_mv, 2 * f_mv, 2 * f_vv - 1 / v.square()
-        det = a11 * a22 - a12 * a21
-        g1, g2 = f_m + b - r * m, 1 / v - r - tau
-        dm, dv = -(a22 * g1 - a12 * g2) / det, -(a11 * g2 - a21 * g1) / det
-        safe = (dv.abs() < 0.1 * v) & (dm.abs() < 0.1 * v.sqrt()) & (a11 < 0) & (det > 0)
-        m, v = torch.where(safe, m + dm, m), torch.where(safe, v + dv, v)
-        m_r, v_r = (a22 * m - a12) / det, (a11 - a21 * m) / det
-        m_b, v_b = -a22 / det, a21 / det
-        columns = [
-            r,
-            b,
-            1 / v - r,
-            m / v - b,
-            torch.where(safe, -v_r / v.square() - 1, 0),  # tau_r
-            torch.where(safe, -v_b / v.square(), 0),  # tau_b
-            torch.where(safe, m_r / v - m * v_r / v.square(), 0),  # nu_r
-            torch.where(safe, m_b / v - m * v_b / v.square() - 1, 0),  # nu_b
-        ]
-        self.rows: list[list[float]] = torch.stack(columns, -1).tolist()
+    (f_m, sideways, wider), (tau, _, wider_tau) = around.mean_gradient, around.precision
+    f_mm, f_mv = (sideways - f_m) / (_STEP * v.sqrt()), (wider - f_m) / (_STEP * v)
+    f_vv = -0.5 * (wider_tau - tau) / (_STEP * v)
+    # Newton's step for (m, v), and its derivatives in (r, b)
+    a11, a12, a21, a22 = f_mm - r, f_mv, 2 * f_mv, 2 * f_vv - 1 / v.square()
+    det = a11 * a22 - a12 * a21
+    g1, g2 = f_m + b - r * m, 1 / v - r - tau
+    dm, dv = -(a22 * g1 - a12 * g2) / det, -(a11 * g2 - a21 * g1) / det
+    safe = (dv.abs() < 0.1 * v) & (dm.abs() < 0.1 * v.sqrt()) & (a11 < 0) & (det > 0)
+    m, v = torch.where(safe, m + dm, m), torch.where(safe, v + dv, v)
+    m_r, v_r = (a22 * m - a12) / det, (a11 - a21 * m) / det
+    m_b, v_b = -a22 / det, a21 / det
+    columns = [
+        r,
+        b,
+        1 / v - r,
+        m / v - b,
+        torch.where(safe, -v_r / v.square() - 1, 0),  # tau_r
+        torch.where(safe, -v_b / v.square(), 0),  # tau_b
+        torch.where(safe, m_r / v - m * v_r / v.square(), 0),  # nu_r
+        torch.where(safe, m_b / v - m * v_b / v.square() - 1, 0),  # nu_b
+    ]
+    rows: _Responses = torch.stack(columns, -1).tolist()
+    return rows
 
 
 def _look_around(terms: Terms, m: Tensor, v: Tensor) -> LocalTerms:
@@ -205,7 +213,7 @@ class _Turns:
     is_far: bool  # whether a cavity had moved far from where the response was found
 
 
-def _take_turns(block: Tensor, mean: Tensor, old: GaussianSites, response: _Response) -> _Turns:
+def _take_turns(block: Tensor, mean: Tensor, old: GaussianSites, responses: _Responses) -> _Turns:
     """Give the data of a block their sites in turn."""
     V, m = block.cpu().numpy(), mean.cpu().numpy()
     size = len(m)
@@ -214,7 +222,7 @@ def _take_turns(block: Tensor, mean: Tensor, old: GaussianSites, response: _Resp
     taus, nus = old.precision.tolist(), old.shift.tolist()
     seen = []
     is_far = False
-    for i, (r0, b0, tau, nu, tau_r, tau_b, nu_r, nu_b) in enumerate(response.rows):
+    for i, (r0, b0, tau, nu, tau_r, tau_b, nu_r, nu_b) in enumerate(responses):
         row = columns[i, :i]
         column = V[i:, i] - columns[i:, :i] @ (weight[:i] * row)
         v, mean_i = float(column[0]), float(m[i] + row @ pull[:i])
