@@ -1,4 +1,4 @@
-"""Checks of targets at the public door: what was expected, what came, what to do."""
+"""Checks of tensors at the public door: what was expected, what came, what to do."""
 
 from __future__ import annotations
 

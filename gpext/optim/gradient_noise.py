@@ -6,10 +6,10 @@ of a diagonal M, as the roots of its entries. See :mod:`gpext.optim.sgld`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from gpext.likelihoods.checks import check_tensor
 
 
 def checked_covariance(V: Tensor, size: int) -> Tensor:
@@ -54,16 +54,6 @@ def compensated(noise: Tensor, eps: Tensor, V: Tensor, root: Tensor, *, averaged
 def largest_share(V: Tensor, root: Tensor) -> float:
     """Return lambda_max(M^1/2 V M^1/2) for V (P, P) and R (P, P) or (P,)."""
     return float(torch.linalg.eigvalsh(_seen(V, root))[-1])
-
-
-def check_tensor(name: str, value: Any) -> None:
-    """Raise unless the value is a tensor.
-
-    Raises:
-        TypeError: it is not.
-    """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"expected {name} to be a tensor; got {type(value).__name__}.")
 
 
 def _seen(V: Tensor, root: Tensor) -> Tensor:

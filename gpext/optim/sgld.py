@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpext.optim.gradient_noise import check_tensor, checked_covariance, compensated, largest_share
+from gpext.likelihoods.checks import check_tensor
+from gpext.optim.gradient_noise import checked_covariance, compensated, largest_share
 
 _WINDOW = 100  # gradients that make one estimate of V
 

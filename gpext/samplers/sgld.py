@@ -28,6 +28,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from gpext.inference import InferenceWarning
+from gpext.likelihoods.checks import check_tensor
 from gpext.optim import SGLD, PolynomialDecay
 from gpext.parallel import Ranks
 from gpext.samplers.chains import ChainSampler, Plan
@@ -156,8 +157,7 @@ def check_preconditioner(M: Tensor, size: int) -> None:
         TypeError: it is no tensor.
         ValueError: it has another shape, or is not symmetric and positive definite.
     """
-    if not isinstance(M, Tensor):
-        raise TypeError(f"expected the preconditioner to be a tensor; got {type(M).__name__}.")
+    check_tensor("preconditioner", M)
     if M.shape != (size, size):
         raise ValueError(f"expected a preconditioner ({size}, {size}); got {tuple(M.shape)}.")
     if not torch.allclose(M, M.mT) or int(torch.linalg.cholesky_ex(M).info) != 0:

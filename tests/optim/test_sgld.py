@@ -263,7 +263,7 @@ def test_bad_options_are_refused():
         SGLD([theta], lr=0.1, preconditioner=torch.eye(3) + 0.1 * torch.ones(3, 3).triu(1))
     with pytest.raises(ValueError, match="finite"):
         SGLD([theta], lr=0.1, preconditioner=torch.full((3,), torch.inf))
-    with pytest.raises(TypeError, match="to be a tensor; got list"):
+    with pytest.raises(TypeError, match=r"must be a torch\.Tensor; got list"):
         SGLD([theta], lr=0.1, preconditioner=[1.0, 1.0, 1.0])
     with pytest.raises(TypeError, match="Generator; got 3"):
         SGLD([theta], lr=0.1, generator=3)

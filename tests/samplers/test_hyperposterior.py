@@ -360,7 +360,7 @@ def test_what_is_no_option_is_refused(kind):
 
 def test_a_preconditioner_that_is_none_is_refused():
     for M, error, match in (
-        (3.0, TypeError, "to be a tensor; got float"),
+        (3.0, TypeError, "must be a torch.Tensor; got float"),
         (-torch.eye(2), ValueError, "not symmetric and positive definite"),
         (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), ValueError, "not symmetric and positive definite"),
     ):
