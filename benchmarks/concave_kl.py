@@ -23,7 +23,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ import gpext
 from benchmarks.augmented_svi import machine, package_versions, write_atomically
 from benchmarks.concave_kl_methods import Climb, opper, ours, printed
 from benchmarks.datasets import Dataset, load
+from benchmarks.tables import table_of
 from gpext.bounds import Bound, PiecewiseQuadratic, Quadrature
 from gpext.inference import KL, InferenceWarning
 from gpext.likelihoods import (
@@ -313,17 +314,6 @@ def classes(datasets: Sequence[str], budget: float, max_train: int | None, split
 # ---- report --------------------------------------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown of rows that have the same keys."""
-
-    def show(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-    keys = list(rows[0])
-    lines = ["| " + " | ".join(keys) + " |", "|" + " --- |" * len(keys)]
-    return "\n".join(lines + ["| " + " | ".join(show(row.get(key, "")) for key in keys) + " |" for row in rows])
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -360,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results[part] = rows
             if options.output:
                 write_atomically(options.output, results)
-        print(f"\n## {part}\n\n{table(rows)}")
+        print(f"\n## {part}\n\n{table_of(rows)}")
     return 0
 
 

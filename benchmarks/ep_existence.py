@@ -28,10 +28,10 @@ from pathlib import Path as FilePath
 import torch
 from tqdm import tqdm
 
-from benchmarks.concave_kl import table
 from benchmarks.ep_map import grid
 from benchmarks.ep_problems import EXAMPLES, StudentTProblem, stated_power
 from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.tables import table_of
 from gpext.inference import EP
 from gpext.inference.arclength import Branch, follow_arc
 from gpext.inference.cavities import Path
@@ -133,7 +133,7 @@ def report(ledger: Ledger) -> str:
     ]
     head = f"{len(rows)} settings, at power 1 {len(rows) - len(reduced)}"
     tallies = [f"* in the power {one}, in the width {other}: {count}" for (one, other), count in counts.most_common()]
-    return "\n\n".join([head, "\n".join(tallies), table(lines)]) if lines else head
+    return "\n\n".join([head, "\n".join(tallies), table_of(lines)]) if lines else head
 
 
 def _told(ending: Row) -> str:

@@ -7,10 +7,10 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.concave_kl import table
 from benchmarks.ep_map import KINDS, is_matched, kind_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES
 from benchmarks.ledger import Ledger, Row
+from benchmarks.tables import table_of
 from gpext.inference import Status
 
 
@@ -62,7 +62,7 @@ def report_random(ledger: Ledger) -> str:
     listed = [
         f"    {row['key']}: {row['status']}, residual {row['residual']:.0e}; {row['message']}" for row in failures
     ]
-    return "\n".join([table(lines), "", f"not matched, or not honest: {len(failures)}", *listed])
+    return "\n".join([table_of(lines), "", f"not matched, or not honest: {len(failures)}", *listed])
 
 
 def report_map(ledger: Ledger) -> str:
@@ -80,7 +80,7 @@ def report_map(ledger: Ledger) -> str:
                 lines.append(summary(f"... evidence within {depth}", close))
             counts = Counter(kind_of(row) for row in rows)
             stages.append(f"* {name}: " + ", ".join(f"{kind} {counts[kind]}" for kind in KINDS if counts[kind]))
-    return "\n".join([table(lines), "", *stages])
+    return "\n".join([table_of(lines), "", *stages])
 
 
 def report_ais(ledger: Ledger) -> str:
@@ -101,7 +101,7 @@ def report_ais(ledger: Ledger) -> str:
         ]
         errors = {title: statistics.fmean(abs(row[name] - row["ais"]) for row in rows) for name, title in names.items()}
         mean = ", ".join(f"{title} {error:.2f}" for title, error in errors.items())
-        parts.append(f"Example {number}\n\n{table(lines)}\n\nmean absolute error: {mean}")
+        parts.append(f"Example {number}\n\n{table_of(lines)}\n\nmean absolute error: {mean}")
     return "\n\n".join(parts)
 
 
@@ -123,7 +123,7 @@ def report_standard(ledger: Ledger) -> str:
                     "at the best setting": f"{best[name][0]}, {best[name][1]}",
                 }
             )
-        parts.append(f"Example {number}\n\n{table(lines)}")
+        parts.append(f"Example {number}\n\n{table_of(lines)}")
     return "\n\n".join(parts)
 
 
@@ -143,4 +143,4 @@ def report_speed(ledger: Ledger) -> str:
                 "over its Cholesky factorisations": f"{median:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
             }
         )
-    return table(lines)
+    return table_of(lines)

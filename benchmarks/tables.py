@@ -14,6 +14,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a markdown table of rows that have the same keys."""
+
+    def show(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    keys = list(rows[0])
+    return table(keys, [[show(row.get(key, "")) for key in keys] for row in rows])
+
+
 AGAINST = ("mean", "sd", "error of the mean / sd", "ratio of sds")
 
 
