@@ -6,9 +6,10 @@ import math
 import mpmath
 import numpy as np
 import pytest
+import scipy.special
 import torch
 
-from gpext.quadrature import expected_log_sum_exp, expected_softmax, log_multinomial_marginal, softmax
+from gpext.quadrature import clustered, expected_log_sum_exp, expected_softmax, log_multinomial_marginal, softmax
 from tests.members import F64, tensor
 
 # means, variances of two classes: narrow, moderate, on both sides of the change of rule at 4, wide, mixed, far apart
@@ -220,6 +221,62 @@ def test_shared_grids_agree_with_a_grid_for_each(largest, equal):
     share = torch.ones(5, 30, dtype=F64) if equal else torch.rand(5, 30, generator=generator, dtype=F64) ** 2
     for together, alone in rough_and_smooth(mean, largest * share):
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-11 * 10 ** (together.dim() > 1))
+
+
+@pytest.mark.parametrize("width", [1e-3, 1.0, 1e3])
+def test_clustered_coordinates_are_inverted(width):
+    center = tensor([0.0, 5.0, -300.0], [1e4, 1e4, 1e4])
+    widths = width * tensor([1.0, 2.0, 1e3], [1.0, 1.0, 1e-3])
+    u = tensor([-1e5, -301.0, 0.0, 4.99, 1e3], [-1e5, 0.0, 1e4, 1e4 + 1e-2, 1e6])
+    t = clustered.coordinate(u, center, widths)
+    found, stretch = clustered.place(t, center, widths)
+    assert bool(((found - u).abs() < 1e-13 * stretch * (1 + t.abs())).all())
+    h = 1e-2 * stretch
+    ahead, behind = (clustered.coordinate(u + sign * h, center, widths) for sign in (1, -1))
+    torch.testing.assert_close((ahead - behind) / (2 * h), 1 / stretch, rtol=1e-3, atol=0)
+
+
+def log_sum_exp_by_fine_sums(mean, scale):
+    """u_1 - int_{u_0}^{u_1} prod_k F_k du - gamma, F_k a sum over the Gumbel density, or G itself where s = 0."""
+    g = np.arange(-4.3, 45.0, 0.04)
+    density = 0.04 * np.exp(-g - np.exp(-g))
+    low, high = np.max(mean - 9 * scale) - 4.3, np.max(mean + 9 * scale) + 45.0
+    total = 0.0
+    step = 0.05
+    nodes = np.arange(math.ceil((high - low) / step))
+    for u in np.array_split(low + step * (nodes + 0.5), 1 + len(nodes) // 2000):
+        product = np.ones_like(u)
+        for m, s in zip(mean, scale, strict=True):
+            z = (u[:, None] - m - g) / s if s else u - m
+            product *= scipy.special.ndtr(z) @ density if s else np.exp(-np.exp(-z))
+        total += step * np.sum(1 - product)
+    return low + total - np.euler_gamma
+
+
+@pytest.mark.parametrize(
+    ("mean", "scale"),
+    [
+        ((3.0, 0.0, -10.0), (0.0, 25.0, 60.0)),
+        ((0.0, 5.0, 40.0), (0.0, 0.0, 50.0)),
+        ((-20.0, 5.0, 30.0), (2.1, 30.0, 45.0)),  # all beyond where the Gumbel variable is integrated
+        ((10.0, 10.0, -80.0), (0.0, 3.0, 70.0)),
+    ],
+)
+def test_narrow_latents_beside_wide_ones(mean, scale):
+    m, s = column(*mean), column(*scale)
+    value, slope, bend = softmax._log_sum_exp_over_kernels(m.mT, s.mT.square())
+    assert abs(float(value) - log_sum_exp_by_fine_sums(np.array(mean), np.array(scale))) < 1e-10
+    assert abs(float(slope.sum()) - 1) < 1e-11
+    for k in range(3):
+        h, moved = 0.01, torch.zeros(1, 3, dtype=F64)
+        moved[0, k] = h
+        by_mean = [softmax._log_sum_exp_over_kernels(m.mT + i * moved, s.mT.square())[0] for i in (-2, -1, 1, 2)]
+        difference = float(by_mean[0] - 8 * by_mean[1] + 8 * by_mean[2] - by_mean[3]) / (12 * h)
+        assert abs(float(slope[0, k]) - difference) < 1e-9
+        if scale[k]:
+            by_variance = [softmax._log_sum_exp_over_kernels(m.mT, s.mT**2 + i * moved)[0] for i in (-2, -1, 1, 2)]
+            difference = float(by_variance[0] - 8 * by_variance[1] + 8 * by_variance[2] - by_variance[3]) / (12 * h)
+            assert abs(float(bend[0, k]) - difference) < 1e-9
 
 
 def test_a_datum_does_not_depend_on_its_company():

@@ -10,7 +10,9 @@ distribution function is a product. And 1 / S^n = int e^{-n u} e^{-S e^{-u}} du 
 
 Where the latents of a datum are not too spread, E[log sum exp] comes from matrix products
 (:mod:`gpext.quadrature.shared_grid`).
-Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.gumbel` computes.
+Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.gumbel` computes; those of
+F_k at nodes close together where one of them changes (:mod:`gpext.quadrature.clustered`), as a narrow latent may lie
+anywhere below a wide one.
 
 Derivatives in m_k and v_k are those of A_k, closed forms under the same nodes:
 d/dm = E[(y - x) ...], d/dv = E[((y - x)^2 - x) ...] / 2, x = e^{f - u}. Everything is computed in float64.
@@ -27,10 +29,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpext.quadrature.adaptive import require
-from gpext.quadrature.gumbel import DIGITS, REACH, cumulative, gumbel_step, inner_nodes, kernel_peak, log_kernel
+from gpext.quadrature.clustered import coordinate, place
+from gpext.quadrature.gumbel import (
+    DIGITS,
+    REACH,
+    cumulative,
+    cumulative_nodes,
+    gumbel_step,
+    inner_nodes,
+    kernel_peak,
+    log_kernel,
+)
 from gpext.quadrature.shared_grid import log_sum_exp_on_grid, span
 
 _LONGEST_SPAN = 300.0  # for which the grid is the faster one
+_CLUSTERED_STEP = math.pi / DIGITS  # of the coordinate in which nodes are clustered: a strip of half a unit
 _CHUNK = 2**18  # values of the innermost integrand at a time
 
 # mean, variance (B, K) and more -> values (B,), derivatives in mean and variance (B, K)
@@ -207,13 +220,21 @@ def _log_sum_exp(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _log_sum_exp_over_kernels(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Integrate F_* (1 - prod F_k) du between where F_* and where 1 - prod F_k vanishes."""
     floor, ceiling = m - _fall(v), m + _rise(v)
-    start, star = floor.max(-1)
-    end = ceiling.scatter(-1, star[:, None], -math.inf).amax(-1)
-    step = _outer_step(torch.ones_like(start), v)
-    return _in_groups(start, step, _count(start, end, step), inner_nodes(1.0, v), _evaluate_log_sum_exp, m, v)
+    first, star = floor.max(-1)
+    last = ceiling.scatter(-1, star[:, None], -math.inf).amax(-1)
+    start, end = coordinate(torch.stack([first, last], -1), m, _width(v)).unbind(-1)
+    step = torch.full_like(start, _CLUSTERED_STEP)
+    return _in_groups(start, step, _count(start, end, step), cumulative_nodes(v), _evaluate_log_sum_exp, m, v)
 
 
-def _evaluate_log_sum_exp(u: Tensor, step: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _width(v: Tensor) -> Tensor:
+    """Return over what F_k changes, in the units of :mod:`gpext.quadrature.clustered`."""
+    return 2 * (1 + v.sqrt())
+
+
+def _evaluate_log_sum_exp(t: Tensor, step: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u, stretch = place(t, m, _width(v))
+    steps = step[:, None] * stretch  # (B, U)
     star = (m - _fall(v)).argmax(-1, keepdim=True)
     is_star = torch.zeros_like(m).scatter(-1, star, 1.0)[..., None] > 0  # (B, K, 1)
     cdf, by_mean, by_variance = cumulative(u, m, v)  # (B, K, U)
@@ -221,10 +242,10 @@ def _evaluate_log_sum_exp(u: Tensor, step: Tensor, m: Tensor, v: Tensor) -> tupl
     of_star = torch.where(is_star, cdf, 0.0).sum(1)
     log_others = torch.where(is_star, 0.0, log_cdf).sum(1)
     above = -torch.expm1(log_others)
-    value = m.gather(-1, star).squeeze(-1) + step * (of_star * above).sum(-1)
+    value = m.gather(-1, star).squeeze(-1) + (steps * of_star * above).sum(-1)
     # The integrand's derivative in F_k: 1 - prod F_j for the star, -F_* prod_{j != *, k} F_j for the others.
     weight = torch.where(cdf > 0, (log_others[:, None] - log_cdf).exp(), 0.0) * -of_star[:, None]
-    weight = step[:, None, None] * torch.where(is_star, above[:, None], weight)
+    weight = steps[:, None] * torch.where(is_star, above[:, None], weight)
     slope = torch.where(is_star[..., 0], 1.0, 0.0) + (weight * by_mean).sum(-1)
     return value, slope, (weight * by_variance).sum(-1)
 
