@@ -23,6 +23,7 @@ DIGITS = 34.0  # -log of the error of every sum
 REACH = math.sqrt(2 * DIGITS)  # a Gaussian has fallen to it, in standard deviations
 _WIDE = 2.0  # standard deviation above which the Gumbel variable is integrated instead of the Gaussian one
 _HEIGHTS = (0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.4, 1.48)
+_TILT = 3.0  # c, up to which the Gauss rule resolves e^{-c g} beside the Gumbel density
 _GAUSS_NODES = 32  # of the rule for the Gumbel density: 2e-13 at _WIDE, rounding from 2.5 on
 _SOLVER_STEPS = 7  # of Newton's method for the peak; the largest number that any argument takes
 
@@ -119,7 +120,14 @@ def log_kernel(y: Tensor, n: float, u: Tensor, m: Tensor, v: Tensor) -> tuple[Te
     """Return log A_k(u) and its derivatives in m and v, (B, K, U) each, from u (B, U) and (B, K) of the others."""
 
     def over_gumbel(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _log_kernel_over_gumbel(d, y, v, n)
+        y, v = y.expand(d.shape), v.expand(d.shape)
+        near = d + (y - _TILT) * v <= 0
+        result = torch.empty(3, *d.shape, dtype=d.dtype, device=d.device)
+        for where, nodes in ((near, _gauss_nodes), (~near, _equal_nodes)):
+            if bool(where.any()):
+                at, count, variance = d[where], y[where], v[where]
+                result[:, where] = torch.stack(_log_kernel_over_gumbel(at, count, variance, *nodes(n, d.device)))
+        return result[0], result[1], result[2]
 
     return _by_width(m[..., None] - u[:, None], v, (y, v), _log_kernel_over_gaussian, over_gumbel)
 
@@ -155,16 +163,32 @@ def _log_kernel_over_gaussian(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, 
     return value, slope, 0.5 * (square - (y - slope))
 
 
-def _log_kernel_over_gumbel(d: Tensor, y: Tensor, v: Tensor, n: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrate over the Gumbel variable: A = e^{y d + y^2 v / 2} int e^{-g - e^-g} Phi(x) dg, x = -(d + g) / s - y s.
+def _gauss_nodes(n: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return nodes g and the logarithms of their weights (Q,): the Gauss rule of the Gumbel density.
 
-    Where x < 0, Phi(x) = e^{-x^2 / 2} erfcx(-x / sqrt 2) / 2 takes up the large exponents.
+    Where x = -c s at g = 0, Phi(x) is about e^{-c g}: for c up to _TILT the relative error is that of rounding.
     """
-    s = v.sqrt()
+    nodes, weight = _gauss_rule(device)
+    return nodes, weight.log()
+
+
+def _equal_nodes(n: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the same of equally spaced nodes, for the rest."""
     low, high = -math.log(2 * n + DIGITS), DIGITS
     step = float(gumbel_step(torch.tensor(2.0 * n + 1)))
-    g = torch.arange(math.ceil((high - low) / step) + 1, dtype=d.dtype, device=d.device) * step + low
-    g = g.view(-1, *(1,) * d.dim())  # (Q, ...)
+    g = torch.arange(math.ceil((high - low) / step) + 1, dtype=torch.float64, device=device) * step + low
+    return g, math.log(step) - g - torch.exp(-g)
+
+
+def _log_kernel_over_gumbel(
+    d: Tensor, y: Tensor, v: Tensor, g: Tensor, log_weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate over the Gumbel variable: A = e^{y d + y^2 v / 2} int e^{-g - e^-g} Phi(x) dg, x = -(d + g) / s - y s.
+
+    Where x < 0, Phi(x) = e^{-x^2 / 2} erfcx(-x / sqrt 2) / 2 takes up the large exponents. All of d, y and v (R,).
+    """
+    s = v.sqrt()
+    g, log_weight = g.unsqueeze(-1), log_weight.unsqueeze(-1)  # (Q, 1)
     x = -(d + g) / s - y * s
     below = x < 0
     scaled = torch.special.erfcx(-x.clamp(max=0) * math.sqrt(0.5))
@@ -172,11 +196,11 @@ def _log_kernel_over_gumbel(d: Tensor, y: Tensor, v: Tensor, n: float) -> tuple[
     exponent = torch.where(
         below, -0.5 * (d + g).square() / v - y * g + (0.5 * scaled).log(), y * d + 0.5 * y.square() * v + log_ndtr
     )
-    exponent = exponent - g - torch.exp(-g)
+    exponent = exponent + log_weight
     ratio = torch.where(  # of the normal density to Phi
         below, math.sqrt(2 / math.pi) / scaled, torch.exp(-0.5 * x.square() - log_ndtr) / math.sqrt(2 * math.pi)
     )
-    value = torch.logsumexp(exponent, 0) + math.log(step)
+    value = torch.logsumexp(exponent, 0)
     weight = exponent.softmax(0)
     slope = y - (weight * ratio).sum(0) / s
     bend = 0.5 * y.square() - (weight * ratio * (y / s + 0.5 * x / v)).sum(0)
