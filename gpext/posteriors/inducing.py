@@ -28,7 +28,7 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
         torch.linalg.LinAlgError: K_zz is not positive definite: raise the jitter or remove duplicate inducing points.
     """
     chol, info = torch.linalg.cholesky_ex(inducing_covariance.double())
-    if bool((info != 0).any()):
+    if bool(info.any()):
         raise torch.linalg.LinAlgError(
             f"the covariance of the {inducing_covariance.size(-1)} inducing points is not positive definite (leading "
             f"minor {int(info.max())}); raise jitter_val or move inducing points apart."
@@ -36,11 +36,16 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
     return chol
 
 
-def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites) -> tuple[Tensor, Tensor]:
-    """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M)."""
+def project(
+    whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M).
+
+    Each datum counts `weight` times.
+    """
     residual = sites.shift - sites.precision * prior_mean
     vector = (whitened @ residual.unsqueeze(-1)).squeeze(-1)
-    return vector, (whitened * sites.precision.unsqueeze(-2)) @ whitened.mT
+    return weight * vector, (whitened * (weight * sites.precision).unsqueeze(-2)) @ whitened.mT
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class InducingPosterior:
         mean = prior_mean + (self.mean.to(whitened.dtype).unsqueeze(-2) @ whitened).squeeze(-2)
         reduced = torch.linalg.solve_triangular(self.chol_precision.to(whitened.dtype), whitened, upper=False)
         variance = conditional_variance + reduced.square_().sum(-2)
-        if bool((variance < 0).any()):
+        if bool(variance.min() < 0):
             raise torch.linalg.LinAlgError(
                 f"the marginals of q(f) have lost their digits in {whitened.dtype}: the smallest variance is "
                 f"{variance.min().item():.3g}. Raise jitter_val, rescale the data or work in float64; modules of a "
@@ -93,12 +98,13 @@ def condition_inducing(natural_vector: Tensor, precision: Tensor) -> InducingPos
         torch.linalg.LinAlgError: the precision is not positive definite.
     """
     chol, info = torch.linalg.cholesky_ex(precision.double())
-    if bool((info != 0).any()):
+    if bool(info.any()):
         raise torch.linalg.LinAlgError(
             "the precision of q(u) is not positive definite: a site precision is too negative, or the parameters were "
             "moved by an optimiser other than a natural-gradient step. Lower the rate or work in float64."
         )
-    mean = torch.cholesky_solve(natural_vector.double().unsqueeze(-1), chol).squeeze(-1)
+    half_way = torch.linalg.solve_triangular(chol, natural_vector.double().unsqueeze(-1), upper=False)
+    mean = torch.linalg.solve_triangular(chol.mT, half_way, upper=True).squeeze(-1)
     return InducingPosterior(mean, chol)
 
 

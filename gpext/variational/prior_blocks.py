@@ -7,7 +7,7 @@ at minibatch size. Where the covariance is one kernel at one set of inputs, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,9 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.kernels import direct_covariance
+
+
+Key = Sequence[Tensor | float]
 
 
 @dataclass(frozen=True)
@@ -80,20 +83,23 @@ class FactorCache:
     """
 
     def __init__(self) -> None:
-        self._key: list[Tensor] | None = None
+        self._key: Key | None = None
         self._factor: Tensor | None = None
 
-    def get(self, key: list[Tensor]) -> Tensor | None:
-        """Return the factor made from tensors equal to these, or None."""
+    def get(self, key: Key) -> Tensor | None:
+        """Return the factor made from tensors and numbers equal to these, or None."""
         if self._key is None or len(key) != len(self._key):
             return None
         same = all(_identical(a, b) for a, b in zip(key, self._key, strict=True))
         return self._factor if same else None
 
-    def put(self, key: list[Tensor], factor: Tensor) -> None:
+    def put(self, key: Key, factor: Tensor) -> None:
         """Keep a factor."""
-        self._key, self._factor = [tensor.detach().clone() for tensor in key], factor
+        self._key = [each.detach().clone() if isinstance(each, Tensor) else each for each in key]
+        self._factor = factor
 
 
-def _identical(a: Tensor, b: Tensor) -> bool:
+def _identical(a: Tensor | float, b: Tensor | float) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

@@ -32,7 +32,7 @@ from gpext.inference import (
     require_augmentation,
 )
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import check_finite, check_tensor
+from gpext.likelihoods.checks import check_finite, check_tensor, is_finite
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, check_latents, require_term
@@ -225,9 +225,10 @@ class SiteVariationalStrategy(VariationalStrategy):
         size = check_batch(x, likelihood.datum_shape(y), num_data, share)
         check_dtype(x, self.inducing_points)
         check_columns(x, self.inducing_points)
-        likelihood.check(y)
         num_data = num_data or size
         scale = (num_data if share is None else share) / size
+        with torch.no_grad():
+            augmentation = likelihood.augmentation(y) if bound == "augmented" else likelihood.check(y)
         with torch.set_grad_enabled(gradient is not None):
             cross = self.cross_blocks(x)
             inducing_covariance = self.inducing_covariance() if gradient is not None else None
@@ -237,13 +238,13 @@ class SiteVariationalStrategy(VariationalStrategy):
             posterior = self.posterior()
             conditional_variance = cross.variance - whitened.square().sum(-2)
             mean, variance = posterior.marginals(whitened, cross.mean, conditional_variance)
-            if bound == "exact":
+            if augmentation is None:
                 terms = exact_terms(likelihood, y, mean, variance)
                 sites = terms.best_sites(mean)
             else:
-                sites = augmented_sites(likelihood.augmentation(y), mean, variance)
-            vector, gram = project(whitened, cross.mean, sites)
-        if not bool(vector.isfinite().all()):
+                sites = augmented_sites(augmentation, mean, variance)
+            vector, gram = project(whitened, cross.mean, sites, weight=scale)
+        if not is_finite(vector):
             raise FloatingPointError(
                 "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
                 "infinite, or a value overflowed; check them, rescale the data or work in float64."
@@ -251,9 +252,9 @@ class SiteVariationalStrategy(VariationalStrategy):
         local = None
         if inducing_covariance is not None:
             if gradient == "augmented":
-                local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
+                local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram / scale
             elif bound == "exact":
-                local, local_gram = terms, gram
+                local, local_gram = terms, gram / scale
             else:
                 local = exact_terms(likelihood, y, mean, variance)
                 local_gram = (whitened * local.precision.unsqueeze(-2)) @ whitened.mT
@@ -266,8 +267,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         return Batch(
             posterior,
             num_data,
-            scale * vector,
-            scale * gram,
+            vector,
+            gram,
             None if local is None else scale * local.total,
             scale * terms.total if bound == "exact" else None,
             gain_at,
@@ -308,16 +309,18 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Leave out gpytorch's memos, whose graph cannot be copied."""
         return {name: value for name, value in self.__dict__.items() if name != "_memoize_cache"}
 
-    def prior_key(self) -> list[Tensor]:
+    def prior_key(self) -> list[Tensor | float]:
         """Return everything the prior over u depends on, to tell whether what was made of it still holds."""
-        return [*self.model.hyperparameters(), self.inducing_points, torch.tensor(self.jitter_val)]
+        own = {id(p) for p in self._variational_distribution.parameters()}
+        others = [p for p in self.model.parameters() if id(p) not in own]  # quicker than hyperparameters()
+        return [*others, self.inducing_points, self.jitter_val]
 
     def _factor(self) -> Tensor:
-        """Return L with L L' = K_zz + jitter I, kept while the hyperparameters stay as they are."""
+        """Return L with L L' = K_zz + jitter I in the model's dtype, kept while the hyperparameters stay the same."""
         key = self.prior_key()
         chol = self._factors.get(key)
         if chol is None:
-            chol = factorise(self.inducing_covariance())
+            chol = factorise(self.inducing_covariance()).to(self.inducing_points.dtype)
             self._factors.put(key, chol)
         return chol
 
