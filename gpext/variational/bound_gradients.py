@@ -26,7 +26,6 @@ def backpropagate(
     whitened: Tensor,
     posterior: InducingPosterior,
     local: LocalTerms,
-    gram: Tensor,
     weight: float,
 ) -> None:
     """Add weight times the derivatives of sum_i F_i at fixed q(v) to the `.grad` of every parameter behind it.
@@ -38,14 +37,13 @@ def backpropagate(
         whitened: A (..., M, N).
         posterior: q(v).
         local: F_i and its derivatives.
-        gram: A diag(tau) A' (..., M, M), tau the local terms' precision.
         weight: the factor.
     """
     with torch.no_grad():
         g, tau = weight * local.mean_gradient, weight * local.precision
         back = back_substitute(chol, posterior, whitened.dtype)
         vector = (whitened @ g.unsqueeze(-1)).squeeze(-1).double()
-        weighted = (weight * gram).double()
+        weighted = ((whitened * tau.unsqueeze(-2)) @ whitened.mT).double()
         inducing = inducing_gradient(chol, posterior, vector, weighted).to(whitened.dtype)
     push_back(
         (inducing_covariance, inducing),

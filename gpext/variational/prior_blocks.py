@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -21,6 +22,7 @@ from gpext.kernels import direct_covariance
 
 
 Key = Sequence[Tensor | float]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,26 @@ class CrossBlocks:
     covariance: Tensor  # K_zx (..., M, N)
     variance: Tensor  # k_ii + jitter (..., N)
     mean: Tensor  # mu_i (..., N)
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """What the inducing values say of N inputs at the present hyperparameters, outside the graph."""
+
+    matrix: Tensor  # A = L^-1 K_zx (..., M, N)
+    mean: Tensor  # mu_i (..., N)
+    conditional_variance: Tensor  # k_ii - q_ii (..., N): what they leave of the prior variance
+
+    def take(self, index: slice) -> Whitened:
+        """Return the same for some of the inputs."""
+        return Whitened(self.matrix[..., index], self.mean[..., index], self.conditional_variance[..., index])
+
+
+@torch.no_grad()
+def whiten(chol: Tensor, cross: CrossBlocks) -> Whitened:
+    """Return A = L^-1 K_zx and what goes with it, L (..., M, M) of K_zz."""
+    matrix = torch.linalg.solve_triangular(chol.to(cross.covariance.dtype), cross.covariance, upper=False)
+    return Whitened(matrix, cross.mean.detach(), cross.variance - matrix.square().sum(-2))
 
 
 def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Tensor]:
@@ -76,25 +98,25 @@ def is_changed_together(prior: Callable[[Tensor], MultivariateNormal], first: Te
     return False
 
 
-class FactorCache:
-    """Keeps a factor as long as the numbers it was made from stay the same.
+class FactorCache(Generic[Made]):
+    """Keeps a factor, or what else was made of tensors and numbers, as long as these stay the same.
 
     Keyed by value: parameters are also changed through `.data`, which leaves no trace in their version counters.
     """
 
     def __init__(self) -> None:
         self._key: Key | None = None
-        self._factor: Tensor | None = None
+        self._factor: Made | None = None
 
-    def get(self, key: Key) -> Tensor | None:
-        """Return the factor made from tensors and numbers equal to these, or None."""
+    def get(self, key: Key) -> Made | None:
+        """Return what was made of tensors and numbers equal to these, or None."""
         if self._key is None or len(key) != len(self._key):
             return None
         same = all(_identical(a, b) for a, b in zip(key, self._key, strict=True))
         return self._factor if same else None
 
-    def put(self, key: Key, factor: Tensor) -> None:
-        """Keep a factor."""
+    def put(self, key: Key, factor: Made) -> None:
+        """Keep what was made of them."""
         self._key = [each.detach().clone() if isinstance(each, Tensor) else each for each in key]
         self._factor = factor
 

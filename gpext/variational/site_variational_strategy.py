@@ -16,6 +16,7 @@ A likelihood of D latent functions wants D independent q(u), a batch of them: it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,9 +42,11 @@ from gpext.variational.natural_step import Batch, rising_rate, total_divergence
 from gpext.variational.prior_blocks import (
     CrossBlocks,
     FactorCache,
+    Whitened,
     dense_covariance,
     is_changed_together,
     split_covariance,
+    whiten,
 )
 
 _MANY = 1024  # inputs that tell whether a model sees its batch
@@ -126,7 +129,7 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def update(
         self,
-        x: Tensor,
+        x: Tensor | Callable[[], Whitened],
         y: Tensor,
         likelihood: LatentLikelihood,
         rate: float = 1.0,
@@ -140,7 +143,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
-            x: inputs (..., B, d).
+            x: inputs (..., B, d); or, without a `gradient`, a function that returns what :meth:`whiten` has made of
+                them at the present hyperparameters, of finite inputs.
             y: targets (..., B), or what the likelihood takes.
             likelihood: any likelihood of gpext.
             rate: rho in (0, 1].
@@ -204,7 +208,7 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def _see(
         self,
-        x: Tensor,
+        x: Tensor | Callable[[], Whitened],
         y: Tensor,
         likelihood: LatentLikelihood,
         rate: float,
@@ -220,48 +224,51 @@ class SiteVariationalStrategy(VariationalStrategy):
             raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
         if gradient == "augmented":
             require_augmentation(likelihood)
-        check_tensor("inputs", x)
         check_tensor("targets", y)
-        size = check_batch(x, likelihood.datum_shape(y), num_data, share)
-        check_dtype(x, self.inducing_points)
-        check_columns(x, self.inducing_points)
+        seen = None
+        if gradient is None and callable(x):
+            seen = x()
+            size = likelihood.datum_shape(y)[-1]
+        else:
+            check_tensor("inputs", x)
+            size = check_batch(x, likelihood.datum_shape(y), num_data, share)
+            check_dtype(x, self.inducing_points)
+            check_columns(x, self.inducing_points)
         num_data = num_data or size
         scale = (num_data if share is None else share) / size
         with torch.no_grad():
             augmentation = likelihood.augmentation(y) if bound == "augmented" else likelihood.check(y)
-        with torch.set_grad_enabled(gradient is not None):
-            cross = self.cross_blocks(x)
-            inducing_covariance = self.inducing_covariance() if gradient is not None else None
+        if gradient is None:
+            seen = self.whiten(x) if seen is None else seen
+        else:
+            with torch.enable_grad():
+                cross, inducing_covariance = self.cross_blocks(x), self.inducing_covariance()
+            chol = factorise(inducing_covariance.detach())
+            seen = whiten(chol, cross)
         with torch.no_grad():
-            chol = self._factor() if inducing_covariance is None else factorise(inducing_covariance)
-            whitened = torch.linalg.solve_triangular(chol.to(x.dtype), cross.covariance, upper=False)
             posterior = self.posterior()
-            conditional_variance = cross.variance - whitened.square().sum(-2)
-            mean, variance = posterior.marginals(whitened, cross.mean, conditional_variance)
+            mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
             if augmentation is None:
                 terms = exact_terms(likelihood, y, mean, variance)
                 sites = terms.best_sites(mean)
             else:
                 sites = augmented_sites(augmentation, mean, variance)
-            vector, gram = project(whitened, cross.mean, sites, weight=scale)
+            vector, gram = project(seen.matrix, seen.mean, sites, weight=scale)
         if not is_finite(vector):
             raise FloatingPointError(
                 "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
                 "infinite, or a value overflowed; check them, rescale the data or work in float64."
             )
         local = None
-        if inducing_covariance is not None:
+        if gradient is not None:
             if gradient == "augmented":
-                local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram / scale
-            elif bound == "exact":
-                local, local_gram = terms, gram / scale
+                local = augmented_terms(likelihood, y, mean, variance, sites)
             else:
-                local = exact_terms(likelihood, y, mean, variance)
-                local_gram = (whitened * local.precision.unsqueeze(-2)) @ whitened.mT
-            backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, -scale / num_data)
+                local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
+            backpropagate(inducing_covariance, cross, chol, seen.matrix, posterior, local, -scale / num_data)
 
         def gain_at(moved: InducingPosterior) -> Tensor:
-            marginals = moved.marginals(whitened, cross.mean, conditional_variance)
+            marginals = moved.marginals(seen.matrix, seen.mean, seen.conditional_variance)
             return scale * likelihood.expected_log_density(y, *marginals).double().sum(-1)
 
         return Batch(
@@ -273,6 +280,11 @@ class SiteVariationalStrategy(VariationalStrategy):
             scale * terms.total if bound == "exact" else None,
             gain_at,
         )
+
+    @torch.no_grad()
+    def whiten(self, x: Tensor) -> Whitened:
+        """Return what the inducing values say of inputs x (..., N, d) at the present hyperparameters."""
+        return whiten(self._factor(), self.cross_blocks(x))
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
