@@ -84,6 +84,13 @@ class InducingPosterior:
         return torch.cholesky_inverse(self.chol_precision)
 
     @property
+    def complement(self) -> Tensor:
+        """I - S (..., M, M)."""
+        complement = -self.covariance
+        complement.diagonal(dim1=-2, dim2=-1).add_(1)
+        return complement
+
+    @property
     def divergence_from_prior(self) -> Tensor:
         """KL(q(v) || N(0, I)) = (|m_v|^2 + tr S - M + log|Lambda|) / 2 (...)."""
         log_det = 2 * self.chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -109,47 +116,42 @@ def condition_inducing(natural_vector: Tensor, precision: Tensor) -> InducingPos
 
 
 def back_substitute(chol: Tensor, posterior: InducingPosterior, dtype: torch.dtype) -> Tensor:
-    """Return L^-T [I - S, m_v] (..., M, M + 1): what :func:`cross_gradient` multiplies, one solve for all blocks."""
-    complement = -posterior.covariance
-    complement.diagonal(dim1=-2, dim2=-1).add_(1)
-    stacked = torch.cat([complement, posterior.mean.unsqueeze(-1)], -1)
+    """Return L^-T [I - S, m_v] (..., M, M + 1)."""
+    stacked = torch.cat([posterior.complement, posterior.mean.unsqueeze(-1)], -1)
     return torch.linalg.solve_triangular(chol.mT, stacked, upper=True).to(dtype)
 
 
-def cross_gradient(back: Tensor, whitened: Tensor, mean_gradient: Tensor, precision: Tensor) -> Tensor:
-    r"""Return dF/dK_zx (..., M, N) of F = sum_i F_i(m_i, v_i) at fixed q(v).
+def prior_gradients(
+    chol: Tensor, posterior: InducingPosterior, whitened: Tensor, mean_gradient: Tensor, precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Return dF/dK_zz (..., M, M), float64, and dF/dK_zx (..., M, N) of F = sum_i F_i(m_i, v_i) at fixed q(v).
 
-    m_i = mu_i + a_i' m_v and v_i = k_ii - |a_i|^2 + a_i' S a_i give G_A = dF/dA = m_v g' + (I - S) A T with
-    g_i = dF_i/dm_i and tau_i = -2 dF_i/dv_i, and dF/dK_zx = L^-T G_A. (dF/dk_ii = -tau_i / 2 and dF/dmu_i = g_i.)
+    m_i = mu_i + a_i' m_v and v_i = k_ii - |a_i|^2 + a_i' S a_i give G = dF/dA = m_v g' + (I - S) A T with
+    g_i = dF_i/dm_i and tau_i = -2 dF_i/dv_i, and through A = L^-1 K_zx
 
-    Args:
-        back: L^-T [I - S, m_v] of :func:`back_substitute`.
-        whitened: A (..., M, N).
-        mean_gradient: g (..., N).
-        precision: tau (..., N).
-    """
-    # Transposed, because a triangular solve leaves A column-major: the scaling and the product then stream through it.
-    rows = torch.broadcast_shapes(whitened.mT.shape[:-1], precision.shape)
-    weighted = whitened.new_empty(*rows, back.size(-1))
-    torch.mul(whitened.mT, precision.unsqueeze(-1), out=weighted[..., :-1])
-    weighted[..., -1] = mean_gradient
-    return (weighted @ back.mT).mT
+        dF/dK_zx = L^-T G,     dF/dK_zz = -sym(L^-T Phi(G A') L^-1)
 
-
-def inducing_gradient(chol: Tensor, posterior: InducingPosterior, vector: Tensor, gram: Tensor) -> Tensor:
-    r"""Return dF/dK_zz = -sym(L^-T Phi(G_A A') L^-1) (..., M, M), Phi: halve the diagonal, drop what is above it.
-
-    G_A A' = m_v (A g)' + (I - S) A T A' comes from sums over the data that the site update has at hand.
+    Phi halves the diagonal and drops what is above it. (dF/dk_ii = -tau_i / 2 and dF/dmu_i = g_i.)
 
     Args:
         chol: L (..., M, M), float64.
         posterior: q(v).
-        vector: A g (..., M), float64.
-        gram: A diag(tau) A' (..., M, M), float64.
+        whitened: A (..., M, N).
+        mean_gradient: g (..., N).
+        precision: tau (..., N).
     """
-    return factor_gradient(
-        chol, posterior.mean.unsqueeze(-1) @ vector.unsqueeze(-2) + gram - posterior.covariance @ gram
-    )
+    dtype = whitened.dtype
+    # Transposed, because a triangular solve leaves A column-major: the scaling and the products then stream through it.
+    rows = whitened.mT * precision.unsqueeze(-1)  # T A'
+    g, mean = mean_gradient.unsqueeze(-1), posterior.mean.unsqueeze(-1)
+    if rows.size(-2) > 2 * rows.size(-1):  # one solve for L^-T (I - S), and products alone at the size of the data
+        cross = (torch.cat([rows, g], -1) @ back_substitute(chol, posterior, dtype).mT).mT
+        inner = mean @ (whitened @ g).double().mT + posterior.complement @ (whitened @ rows).double()
+    else:
+        outer = rows @ posterior.complement.to(dtype) + g * mean.to(dtype).mT  # G'
+        cross = torch.linalg.solve_triangular(chol.mT.to(dtype), outer.mT, upper=True)
+        inner = (whitened @ outer).mT.double()
+    return factor_gradient(chol, inner), cross
 
 
 def factor_gradient(chol: Tensor, inner: Tensor) -> Tensor:
