@@ -48,9 +48,7 @@ def _evaluate(scaled: _Scaled, outputscale: Tensor) -> Tensor:
 
 class _SquaredExponential(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: _Scaled
-    ) -> Tensor:
+    def forward(ctx: Any, x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: _Scaled) -> Tensor:
         covariance = _evaluate(scaled, outputscale)
         z, x = scaled.inputs.split([len(x1), len(x2)])
         ctx.save_for_backward(z, x, lengthscale, outputscale, covariance)

@@ -36,9 +36,7 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
     return chol
 
 
-def project(
-    whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M).
 
     Each datum counts `weight` times.

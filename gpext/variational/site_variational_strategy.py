@@ -44,6 +44,7 @@ from gpext.variational.prior_blocks import (
     FactorCache,
     Whitened,
     dense_covariance,
+    hyperparameters,
     is_changed_together,
     split_covariance,
     whiten,
@@ -175,7 +176,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         parameters = (
             [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 and gradient is not None else []
         )
-        eta, half = (p.detach() for p in self._variational_distribution.parameters())  # half is -Lambda / 2
+        distribution = self._variational_distribution
+        eta, half = distribution.natural_vec.detach(), distribution.natural_mat.detach()  # half is -Lambda / 2
         scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
         seen: list[Batch] = []
 
@@ -323,9 +325,7 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def prior_key(self) -> list[Tensor | float]:
         """Return everything the prior over u depends on, to tell whether what was made of it still holds."""
-        own = {id(p) for p in self._variational_distribution.parameters()}
-        others = [p for p in self.model.parameters() if id(p) not in own]  # quicker than hyperparameters()
-        return [*others, self.inducing_points, self.jitter_val]
+        return [*hyperparameters(self.model), self.inducing_points, self.jitter_val]
 
     def _factor(self) -> Tensor:
         """Return L with L L' = K_zz + jitter I in the model's dtype, kept while the hyperparameters stay the same."""
@@ -353,7 +353,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Set eta <- (1 - rate) eta + rate vector and Lambda <- (1 - rate) Lambda + rate (I + gram)."""
         distribution = self._variational_distribution
         eta, half = distribution.natural_vec, distribution.natural_mat  # half is -Lambda / 2
-        eta.mul_(1 - rate).add_(vector.to(eta.dtype), alpha=rate)
+        eta.lerp_(vector.to(eta.dtype), rate)
         half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate)
         half.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
         self._clear_cache()
