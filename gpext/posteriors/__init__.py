@@ -11,6 +11,7 @@ from gpext.posteriors.inducing import (
     condition_inducing,
     factor_gradient,
     factorise,
+    forward_solve,
     prior_gradients,
     project,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "condition_matrix_free",
     "factor_gradient",
     "factorise",
+    "forward_solve",
     "prior_gradients",
     "project",
 ]

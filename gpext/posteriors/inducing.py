@@ -36,6 +36,11 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
     return chol
 
 
+def forward_solve(chol: Tensor, right: Tensor) -> Tensor:
+    """Return L^-1 R (..., M, N), solved as X L' = R': for MKL in float32 half the time of L X = R, or the same."""
+    return torch.linalg.solve_triangular(chol.mT, right.mT, upper=True, left=False).mT
+
+
 def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M).
 
@@ -66,7 +71,7 @@ class InducingPosterior:
                 jitter can carry.
         """
         mean = prior_mean + (self.mean.to(whitened.dtype).unsqueeze(-2) @ whitened).squeeze(-2)
-        reduced = torch.linalg.solve_triangular(self.chol_precision.to(whitened.dtype), whitened, upper=False)
+        reduced = forward_solve(self.chol_precision.to(whitened.dtype), whitened)
         variance = conditional_variance + reduced.square_().sum(-2)
         if bool(variance.min() < 0):
             raise torch.linalg.LinAlgError(
@@ -139,17 +144,17 @@ def prior_gradients(
         precision: tau (..., N).
     """
     dtype = whitened.dtype
-    # Transposed, because a triangular solve leaves A column-major: the scaling and the products then stream through it.
-    rows = whitened.mT * precision.unsqueeze(-1)  # T A'
-    g, mean = mean_gradient.unsqueeze(-1), posterior.mean.unsqueeze(-1)
-    if rows.size(-2) > 2 * rows.size(-1):  # one solve for L^-T (I - S), and products alone at the size of the data
-        cross = (torch.cat([rows, g], -1) @ back_substitute(chol, posterior, dtype).mT).mT
-        inner = mean @ (whitened @ g).double().mT + posterior.complement @ (whitened @ rows).double()
+    weighted = whitened * precision.unsqueeze(-2)  # A T
+    g, mean = mean_gradient.unsqueeze(-2), posterior.mean.unsqueeze(-1)
+    # Of the gradient in K_zx the transpose is made, because the kernel wants it column-major.
+    if weighted.size(-1) > 2 * weighted.size(-2):  # one solve for L^-T (I - S), and products alone at the data's size
+        cross = torch.cat([weighted, g], -2).mT @ back_substitute(chol, posterior, dtype).mT
+        inner = mean @ (g @ whitened.mT).double() + posterior.complement @ (weighted @ whitened.mT).double()
     else:
-        outer = rows @ posterior.complement.to(dtype) + g * mean.to(dtype).mT  # G'
-        cross = torch.linalg.solve_triangular(chol.mT.to(dtype), outer.mT, upper=True)
+        outer = weighted.mT @ posterior.complement.to(dtype) + g.mT * mean.to(dtype).mT  # G'
+        cross = torch.linalg.solve_triangular(chol.to(dtype), outer, upper=False, left=False)
         inner = (whitened @ outer).mT.double()
-    return factor_gradient(chol, inner), cross
+    return factor_gradient(chol, inner), cross.mT
 
 
 def factor_gradient(chol: Tensor, inner: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.kernels import direct_covariance
+from gpext.posteriors import forward_solve
 
 Key = Sequence[Tensor | float]
 Made = TypeVar("Made")
@@ -50,7 +51,7 @@ class Whitened:
 @torch.no_grad()
 def whiten(chol: Tensor, cross: CrossBlocks) -> Whitened:
     """Return A = L^-1 K_zx and what goes with it, L (..., M, M) of K_zz."""
-    matrix = torch.linalg.solve_triangular(chol.to(cross.covariance.dtype), cross.covariance, upper=False)
+    matrix = forward_solve(chol.to(cross.covariance.dtype), cross.covariance)
     return Whitened(matrix, cross.mean.detach(), cross.variance - matrix.square().sum(-2))
 
 
