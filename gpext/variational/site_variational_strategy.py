@@ -104,8 +104,8 @@ class SiteVariationalStrategy(VariationalStrategy):
                 f"are {inducing_points.size(-2)} inducing points."
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
-        self._factors = FactorCache()
-        self._known = FactorCache()  # the parameters that gpytorch's memos were made at, in eval mode
+        self._factors: FactorCache[Tensor] = FactorCache()
+        self._known: FactorCache[Tensor] = FactorCache()  # the parameters of gpytorch's memos, in eval mode
 
     @property
     def variational_distribution(self) -> MultivariateNormal:
@@ -227,26 +227,30 @@ class SiteVariationalStrategy(VariationalStrategy):
         if gradient == "augmented":
             require_augmentation(likelihood)
         check_tensor("targets", y)
-        seen = None
-        if gradient is None and callable(x):
-            seen = x()
-            size = likelihood.datum_shape(y)[-1]
+        augmentation = None
+        with torch.no_grad():
+            if bound == "augmented":
+                augmentation = require_augmentation(likelihood).augmentation(y)  # checks the targets, too
+            else:
+                likelihood.check(y)
+        data = likelihood.datum_shape(y)
+        if gradient is None and not isinstance(x, Tensor) and callable(x):
+            size, seen = data[-1], x()
         else:
             check_tensor("inputs", x)
-            size = check_batch(x, likelihood.datum_shape(y), num_data, share)
+            assert isinstance(x, Tensor)
+            size = check_batch(x, data, num_data, share)
             check_dtype(x, self.inducing_points)
             check_columns(x, self.inducing_points)
+            if gradient is None:
+                seen = self.whiten(x)
+            else:
+                with torch.enable_grad():
+                    cross, inducing_covariance = self.cross_blocks(x), self.inducing_covariance()
+                chol = factorise(inducing_covariance.detach())
+                seen = whiten(chol, cross)
         num_data = num_data or size
         scale = (num_data if share is None else share) / size
-        with torch.no_grad():
-            augmentation = likelihood.augmentation(y) if bound == "augmented" else likelihood.check(y)
-        if gradient is None:
-            seen = self.whiten(x) if seen is None else seen
-        else:
-            with torch.enable_grad():
-                cross, inducing_covariance = self.cross_blocks(x), self.inducing_covariance()
-            chol = factorise(inducing_covariance.detach())
-            seen = whiten(chol, cross)
         with torch.no_grad():
             posterior = self.posterior()
             mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
