@@ -62,7 +62,7 @@ class SiteStepper:
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
         self._ahead: FactorCache[Whitened] = FactorCache()
-        self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate, fused=True)] if self._parameters else []
+        self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate)] if self._parameters else []
 
     def step(self, x: Tensor, y: Tensor, batches: Minibatches) -> float:
         """Take a step on the next minibatch of x and y; return the objective per datum as last computed, before one."""
