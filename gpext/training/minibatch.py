@@ -98,9 +98,9 @@ class SiteStepper:
     def _whitened(self, x: Tensor, batches: Minibatches) -> Whitened:
         """Return what the inducing values say of the minibatch drawn last.
 
-        It is made for a thousand data at once, those of the steps up to the next one in the hyperparameters, and kept
-        while these stay as they are. Where the thousand start depends on the step alone: a resumed run goes on bit for
-        bit.
+        It is made for a thousand data at once, those of the steps until the hyperparameters move again, and kept while
+        these stay as they are. Which data these are depends on the number of the step alone, so that a resumed run goes
+        on bit for bit.
         """
         size, number = batches.batch_size, batches.num_drawn - 1
         position = number % batches.per_epoch
