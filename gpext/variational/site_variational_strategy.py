@@ -17,6 +17,7 @@ A likelihood of D latent functions wants D independent q(u), a batch of them: it
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ from gpext.likelihoods.checks import check_finite, check_tensor, is_finite
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, check_latents, require_term
-from gpext.variational.bound_gradients import backpropagate, gradients_apart
-from gpext.variational.natural_step import Batch, rising_rate, total_divergence
+from gpext.variational.bound_gradients import backpropagate
+from gpext.variational.natural_step import Batch, rising_rate, see_together, total_divergence
 from gpext.variational.prior_blocks import (
     CrossBlocks,
     FactorCache,
@@ -173,41 +174,31 @@ class SiteVariationalStrategy(VariationalStrategy):
         bound = require_term(likelihood, bound)
         self.check_latents(likelihood)
         ranks = Ranks.alone() if ranks is None else ranks
-        parameters = (
-            [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 and gradient is not None else []
-        )
+        see = partial(self._see, x, y, likelihood, rate, num_data, share, bound, gradient)
         distribution = self._variational_distribution
         eta, half = distribution.natural_vec.detach(), distribution.natural_mat.detach()  # half is -Lambda / 2
-        scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
-        seen: list[Batch] = []
-
-        def of_this_rank() -> list[Tensor]:
-            batch = self._see(x, y, likelihood, rate, num_data, share, bound, gradient)
-            seen.append(batch)
-            slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            none = torch.zeros_like(scalar)
-            totals = [none if total is None else total for total in (batch.total, batch.gain)]
-            return [batch.vector, batch.gram, *totals, *slopes]
-
-        with gradients_apart(parameters) as slopes:
-            like = [eta, half, scalar, scalar, *parameters]
+        if ranks.size == 1:
+            batch = see()
+        else:
+            scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
+            moving = gradient is not None
+            parameters = [*self.model.hyperparameters(), *likelihood.parameters()] if moving else []
             step = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
-            vector, gram, total, gain, *sums = ranks.sum(of_this_rank, like, of=step)
-            slopes += sums
-        (batch,) = seen
+            batch = see_together(see, ranks, [eta, half, scalar, scalar], parameters, of=step)
         if batch.gain is not None:
+            here = batch.gain - total_divergence(batch.posterior, likelihood)
 
             def bound_at(moved: InducingPosterior) -> Tensor:
-                (expected,) = ranks.sum(lambda: [batch.gain_at(moved)], [scalar])
+                (expected,) = ranks.sum(lambda: [batch.gain_at(moved)], [here])
                 return expected - total_divergence(moved, likelihood)
 
-            here = gain - total_divergence(batch.posterior, likelihood)
-            rate = rising_rate(eta, -2 * half, vector, gram, rate, here, bound_at)
-        self.move(vector, gram, rate)
-        if gradient is None:
+            rate = rising_rate(eta, -2 * half, batch.vector, batch.gram, rate, here, bound_at)
+        self.move(batch.vector, batch.gram, rate)
+        if batch.total is None:
             return None
-        return (total - total_divergence(batch.posterior, likelihood)) / batch.num_data
+        return (batch.total - total_divergence(batch.posterior, likelihood)) / batch.num_data
 
+    @torch.no_grad()
     def _see(
         self,
         x: Tensor | Callable[[], Whitened],
@@ -228,11 +219,10 @@ class SiteVariationalStrategy(VariationalStrategy):
             require_augmentation(likelihood)
         check_tensor("targets", y)
         augmentation = None
-        with torch.no_grad():
-            if bound == "augmented":
-                augmentation = require_augmentation(likelihood).augmentation(y)  # checks the targets, too
-            else:
-                likelihood.check(y)
+        if bound == "augmented":
+            augmentation = require_augmentation(likelihood).augmentation(y)  # checks the targets, too
+        else:
+            likelihood.check(y)
         data = likelihood.datum_shape(y)
         if gradient is None and not isinstance(x, Tensor) and callable(x):
             size, seen = data[-1], x()
@@ -251,15 +241,14 @@ class SiteVariationalStrategy(VariationalStrategy):
                 seen = whiten(chol, cross)
         num_data = num_data or size
         scale = (num_data if share is None else share) / size
-        with torch.no_grad():
-            posterior = self.posterior()
-            mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
-            if augmentation is None:
-                terms = exact_terms(likelihood, y, mean, variance)
-                sites = terms.best_sites(mean)
-            else:
-                sites = augmented_sites(augmentation, mean, variance)
-            vector, gram = project(seen.matrix, seen.mean, sites, weight=scale)
+        posterior = self.posterior()
+        mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
+        if augmentation is None:
+            terms = exact_terms(likelihood, y, mean, variance)
+            sites = terms.best_sites(mean)
+        else:
+            sites = augmented_sites(augmentation, mean, variance)
+        vector, gram = project(seen.matrix, seen.mean, sites, weight=scale)
         if not is_finite(vector):
             raise FloatingPointError(
                 "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
