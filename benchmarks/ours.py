@@ -17,7 +17,7 @@ import gpext
 from benchmarks.harness import Method, Problem, Recorder, ScaledKernelParameters, Trace
 from gpext.likelihoods import BernoulliLogitLikelihood, LaplaceLikelihood, Matern32Likelihood, StudentTLikelihood
 from gpext.mlls import AugmentedELBO
-from gpext.training.minibatch import SiteStepper, default_rate, hyperparameter_interval
+from gpext.training.minibatch import Minibatches, SiteStepper, default_rate, hyperparameter_interval
 from gpext.variational import SiteVariationalStrategy
 
 LIKELIHOODS = {
@@ -60,23 +60,29 @@ class SiteLearner(ScaledKernelParameters):
         self.num_data = len(problem.train_y)
         self.mll = AugmentedELBO(self.likelihood, self.model, self.num_data)
         self._stepper: SiteStepper | None = None
-        self._count = 0
+        self._batches: Minibatches | None = None
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """One minibatch step, as `gpext.fit(..., batch_size=len(y))` takes it."""
+        """One minibatch step on these data."""
+        if self._batches is None:
+            self._batches = Minibatches(len(y), len(y), torch.Generator())
+        self.next_step(x, y, self._batches)
+
+    def next_step(self, x: Tensor, y: Tensor, batches: Minibatches) -> None:
+        """One minibatch step, as `gpext.fit(mll, x, y, batch_size=batches.batch_size)` takes it."""
         if self._stepper is None:
+            size = batches.batch_size
             self._stepper = SiteStepper(
                 self.mll,
                 self.model.variational_strategy,
                 self.num_data,
-                rate=default_rate(len(y) / self.num_data),
+                rate=default_rate(size / self.num_data),
                 learning_rate=0.05,
                 bound="augmented",
                 gradient=self.gradient,
-                interval=hyperparameter_interval(len(y), self.num_data),
+                interval=hyperparameter_interval(size, self.num_data),
             )
-        self._stepper.step(x, y, slice(None), self._count)
-        self._count += 1
+        self._stepper.step(x, y, batches)
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f."""

@@ -25,8 +25,10 @@ from linear_operator.utils.warnings import NumericalWarning
 from tqdm import tqdm
 
 from benchmarks.augmented_svi import machine, package_versions, write_atomically
-from benchmarks.harness import LIKELIHOODS, Initial, Learner, Problem
+from benchmarks.harness import LIKELIHOODS, Initial, Problem
 from benchmarks.methods import METHODS
+from benchmarks.ours import SiteLearner
+from gpext.training.minibatch import Minibatches
 
 STEPS_A_ROUND = 20
 
@@ -83,40 +85,46 @@ def measure(
     """Milliseconds a step of each contestant, ``floor`` among them: medians over rounds of means over a round.
 
     A round is twenty steps of each in turn, because a method need not do the same work in every step: gpext moves its
-    hyperparameters every few steps only.
+    hyperparameters every few steps only. Every step has a minibatch of its own, fetched within the time; gpext does so
+    itself, as `gpext.fit` does, and evaluates the kernel for several at once.
 
     A learner that breaks down numerically (stock NGD with a Student-t likelihood does) starts afresh: the time of a
     step is asked for here, not whether the steps lead anywhere.
     """
     problem = synthetic_problem(likelihood, num_data=num_data, dimension=dimension, num_inducing=num_inducing)
     x, y = problem.train_x.to(dtype), problem.train_y.to(dtype)
-    generator = torch.Generator().manual_seed(0)
-    floor = floor_step(problem, batch_size=batch_size, dtype=dtype)
 
-    def make_learner(name: str) -> Learner:
+    def make_step(name: str) -> Callable[[], object]:
+        if name == "floor":
+            return floor_step(problem, batch_size=batch_size, dtype=dtype)
         make = METHODS[name].learner
         assert make is not None
-        return make(problem, seed=0, dtype=dtype, **METHODS[name].options)
+        learner = make(problem, seed=0, dtype=dtype, **METHODS[name].options)
+        batches = Minibatches(num_data, batch_size, torch.Generator().manual_seed(0))
+        if isinstance(learner, SiteLearner):
+            return lambda: learner.next_step(x, y, batches)
 
-    learners = {name: make_learner(name) for name in methods}
+        def step() -> None:
+            index = batches.draw()
+            learner.step(x[index], y[index])
 
-    times: dict[str, list[float]] = {name: [] for name in ["floor", *learners]}
+        return step
+
+    steps = {name: make_step(name) for name in ["floor", *methods]}
+    # The thread's own time is not lengthened by other programs, but leaves out what further threads do.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(num_rounds + 1):
-        index = torch.randint(num_data, (batch_size,), generator=generator)
-        batch = x[index], y[index]
-        for name in times:
-            start = time.perf_counter()
+        for name in steps:
+            start = clock()
             try:
                 for _ in range(STEPS_A_ROUND):
-                    if name == "floor":
-                        floor()
-                    else:
-                        learners[name].step(*batch)
+                    steps[name]()
             except (NotPSDError, NanError, torch.linalg.LinAlgError):
-                learners[name] = make_learner(name)
+                steps[name] = make_step(name)
                 continue
             if turn >= 1:  # the first round warms caches and allocators
-                times[name].append(1e3 * (time.perf_counter() - start) / STEPS_A_ROUND)
+                times[name].append(1e3 * (clock() - start) / STEPS_A_ROUND)
     return {name: statistics.median(values or [math.nan]) for name, values in times.items()}
 
 

@@ -14,7 +14,7 @@ where r and c are the row and column sums of W: one more product. gpytorch's own
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -22,22 +22,35 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def _evaluate(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return K (N1, N2), z and x."""
+class _Scaled(NamedTuple):
+    """Both sets of inputs, one below the other, from a common centre and in units of the lengthscale."""
+
+    inputs: Tensor  # [z; x] (N1 + N2, d)
+    depth: Tensor  # -|z|^2 / 2 and -|x|^2 / 2 (N1 + N2, 1)
+    size: int  # N1
+
+
+@torch.no_grad()
+def _scale(x1: Tensor, x2: Tensor, lengthscale: Tensor) -> _Scaled:
     centre = x1.mean(-2, keepdim=True)  # distances by way of squares lose digits far from the origin
-    z, x = (x1 - centre) / lengthscale, (x2 - centre) / lengthscale
-    height = outputscale.log() - 0.5 * z.square().sum(-1, keepdim=True)
-    left = torch.cat([z, height, torch.ones_like(height)], -1)
-    depth = -0.5 * x.square().sum(-1, keepdim=True)
-    right = torch.cat([x, torch.ones_like(depth), depth], -1)
-    covariance = (right @ left.mT).exp_().mT  # column-major, as the triangular solves that follow want it
-    return covariance, z, x
+    inputs = torch.cat([x1, x2]).sub_(centre).div_(lengthscale)
+    return _Scaled(inputs, inputs.square().sum(-1, keepdim=True).mul_(-0.5), len(x1))
+
+
+def _evaluate(scaled: _Scaled, outputscale: Tensor) -> Tensor:
+    """Return K (N1, N2)."""
+    inputs, depth, size = scaled
+    ones = torch.ones_like(depth)
+    left = torch.cat([inputs[:size], depth[:size] + outputscale.log(), ones[:size]], -1)
+    right = torch.cat([inputs[size:], ones[size:], depth[size:]], -1)
+    return (right @ left.mT).exp_().mT  # column-major, as the triangular solves that follow want it
 
 
 class _SquaredExponential(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -> Tensor:
-        covariance, z, x = _evaluate(x1, x2, lengthscale, outputscale)
+    def forward(ctx: Any, x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: _Scaled) -> Tensor:
+        covariance = _evaluate(scaled, outputscale)
+        z, x = scaled.inputs.split([len(x1), len(x2)])
         ctx.save_for_backward(z, x, lengthscale, outputscale, covariance)
         return covariance
 
@@ -61,7 +74,7 @@ class _SquaredExponential(torch.autograd.Function):
                 by_lengthscale = by_lengthscale.sum(-1, keepdim=True)
         if ctx.needs_input_grad[3]:
             by_outputscale = (rows.sum() / outputscale).view(outputscale.shape)
-        return by_x1, by_x2, by_lengthscale, by_outputscale
+        return by_x1, by_x2, by_lengthscale, by_outputscale, None
 
 
 def squared_exponential(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -> Tensor:
@@ -73,9 +86,13 @@ def squared_exponential(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale
         lengthscale: l, (1, d) or (1, 1).
         outputscale: s, a single number of any shape.
     """
+    return _covariance(x1, x2, lengthscale, outputscale, _scale(x1, x2, lengthscale))
+
+
+def _covariance(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: _Scaled) -> Tensor:
     if not torch.is_grad_enabled():
-        return _evaluate(x1, x2, lengthscale, outputscale)[0]
-    return _SquaredExponential.apply(x1, x2, lengthscale, outputscale)
+        return _evaluate(scaled, outputscale)
+    return _SquaredExponential.apply(x1, x2, lengthscale, outputscale, scaled)
 
 
 def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -93,15 +110,14 @@ def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -
     lengthscale = base.lengthscale
     if scale.dim() or lengthscale.dim() != 2 or base.active_dims is not None or x1.dtype != lengthscale.dtype:
         return None
-    if not _is_accurate(x1, x2, lengthscale, scale):
+    scaled = _scale(x1, x2, lengthscale)
+    if not _is_accurate(scaled, scale):
         return None
-    return squared_exponential(x1, x2, lengthscale, scale), scale.expand(len(x2))
+    return _covariance(x1, x2, lengthscale, scale, scaled), scale.expand(len(x2))
 
 
 @torch.no_grad()
-def _is_accurate(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -> bool:
+def _is_accurate(scaled: _Scaled, outputscale: Tensor) -> bool:
     """Return whether the squares of the distances' terms leave the distances digits, and log s is a number."""
-    limits = torch.finfo(x1.dtype)
-    centre = x1.mean(-2)
-    furthest = torch.maximum((x1 - centre).abs().amax(-2), (x2 - centre).abs().amax(-2)) / lengthscale
-    return bool((furthest.square().sum() * limits.eps < 1e-4) & (outputscale > limits.tiny**0.5))
+    limits = torch.finfo(outputscale.dtype)
+    return bool((scaled.depth.amin() * limits.eps > -5e-5) & (outputscale > limits.tiny**0.5))

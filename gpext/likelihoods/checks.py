@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -32,9 +33,15 @@ def check_tensor(name: str, values: object) -> None:
 
 def check_finite(name: str, values: Tensor) -> None:
     """Raise ValueError, with the first offending index, if there are NaN or infinite values."""
-    if values.is_floating_point() and not bool(values.isfinite().all()):
-        index = tuple((~values.isfinite()).nonzero()[0].tolist())
-        raise ValueError(f"{name} must be finite; got {values[index].item()} at index {_show(index)}.")
+    if not values.is_floating_point() or is_finite(values):
+        return
+    index = tuple((~values.isfinite()).nonzero()[0].tolist())
+    raise ValueError(f"{name} must be finite; got {values[index].item()} at index {_show(index)}.")
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return whether values of floating point are neither NaN nor infinite: their sum tells, unless it overflows."""
+    return math.isfinite(float(values.detach().sum())) or bool(values.isfinite().all())
 
 
 class HyperparameterError(ValueError):

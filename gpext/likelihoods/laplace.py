@@ -24,9 +24,8 @@ class LaplaceLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.LaplaceLik
     def _augmentation(self, targets: Tensor) -> Augmentation:
         noise = self.noise
         zero = torch.zeros_like(noise)
-        return Augmentation(
-            ExponentialRadial(), -math.log(2) - 0.5 * noise.log(), zero, targets, curvature=1 / noise, offset=zero
-        )
+        log_constant = -0.5 * noise.log() - math.log(2)
+        return Augmentation(ExponentialRadial(), log_constant, zero, targets, curvature=noise.reciprocal(), offset=zero)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f)."""

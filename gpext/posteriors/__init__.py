@@ -9,10 +9,10 @@ from gpext.posteriors.inducing import (
     InducingPosterior,
     back_substitute,
     condition_inducing,
-    cross_gradient,
     factor_gradient,
     factorise,
-    inducing_gradient,
+    forward_solve,
+    prior_gradients,
     project,
 )
 from gpext.posteriors.joint import JointPosterior
@@ -47,9 +47,9 @@ __all__ = [
     "condition_low_rank",
     "condition_low_rank_joint",
     "condition_matrix_free",
-    "cross_gradient",
     "factor_gradient",
     "factorise",
-    "inducing_gradient",
+    "forward_solve",
+    "prior_gradients",
     "project",
 ]

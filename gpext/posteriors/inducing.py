@@ -28,7 +28,7 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
         torch.linalg.LinAlgError: K_zz is not positive definite: raise the jitter or remove duplicate inducing points.
     """
     chol, info = torch.linalg.cholesky_ex(inducing_covariance.double())
-    if bool((info != 0).any()):
+    if bool(info.any()):
         raise torch.linalg.LinAlgError(
             f"the covariance of the {inducing_covariance.size(-1)} inducing points is not positive definite (leading "
             f"minor {int(info.max())}); raise jitter_val or move inducing points apart."
@@ -36,11 +36,19 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
     return chol
 
 
-def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites) -> tuple[Tensor, Tensor]:
-    """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M)."""
+def forward_solve(chol: Tensor, right: Tensor) -> Tensor:
+    """Return L^-1 R (..., M, N) by X L' = R': in float32 half the time of L X = R (MKL on AMD), in float64 the same."""
+    return torch.linalg.solve_triangular(chol.mT, right.mT, upper=True, left=False).mT
+
+
+def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M).
+
+    Each datum counts `weight` times.
+    """
     residual = sites.shift - sites.precision * prior_mean
     vector = (whitened @ residual.unsqueeze(-1)).squeeze(-1)
-    return vector, (whitened * sites.precision.unsqueeze(-2)) @ whitened.mT
+    return weight * vector, (whitened * (weight * sites.precision).unsqueeze(-2)) @ whitened.mT
 
 
 @dataclass(frozen=True)
@@ -63,9 +71,9 @@ class InducingPosterior:
                 jitter can carry.
         """
         mean = prior_mean + (self.mean.to(whitened.dtype).unsqueeze(-2) @ whitened).squeeze(-2)
-        reduced = torch.linalg.solve_triangular(self.chol_precision.to(whitened.dtype), whitened, upper=False)
+        reduced = forward_solve(self.chol_precision.to(whitened.dtype), whitened)
         variance = conditional_variance + reduced.square_().sum(-2)
-        if bool((variance < 0).any()):
+        if bool(variance.min() < 0):
             raise torch.linalg.LinAlgError(
                 f"the marginals of q(f) have lost their digits in {whitened.dtype}: the smallest variance is "
                 f"{variance.min().item():.3g}. Raise jitter_val, rescale the data or work in float64; modules of a "
@@ -77,6 +85,13 @@ class InducingPosterior:
     def covariance(self) -> Tensor:
         """S = Lambda^-1 (..., M, M), the inverse of a matrix whose eigenvalues are at least one for positive sites."""
         return torch.cholesky_inverse(self.chol_precision)
+
+    @property
+    def complement(self) -> Tensor:
+        """I - S (..., M, M)."""
+        complement = -self.covariance
+        complement.diagonal(dim1=-2, dim2=-1).add_(1)
+        return complement
 
     @property
     def divergence_from_prior(self) -> Tensor:
@@ -93,57 +108,53 @@ def condition_inducing(natural_vector: Tensor, precision: Tensor) -> InducingPos
         torch.linalg.LinAlgError: the precision is not positive definite.
     """
     chol, info = torch.linalg.cholesky_ex(precision.double())
-    if bool((info != 0).any()):
+    if bool(info.any()):
         raise torch.linalg.LinAlgError(
             "the precision of q(u) is not positive definite: a site precision is too negative, or the parameters were "
             "moved by an optimiser other than a natural-gradient step. Lower the rate or work in float64."
         )
-    mean = torch.cholesky_solve(natural_vector.double().unsqueeze(-1), chol).squeeze(-1)
+    half_way = torch.linalg.solve_triangular(chol, natural_vector.double().unsqueeze(-1), upper=False)
+    mean = torch.linalg.solve_triangular(chol.mT, half_way, upper=True).squeeze(-1)
     return InducingPosterior(mean, chol)
 
 
 def back_substitute(chol: Tensor, posterior: InducingPosterior, dtype: torch.dtype) -> Tensor:
-    """Return L^-T [I - S, m_v] (..., M, M + 1): what :func:`cross_gradient` multiplies, one solve for all blocks."""
-    complement = -posterior.covariance
-    complement.diagonal(dim1=-2, dim2=-1).add_(1)
-    stacked = torch.cat([complement, posterior.mean.unsqueeze(-1)], -1)
+    """Return L^-T [I - S, m_v] (..., M, M + 1)."""
+    stacked = torch.cat([posterior.complement, posterior.mean.unsqueeze(-1)], -1)
     return torch.linalg.solve_triangular(chol.mT, stacked, upper=True).to(dtype)
 
 
-def cross_gradient(back: Tensor, whitened: Tensor, mean_gradient: Tensor, precision: Tensor) -> Tensor:
-    r"""Return dF/dK_zx (..., M, N) of F = sum_i F_i(m_i, v_i) at fixed q(v).
+def prior_gradients(
+    chol: Tensor, posterior: InducingPosterior, whitened: Tensor, mean_gradient: Tensor, precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Return dF/dK_zz (..., M, M), float64, and dF/dK_zx (..., M, N) of F = sum_i F_i(m_i, v_i) at fixed q(v).
 
-    m_i = mu_i + a_i' m_v and v_i = k_ii - |a_i|^2 + a_i' S a_i give G_A = dF/dA = m_v g' + (I - S) A T with
-    g_i = dF_i/dm_i and tau_i = -2 dF_i/dv_i, and dF/dK_zx = L^-T G_A. (dF/dk_ii = -tau_i / 2 and dF/dmu_i = g_i.)
+    m_i = mu_i + a_i' m_v and v_i = k_ii - |a_i|^2 + a_i' S a_i give G = dF/dA = m_v g' + (I - S) A T with
+    g_i = dF_i/dm_i and tau_i = -2 dF_i/dv_i, and through A = L^-1 K_zx
 
-    Args:
-        back: L^-T [I - S, m_v] of :func:`back_substitute`.
-        whitened: A (..., M, N).
-        mean_gradient: g (..., N).
-        precision: tau (..., N).
-    """
-    # Transposed, because a triangular solve leaves A column-major: the scaling and the product then stream through it.
-    rows = torch.broadcast_shapes(whitened.mT.shape[:-1], precision.shape)
-    weighted = whitened.new_empty(*rows, back.size(-1))
-    torch.mul(whitened.mT, precision.unsqueeze(-1), out=weighted[..., :-1])
-    weighted[..., -1] = mean_gradient
-    return (weighted @ back.mT).mT
+        dF/dK_zx = L^-T G,     dF/dK_zz = -sym(L^-T Phi(G A') L^-1)
 
-
-def inducing_gradient(chol: Tensor, posterior: InducingPosterior, vector: Tensor, gram: Tensor) -> Tensor:
-    r"""Return dF/dK_zz = -sym(L^-T Phi(G_A A') L^-1) (..., M, M), Phi: halve the diagonal, drop what is above it.
-
-    G_A A' = m_v (A g)' + (I - S) A T A' comes from sums over the data that the site update has at hand.
+    Phi halves the diagonal and drops what is above it. (dF/dk_ii = -tau_i / 2 and dF/dmu_i = g_i.)
 
     Args:
         chol: L (..., M, M), float64.
         posterior: q(v).
-        vector: A g (..., M), float64.
-        gram: A diag(tau) A' (..., M, M), float64.
+        whitened: A (..., M, N).
+        mean_gradient: g (..., N).
+        precision: tau (..., N).
     """
-    return factor_gradient(
-        chol, posterior.mean.unsqueeze(-1) @ vector.unsqueeze(-2) + gram - posterior.covariance @ gram
-    )
+    dtype = whitened.dtype
+    weighted = whitened * precision.unsqueeze(-2)  # A T
+    g, mean = mean_gradient.unsqueeze(-2), posterior.mean.unsqueeze(-1)
+    # Of the gradient in K_zx the transpose is made, because the kernel wants it column-major.
+    if weighted.size(-1) > 2 * weighted.size(-2):  # one solve for L^-T (I - S), and products alone at the data's size
+        cross = torch.cat([weighted, g], -2).mT @ back_substitute(chol, posterior, dtype).mT
+        inner = mean @ (g @ whitened.mT).double() + posterior.complement @ (weighted @ whitened.mT).double()
+    else:
+        outer = weighted.mT @ posterior.complement.to(dtype) + g.mT * mean.to(dtype).mT  # G'
+        cross = torch.linalg.solve_triangular(chol.to(dtype), outer, upper=False, left=False)
+        inner = (whitened @ outer).mT.double()
+    return factor_gradient(chol, inner), cross.mT
 
 
 def factor_gradient(chol: Tensor, inner: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import SiteVariationalStrategy
+from gpext.variational import FactorCache, SiteVariationalStrategy, Whitened
 
 Rate = float | Callable[[int], float]
 
@@ -28,13 +28,14 @@ BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, FloatingPointError)  # of t
 _EPOCHS = 50
 _PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
 _WRITE, _STOP, _INTERRUPT = 1, 2, 3  # what a rank may wish after a step
+_TOGETHER = 1024  # data whose kernel is evaluated at once
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
 class SiteStepper:
     """q(u) in closed form at every step; Adam for the rest at every `interval`-th, from the same kernel evaluation.
 
-    In between, the factor of K_zz stays as it is, and a step costs a third.
+    In between, K_zz and what it says of the data stay as they are, and a step costs a fifth.
     """
 
     objective = float("nan")  # per datum, as of the last step that computed it
@@ -60,10 +61,13 @@ class SiteStepper:
         self.rate, self.bound, self.gradient = rate, bound, gradient
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
+        self._ahead: FactorCache[Whitened] = FactorCache()
         self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate)] if self._parameters else []
 
-    def step(self, x: Tensor, y: Tensor, index: Tensor | slice, number: int) -> float:
-        """Take a step on the data at `index`; return the objective per datum as last computed, before a step."""
+    def step(self, x: Tensor, y: Tensor, batches: Minibatches) -> float:
+        """Take a step on the next minibatch of x and y; return the objective per datum as last computed, before one."""
+        number = batches.num_drawn
+        index = batches.draw().to(x.device)
         rate = self.rate(number) if callable(self.rate) else self.rate
         moving = number % self.interval == 0  # the hyperparameters, too
         if moving:
@@ -71,7 +75,7 @@ class SiteStepper:
                 optimizer.zero_grad()
         try:
             value = self.strategy.update(
-                x[..., index, :],
+                x[..., index, :] if moving else partial(self._whitened, x, batches),
                 self.likelihood.take(y, index),
                 self.likelihood,
                 rate,
@@ -90,6 +94,27 @@ class SiteStepper:
                 optimizer.step()
             self.objective = float(value.sum())
         return self.objective
+
+    def _whitened(self, x: Tensor, batches: Minibatches) -> Whitened:
+        """Return what the inducing values say of the minibatch drawn last.
+
+        It is made for a thousand data at once, those of the steps until the hyperparameters move again, and kept while
+        these stay as they are. Which data these are depends on the number of the step alone, so that a resumed run goes
+        on bit for bit.
+        """
+        size, number = batches.batch_size, batches.num_drawn - 1
+        position = number % batches.per_epoch
+        start = max(position - number % self.interval + 1, 0)  # of the steps in q(u) alone, in this epoch
+        stop = min(position - number % self.interval + self.interval, batches.per_epoch)
+        together = max(_TOGETHER // size, 1)
+        first = position - (position - start) % together
+        key = [*self.strategy.prior_key(), number - position + first]
+        whitened = self._ahead.get(key)
+        if whitened is None:
+            index = batches.of_epoch(first, min(first + together, stop))
+            whitened = self.strategy.whiten(x[..., index.to(x.device), :])
+            self._ahead.put(key, whitened)
+        return whitened.take(slice((position - first) * size, (position - first + 1) * size))
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -123,8 +148,9 @@ class ObjectiveStepper:
         if natural:
             self.optimizers.append(gpytorch.optim.NGD(natural, num_data=num_data, lr=_NATURAL_RATE))
 
-    def step(self, x: Tensor, y: Tensor, index: Tensor, number: int) -> float:
-        """Take a step on the data at `index` and return the objective per datum before it."""
+    def step(self, x: Tensor, y: Tensor, batches: Minibatches) -> float:
+        """Take a step on the next minibatch of x and y and return the objective per datum before it."""
+        index = batches.draw().to(x.device)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         targets = y[index] if y.size(0) == self.num_data else y[..., index]
@@ -191,8 +217,7 @@ def fit_minibatches(
             status = FitStatus.CONVERGED
         else:
             for _ in range(run.steps_left(_EPOCHS * per_epoch)):
-                index = batches.draw().to(x.device)
-                value = stepper.step(x, y, index, batches.num_drawn - 1)
+                value = stepper.step(x, y, batches)
                 wish = stepper.ranks.most(partial(wished, value))
                 if wish == _INTERRUPT:
                     status = FitStatus.INTERRUPTED
@@ -237,7 +262,11 @@ class Minibatches:
         if position == 0 and self.num_drawn > 0:
             self._start_epoch()
         self.num_drawn += 1
-        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        return self.of_epoch(position, position + 1)
+
+    def of_epoch(self, start: int, stop: int) -> Tensor:
+        """Return the indices of the minibatches from number `start` to before `stop` of this epoch."""
+        return self._order[start * self.batch_size : stop * self.batch_size]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs to go on from here."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference import LocalTerms
-from gpext.posteriors import InducingPosterior, back_substitute, cross_gradient, inducing_gradient
+from gpext.posteriors import InducingPosterior, prior_gradients
 from gpext.variational.prior_blocks import CrossBlocks
 
 
@@ -26,7 +26,6 @@ def backpropagate(
     whitened: Tensor,
     posterior: InducingPosterior,
     local: LocalTerms,
-    gram: Tensor,
     weight: float,
 ) -> None:
     """Add weight times the derivatives of sum_i F_i at fixed q(v) to the `.grad` of every parameter behind it.
@@ -38,18 +37,14 @@ def backpropagate(
         whitened: A (..., M, N).
         posterior: q(v).
         local: F_i and its derivatives.
-        gram: A diag(tau) A' (..., M, M), tau the local terms' precision.
         weight: the factor.
     """
     with torch.no_grad():
         g, tau = weight * local.mean_gradient, weight * local.precision
-        back = back_substitute(chol, posterior, whitened.dtype)
-        vector = (whitened @ g.unsqueeze(-1)).squeeze(-1).double()
-        weighted = (weight * gram).double()
-        inducing = inducing_gradient(chol, posterior, vector, weighted).to(whitened.dtype)
+        inducing, by_cross = prior_gradients(chol, posterior, whitened, g, tau)
     push_back(
-        (inducing_covariance, inducing),
-        (cross.covariance, cross_gradient(back, whitened, g, tau)),
+        (inducing_covariance, inducing.to(whitened.dtype)),
+        (cross.covariance, by_cross),
         (cross.variance, -0.5 * tau),
         (cross.mean, g),
         (local.values, torch.full_like(local.values, weight)),

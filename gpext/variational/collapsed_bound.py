@@ -87,7 +87,8 @@ class CollapsedBound:
         self.num_data = int(self.ranks.sum(lambda: [number], [number])[0])  # N
         blocks = [slice(start, start + block_size) for start in range(0, held, block_size)]
         self._blocks = [_Block(x[..., index, :], likelihood.take(y, index)) for index in blocks]
-        self._loaded = FactorCache()  # the factor of K_zz, while what follows belongs to the present parameters
+        # The factor of K_zz, while what follows belongs to the present parameters.
+        self._loaded: FactorCache[Tensor] = FactorCache()
         self._posterior: InducingPosterior
         self._natural: tuple[Tensor, Tensor]  # what the sites make of eta and of Lambda - I
         self._next_natural: tuple[Tensor, Tensor] | None  # what the proposals would

@@ -104,7 +104,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self.register_buffer("inducing_points", self.inducing_points, persistent=False)
         self.rule = rule
         self.sparse_inputs = None if sparse_inputs is None else torch.nn.Parameter(sparse_inputs.detach().clone())
-        self._known = FactorCache()
+        self._known: FactorCache[Tensor] = FactorCache()
         self._result: InferenceResult | None = None
         self._result_of: tuple[Any] = (None,)  # the likelihood; a module alone would become a part of this one
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gpext.likelihoods import LatentLikelihood
+from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing
+from gpext.variational.bound_gradients import gradients_apart
 
 _MOST_HALVINGS = 30  # counts of a million want twenty
 
@@ -25,6 +27,40 @@ class Batch:
     total: Tensor | None  # s sum_i F_i of the bound whose derivatives were asked for
     gain: Tensor | None  # s sum_i E_i, if the sites are those of E
     gain_at: Callable[[InducingPosterior], Tensor]  # the same at another q(u)
+
+
+def see_together(
+    see: Callable[[], Batch], ranks: Ranks, like: Sequence[Tensor], parameters: Sequence[Tensor], *, of: str
+) -> Batch:
+    """Return what the batches of all ranks say together, and add their derivatives to `.grad`.
+
+    Args:
+        see: returns what this rank's batch says, and adds its derivatives to the `.grad` of the parameters.
+        ranks: processes with the same q(u) and parameters.
+        like: tensors of the shapes of a batch's vector, gram, total and gain.
+        parameters: whose `.grad` is made.
+        of: what is summed, in words.
+    """
+    seen: list[Batch] = []
+
+    def of_this_rank() -> list[Tensor]:
+        batch = see()
+        seen.append(batch)
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        totals = [torch.zeros_like(like[2]) if total is None else total for total in (batch.total, batch.gain)]
+        return [batch.vector, batch.gram, *totals, *slopes]
+
+    with gradients_apart(parameters) as slopes:
+        vector, gram, total, gain, *sums = ranks.sum(of_this_rank, [*like, *parameters], of=of)
+        slopes += sums
+    (batch,) = seen
+    return replace(
+        batch,
+        vector=vector,
+        gram=gram,
+        total=None if batch.total is None else total,
+        gain=None if batch.gain is None else gain,
+    )
 
 
 def total_divergence(posterior: InducingPosterior, likelihood: LatentLikelihood) -> Tensor:

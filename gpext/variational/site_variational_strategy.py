@@ -16,6 +16,8 @@ A likelihood of D latent functions wants D independent q(u), a batch of them: it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,18 +34,21 @@ from gpext.inference import (
     require_augmentation,
 )
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import check_finite, check_tensor
+from gpext.likelihoods.checks import check_finite, check_tensor, is_finite
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
 from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, check_latents, require_term
-from gpext.variational.bound_gradients import backpropagate, gradients_apart
-from gpext.variational.natural_step import Batch, rising_rate, total_divergence
+from gpext.variational.bound_gradients import backpropagate
+from gpext.variational.natural_step import Batch, rising_rate, see_together, total_divergence
 from gpext.variational.prior_blocks import (
     CrossBlocks,
     FactorCache,
+    Whitened,
     dense_covariance,
+    hyperparameters,
     is_changed_together,
     split_covariance,
+    whiten,
 )
 
 _MANY = 1024  # inputs that tell whether a model sees its batch
@@ -100,8 +105,8 @@ class SiteVariationalStrategy(VariationalStrategy):
                 f"are {inducing_points.size(-2)} inducing points."
             )
         super().__init__(model, inducing_points, variational_distribution, learn_inducing_locations, jitter_val)
-        self._factors = FactorCache()
-        self._known = FactorCache()  # the parameters that gpytorch's memos were made at, in eval mode
+        self._factors: FactorCache[Tensor] = FactorCache()
+        self._known: FactorCache[Tensor] = FactorCache()  # the parameters of gpytorch's memos, in eval mode
 
     @property
     def variational_distribution(self) -> MultivariateNormal:
@@ -126,7 +131,7 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def update(
         self,
-        x: Tensor,
+        x: Tensor | Callable[[], Whitened],
         y: Tensor,
         likelihood: LatentLikelihood,
         rate: float = 1.0,
@@ -140,7 +145,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
-            x: inputs (..., B, d).
+            x: inputs (..., B, d); or, without a `gradient`, a function that returns what :meth:`whiten` has made of
+                them at the present hyperparameters, of finite inputs.
             y: targets (..., B), or what the likelihood takes.
             likelihood: any likelihood of gpext.
             rate: rho in (0, 1].
@@ -168,43 +174,34 @@ class SiteVariationalStrategy(VariationalStrategy):
         bound = require_term(likelihood, bound)
         self.check_latents(likelihood)
         ranks = Ranks.alone() if ranks is None else ranks
-        parameters = (
-            [*self.model.hyperparameters(), *likelihood.parameters()] if ranks.size > 1 and gradient is not None else []
-        )
-        eta, half = (p.detach() for p in self._variational_distribution.parameters())  # half is -Lambda / 2
-        scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
-        seen: list[Batch] = []
-
-        def of_this_rank() -> list[Tensor]:
-            batch = self._see(x, y, likelihood, rate, num_data, share, bound, gradient)
-            seen.append(batch)
-            slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            none = torch.zeros_like(scalar)
-            totals = [none if total is None else total for total in (batch.total, batch.gain)]
-            return [batch.vector, batch.gram, *totals, *slopes]
-
-        with gradients_apart(parameters) as slopes:
-            like = [eta, half, scalar, scalar, *parameters]
+        see = partial(self._see, x, y, likelihood, rate, num_data, share, bound, gradient)
+        distribution = self._variational_distribution
+        eta, half = distribution.natural_vec.detach(), distribution.natural_mat.detach()  # half is -Lambda / 2
+        if ranks.size == 1:
+            batch = see()
+        else:
+            scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
+            moving = gradient is not None
+            parameters = [*self.model.hyperparameters(), *likelihood.parameters()] if moving else []
             step = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
-            vector, gram, total, gain, *sums = ranks.sum(of_this_rank, like, of=step)
-            slopes += sums
-        (batch,) = seen
+            batch = see_together(see, ranks, [eta, half, scalar, scalar], parameters, of=step)
         if batch.gain is not None:
+            here = batch.gain - total_divergence(batch.posterior, likelihood)
 
             def bound_at(moved: InducingPosterior) -> Tensor:
-                (expected,) = ranks.sum(lambda: [batch.gain_at(moved)], [scalar])
+                (expected,) = ranks.sum(lambda: [batch.gain_at(moved)], [here])
                 return expected - total_divergence(moved, likelihood)
 
-            here = gain - total_divergence(batch.posterior, likelihood)
-            rate = rising_rate(eta, -2 * half, vector, gram, rate, here, bound_at)
-        self.move(vector, gram, rate)
-        if gradient is None:
+            rate = rising_rate(eta, -2 * half, batch.vector, batch.gram, rate, here, bound_at)
+        self.move(batch.vector, batch.gram, rate)
+        if batch.total is None:
             return None
-        return (total - total_divergence(batch.posterior, likelihood)) / batch.num_data
+        return (batch.total - total_divergence(batch.posterior, likelihood)) / batch.num_data
 
+    @torch.no_grad()
     def _see(
         self,
-        x: Tensor,
+        x: Tensor | Callable[[], Whitened],
         y: Tensor,
         likelihood: LatentLikelihood,
         rate: float,
@@ -220,58 +217,69 @@ class SiteVariationalStrategy(VariationalStrategy):
             raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
         if gradient == "augmented":
             require_augmentation(likelihood)
-        check_tensor("inputs", x)
         check_tensor("targets", y)
-        size = check_batch(x, likelihood.datum_shape(y), num_data, share)
-        check_dtype(x, self.inducing_points)
-        check_columns(x, self.inducing_points)
-        likelihood.check(y)
+        augmentation = None
+        if bound == "augmented":
+            augmentation = require_augmentation(likelihood).augmentation(y)  # checks the targets, too
+        else:
+            likelihood.check(y)
+        data = likelihood.datum_shape(y)
+        if gradient is None and not isinstance(x, Tensor) and callable(x):
+            size, seen = data[-1], x()
+        else:
+            check_tensor("inputs", x)
+            assert isinstance(x, Tensor)
+            size = check_batch(x, data, num_data, share)
+            check_dtype(x, self.inducing_points)
+            check_columns(x, self.inducing_points)
+            if gradient is None:
+                seen = self.whiten(x)
+            else:
+                with torch.enable_grad():
+                    cross, inducing_covariance = self.cross_blocks(x), self.inducing_covariance()
+                chol = factorise(inducing_covariance.detach())
+                seen = whiten(chol, cross)
         num_data = num_data or size
         scale = (num_data if share is None else share) / size
-        with torch.set_grad_enabled(gradient is not None):
-            cross = self.cross_blocks(x)
-            inducing_covariance = self.inducing_covariance() if gradient is not None else None
-        with torch.no_grad():
-            chol = self._factor() if inducing_covariance is None else factorise(inducing_covariance)
-            whitened = torch.linalg.solve_triangular(chol.to(x.dtype), cross.covariance, upper=False)
-            posterior = self.posterior()
-            conditional_variance = cross.variance - whitened.square().sum(-2)
-            mean, variance = posterior.marginals(whitened, cross.mean, conditional_variance)
-            if bound == "exact":
-                terms = exact_terms(likelihood, y, mean, variance)
-                sites = terms.best_sites(mean)
-            else:
-                sites = augmented_sites(likelihood.augmentation(y), mean, variance)
-            vector, gram = project(whitened, cross.mean, sites)
-        if not bool(vector.isfinite().all()):
+        posterior = self.posterior()
+        mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
+        if augmentation is None:
+            terms = exact_terms(likelihood, y, mean, variance)
+            sites = terms.best_sites(mean)
+        else:
+            sites = augmented_sites(augmentation, mean, variance)
+        vector, gram = project(seen.matrix, seen.mean, sites, weight=scale)
+        if not is_finite(vector):
             raise FloatingPointError(
                 "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
                 "infinite, or a value overflowed; check them, rescale the data or work in float64."
             )
         local = None
-        if inducing_covariance is not None:
+        if gradient is not None:
             if gradient == "augmented":
-                local, local_gram = augmented_terms(likelihood, y, mean, variance, sites), gram
-            elif bound == "exact":
-                local, local_gram = terms, gram
+                local = augmented_terms(likelihood, y, mean, variance, sites)
             else:
-                local = exact_terms(likelihood, y, mean, variance)
-                local_gram = (whitened * local.precision.unsqueeze(-2)) @ whitened.mT
-            backpropagate(inducing_covariance, cross, chol, whitened, posterior, local, local_gram, -scale / num_data)
+                local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
+            backpropagate(inducing_covariance, cross, chol, seen.matrix, posterior, local, -scale / num_data)
 
         def gain_at(moved: InducingPosterior) -> Tensor:
-            marginals = moved.marginals(whitened, cross.mean, conditional_variance)
+            marginals = moved.marginals(seen.matrix, seen.mean, seen.conditional_variance)
             return scale * likelihood.expected_log_density(y, *marginals).double().sum(-1)
 
         return Batch(
             posterior,
             num_data,
-            scale * vector,
-            scale * gram,
+            vector,
+            gram,
             None if local is None else scale * local.total,
             scale * terms.total if bound == "exact" else None,
             gain_at,
         )
+
+    @torch.no_grad()
+    def whiten(self, x: Tensor) -> Whitened:
+        """Return what the inducing values say of inputs x (..., N, d) at the present hyperparameters."""
+        return whiten(self._factor(), self.cross_blocks(x))
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
@@ -308,16 +316,16 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Leave out gpytorch's memos, whose graph cannot be copied."""
         return {name: value for name, value in self.__dict__.items() if name != "_memoize_cache"}
 
-    def prior_key(self) -> list[Tensor]:
+    def prior_key(self) -> list[Tensor | float]:
         """Return everything the prior over u depends on, to tell whether what was made of it still holds."""
-        return [*self.model.hyperparameters(), self.inducing_points, torch.tensor(self.jitter_val)]
+        return [*hyperparameters(self.model), self.inducing_points, self.jitter_val]
 
     def _factor(self) -> Tensor:
-        """Return L with L L' = K_zz + jitter I, kept while the hyperparameters stay as they are."""
+        """Return L with L L' = K_zz + jitter I in the model's dtype, kept while the hyperparameters stay the same."""
         key = self.prior_key()
         chol = self._factors.get(key)
         if chol is None:
-            chol = factorise(self.inducing_covariance())
+            chol = factorise(self.inducing_covariance()).to(self.inducing_points.dtype)
             self._factors.put(key, chol)
         return chol
 
@@ -338,7 +346,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Set eta <- (1 - rate) eta + rate vector and Lambda <- (1 - rate) Lambda + rate (I + gram)."""
         distribution = self._variational_distribution
         eta, half = distribution.natural_vec, distribution.natural_mat  # half is -Lambda / 2
-        eta.mul_(1 - rate).add_(vector.to(eta.dtype), alpha=rate)
+        eta.lerp_(vector.to(eta.dtype), rate)
         half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate)
         half.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
         self._clear_cache()

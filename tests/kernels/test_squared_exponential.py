@@ -58,6 +58,22 @@ def test_hyperparameters_beyond_this_arithmetic_are_left_to_gpytorch(dtype, leng
     assert direct_covariance(k, x, x) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("far", ["first", "second"])
+def test_inputs_too_far_apart_for_their_squares_are_left_to_gpytorch(dtype, far):
+    k = gpytorch.kernels.RBFKernel().to(dtype)
+    k.lengthscale = 1.0
+    reach = (1e-4 / torch.finfo(dtype).eps) ** 0.5  # from the first inputs' centre
+    for factor, is_known in ((0.9, True), (1.1, False)):
+        wide = torch.tensor([[0.0], [-1.0], [1.0]], dtype=dtype) * reach * factor
+        near = torch.tensor([[0.0], [0.3], [-0.3]], dtype=dtype)
+        inputs = (wide, near) if far == "first" else (near, wide)
+        found = direct_covariance(k, *inputs)
+        assert (found is not None) == is_known
+        if found is not None:
+            torch.testing.assert_close(found[0], k(*inputs).to_dense(), rtol=1e-3, atol=1e-6)
+
+
 def test_a_second_derivative_is_refused_not_wrong():
     x = torch.randn(4, 2, dtype=F64, requires_grad=True)
     one = torch.ones(1, 1, dtype=F64)

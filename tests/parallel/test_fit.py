@@ -55,17 +55,20 @@ class Together(Minibatches):
     size = 2
 
     def __init__(self, num_data, batch_size, generator):
-        self.num_data, self.batch_size, self.generator, self.num_drawn = num_data, batch_size, generator, 0
         seeds = [torch.Generator().manual_seed(0) for _ in range(self.size)]
         share, own = num_data // self.size, batch_size // self.size
         self.ranks = [Minibatches(share, own, seed) for seed in seeds]
+        super().__init__(num_data, batch_size, generator)
 
-    def draw(self):
-        self.num_drawn += 1
-        return torch.cat([each.draw() + rank * each.num_data for rank, each in enumerate(self.ranks)])
+    def _start_epoch(self):
+        super()._start_epoch()
+        if self.num_drawn > 0:
+            for each in self.ranks:
+                each._start_epoch()
 
-    def state_dict(self):
-        return {}
+    def of_epoch(self, start, stop):
+        parts = [(rank, each, i) for i in range(start, stop) for rank, each in enumerate(self.ranks)]
+        return torch.cat([each.of_epoch(i, i + 1) + rank * each.num_data for rank, each, i in parts])
 
 
 def minibatches(rows=slice(None), max_steps=200, **more):

@@ -15,6 +15,7 @@ from gpext.inference import CAVI
 from gpext.likelihoods import StudentTLikelihood, VonMisesLikelihood
 from gpext.mlls import AugmentedELBO
 from gpext.variational import SiteVariationalStrategy
+from gpext.variational.prior_blocks import hyperparameters
 from tests.members import F64, MEMBERS, student_t
 from tests.sparse_models import SparseGP, inputs, pair, randomise
 
@@ -214,6 +215,40 @@ def test_a_change_of_hyperparameters_between_updates_is_seen(change):
     for model in (used, fresh):
         model.base.update(x, y, likelihood, 0.5)
     assert_same(natural(used), natural(fresh), 1e-12)
+
+
+def test_the_key_of_the_factor_has_every_hyperparameter_and_no_other():
+    model = SparseGP(inputs(M, 2))
+    assert {id(p) for p in hyperparameters(model)} == {id(p) for p in model.hyperparameters()}
+    assert not {id(p) for p in model.base.prior_key()} & {id(p) for p in model.natural}
+
+
+def test_another_jitter_is_seen():
+    x, y, likelihood = inputs(N, 2, seed=1), MEMBERS["student_t"].targets(N), MEMBERS["student_t"].likelihood
+    used, fresh = randomise(SparseGP(inputs(M, 2))), randomise(SparseGP(inputs(M, 2), jitter_val=0.1))
+    used.base.whiten(x)
+    used.base.jitter_val = 0.1
+    for model in (used, fresh):
+        model.base.update(x, y, likelihood, 0.5)
+    assert_same(natural(used), natural(fresh), 1e-12)
+
+
+@pytest.mark.parametrize("bound", ["augmented", "exact"])
+def test_an_update_from_what_is_known_of_the_inputs(member, bound):
+    x, y = inputs(N, 2, seed=1), member.targets(N)
+    known, seen = (randomise(SparseGP(inputs(M, 2))) for _ in range(2))
+    whitened = known.base.whiten(torch.cat([x, inputs(4, 2, seed=2)]))
+    known.base.update(lambda: whitened.take(slice(0, N)), y, member.likelihood, 0.5, 2 * N, bound=bound)
+    seen.base.update(x, y, member.likelihood, 0.5, 2 * N, bound=bound)
+    assert_same(natural(known), natural(seen))
+
+
+def test_derivatives_want_the_inputs_themselves():
+    model, member = SparseGP(inputs(M, 2)), MEMBERS["student_t"]
+    with pytest.raises(TypeError, match=r"inputs must be a torch.Tensor; got function"):
+        model.base.update(
+            lambda: model.base.whiten(inputs(N, 2)), member.targets(N), member.likelihood, gradient="exact"
+        )
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

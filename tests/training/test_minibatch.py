@@ -1,0 +1,113 @@
+"""Several minibatches are evaluated together; what they do is what each would do by itself."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from gpext import fit
+from gpext.likelihoods import LaplaceLikelihood
+from gpext.mlls import AugmentedELBO
+from gpext.training import minibatch
+from gpext.training.minibatch import Minibatches, default_rate, hyperparameter_interval
+from gpext.variational import SiteVariationalStrategy
+from tests.members import F64
+from tests.sparse_models import SparseGP
+
+N, SIZE = 110, 5  # 22 minibatches an epoch, the hyperparameters at every fourth step
+OPTIONS = {"batch_size": SIZE, "progress": False, "tolerance": -1e9}
+
+
+def problem(dtype=F64):
+    generator = torch.Generator().manual_seed(0)
+    x = 4 * torch.rand(N, 2, generator=generator, dtype=F64)
+    y = torch.sin(2 * x[:, 0]) + 0.2 * torch.randn(N, generator=generator, dtype=F64)
+    model = SparseGP(x[:8].clone().to(dtype))
+    return AugmentedELBO(LaplaceLikelihood().to(dtype), model, num_data=N), x.to(dtype), y.to(dtype)
+
+
+def trained(num_steps, dtype=F64, **options):
+    mll, x, y = problem(dtype)
+    make_callback = options.pop("make_callback", lambda model: None)
+    result = fit(mll, x, y, max_steps=num_steps, callback=make_callback(mll.model), **OPTIONS, **options)
+    return [result.trace, *(p.detach() for p in mll.parameters())]
+
+
+def assert_same(actual, expected, tolerance):
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def moving_a_parameter(model):
+    """Within a run of steps that leaves the hyperparameters alone."""
+
+    def callback(step, value):
+        if step == 30:
+            model.covar_module.base_kernel.raw_lengthscale.data.add_(0.5)
+        if step == 39:
+            state = {
+                name: value + 0.1 if "outputscale" in name else value for name, value in model.state_dict().items()
+            }
+            model.load_state_dict(state)
+
+    return callback
+
+
+def evaluations(monkeypatch):
+    """The sizes of what `whiten` is asked for."""
+    sizes, whiten = [], SiteVariationalStrategy.whiten
+    monkeypatch.setattr(SiteVariationalStrategy, "whiten", lambda self, x: sizes.append(x.size(-2)) or whiten(self, x))
+    return sizes
+
+
+def test_the_setting_is_one_with_several_steps_between_two_of_the_hyperparameters():
+    assert hyperparameter_interval(SIZE, N) == 4
+    assert (N // SIZE) % 4 != 0  # an epoch ends between
+
+
+@pytest.mark.parametrize("make_callback", [lambda model: None, moving_a_parameter])
+def test_together_is_one_by_one(make_callback, monkeypatch):
+    sizes = evaluations(monkeypatch)
+    together = trained(60, make_callback=make_callback)
+    assert max(sizes) == 3 * SIZE
+    assert len(sizes) < 25  # for 45 steps in q(u) alone
+    monkeypatch.setattr(minibatch, "_TOGETHER", 1)
+    assert_same(together, trained(60, make_callback=make_callback), 1e-9)
+    assert set(sizes[-45:]) == {SIZE}
+
+
+def test_q_alone_steps_as_by_updates_of_its_own():
+    mll, x, y = problem()
+    for parameter in [*mll.model.hyperparameters(), *mll.likelihood.parameters()]:
+        parameter.requires_grad_(False)
+    alone = copy.deepcopy(mll)
+    fit(mll, x, y, max_steps=30, **OPTIONS)
+    batches = Minibatches(N, SIZE, torch.Generator().manual_seed(0))
+    for _ in range(30):
+        index = batches.draw()
+        alone.model.base.update(x[index], y[index], alone.likelihood, default_rate(SIZE / N), N)
+    assert_same(mll.model.natural, alone.model.natural, 1e-10)
+
+
+@pytest.mark.parametrize("first", [1, 7, 22, 23])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_resuming_between_two_steps_of_the_hyperparameters_is_going_on_bit_for_bit(first, dtype):
+    whole, x, y = problem(dtype)
+    parts, _, _ = problem(dtype)
+    expected = fit(whole, x, y, max_steps=31, **OPTIONS)
+    begun = fit(parts, x, y, max_steps=first, **OPTIONS)
+    parts = pickle.loads(pickle.dumps(parts))
+    ended = fit(parts, x, y, max_steps=31 - first, state=pickle.loads(pickle.dumps(begun.state_dict)), **OPTIONS)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[name]), name
+    assert torch.equal(expected.trace, torch.cat([begun.trace, ended.trace]))
+
+
+def test_a_limit_on_what_is_evaluated_together(monkeypatch):
+    sizes = evaluations(monkeypatch)
+    monkeypatch.setattr(minibatch, "_TOGETHER", 2 * SIZE + 1)
+    limited = trained(30)
+    assert max(sizes) == 2 * SIZE
+    monkeypatch.undo()
+    assert_same(limited, trained(30), 1e-9)
