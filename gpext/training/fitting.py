@@ -10,7 +10,11 @@ from typing import Any, Literal
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
-from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
+from gpytorch.variational import (
+    IndependentMultitaskVariationalStrategy,
+    LMCVariationalStrategy,
+    TrilNaturalVariationalDistribution,
+)
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
@@ -115,6 +119,7 @@ def fit(
         y = y_of_sites
     else:
         strategy = None
+        _check_one_value(mll)
     with interrupts(ranks) as interrupted:
         run = Run(mll, max_steps, progress and ranks.rank == 0, callback, interrupted)
         try:
@@ -251,6 +256,21 @@ def _check_number(mll: MarginalLogLikelihood, share: int, num_data: int) -> None
                 f"the objective has num_data = {part.num_data}, and there are {num_data} data{here}. Make it with "
                 "num_data=len(train_y); beta weighs the divergence otherwise."
             )
+
+
+def _check_one_value(mll: MarginalLogLikelihood) -> None:
+    """Refuse an objective with an entry for each latent of a datum: their sum would count the data that often."""
+    latents = mll.likelihood.num_latents if isinstance(mll.likelihood, LatentLikelihood) else None
+    if latents in (None, 1) or not isinstance(mll, _ApproximateMarginalLogLikelihood):
+        return
+    strategy = mll.model.variational_strategy
+    if not isinstance(strategy, IndependentMultitaskVariationalStrategy | LMCVariationalStrategy):
+        name = type(mll).__qualname__
+        raise ValueError(
+            f"{type(mll.likelihood).__qualname__} has num_latents = {latents}, and {name} by itself does not add their "
+            f"KL(q(u) || p(u)) up. Wrap the model's strategy: gpytorch.variational."
+            f"IndependentMultitaskVariationalStrategy({type(strategy).__qualname__}(...), num_tasks={latents})."
+        )
 
 
 def _number(x: Tensor) -> int:

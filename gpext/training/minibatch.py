@@ -15,6 +15,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
+from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import hyperparameters
@@ -127,7 +128,11 @@ class ObjectiveStepper:
         """Take a step on the data at `index` and return the objective per datum before it."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        targets = y[index] if y.size(0) == self.num_data else y[..., index]
+        likelihood = self.mll.likelihood
+        if isinstance(likelihood, LatentLikelihood) and likelihood.num_latents is not None:
+            targets = likelihood.take(y, index)
+        else:
+            targets = y[index] if y.size(0) == self.num_data else y[..., index]
         loss = -self.mll(self.mll.model(x[..., index, :]), targets).sum()
         loss.backward()
         for optimizer in self.optimizers:

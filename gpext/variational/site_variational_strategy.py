@@ -11,7 +11,9 @@ moves q(u) to the same place, and rho = 1 on all the data is exact coordinate as
 itself, tau = -2 dE/dv and nu = dE/dm + tau m, it is that step on the exact ELBO, for any likelihood [Khan & Lin 2017];
 there rho is halved until the bound of the batch, s sum_i E_i - KL(q || p), does not fall.
 
-A likelihood of D latent functions wants D independent q(u), a batch of them: its E_i depends on D marginals.
+A likelihood of D latent functions wants D independent q(u), a batch of them: its E_i depends on D marginals. `update`
+and `gpext.fit` add their divergences up; gpytorch's objectives do where the strategy is wrapped in an
+`IndependentMultitaskVariationalStrategy` with D tasks, and have D entries, each with all the data, where it is not.
 """
 
 from __future__ import annotations
