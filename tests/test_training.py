@@ -364,6 +364,21 @@ def test_inputs_may_be_one_dimensional(batch_size):
         assert torch.equal(value, flat.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("batch_size", [None, 20])
+@pytest.mark.parametrize("stock", [False, True])
+def test_data_that_carry_a_graph_train_as_their_values(stock, batch_size):
+    x, y = data()
+    weight = torch.ones((), dtype=F64, requires_grad=True)
+
+    def trained(x, y):
+        mll = problem()
+        mll = VariationalELBO(mll.likelihood, mll.model, num_data=N, beta=0.5 if stock else 1.0)
+        return fit(mll, x, y, batch_size=batch_size, max_steps=3, progress=False).objective
+
+    assert trained(weight * x, weight * y) == trained(x, y)
+    assert weight.grad is None
+
+
 @pytest.mark.parametrize("batch_size", [None, 40])
 def test_a_learnable_phi_is_learned(batch_size):
     x, y = data()

@@ -109,6 +109,8 @@ def fit(
         return found
 
     strategy, bound, x, y_of_sites = ranks.together(checked)
+    # What the data were computed from is not trained: the first backward pass would free its graph.
+    x, y, y_of_sites = x.detach(), y.detach(), y_of_sites.detach()
     share = _number(x)
     given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
     options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
