@@ -449,6 +449,13 @@ def test_bad_data_and_options_are_refused_before_anything_changes(given, message
     assert all(torch.equal(value, before[name]) for name, value in mll.state_dict().items())
 
 
+def test_a_loader_is_refused_with_what_serves():
+    dataset = torch.utils.data.TensorDataset(*data())
+    for given in (dataset, torch.utils.data.DataLoader(dataset, batch_size=10)):
+        with pytest.raises(TypeError, match=rf"takes tensors.*{type(given).__name__}.*update\(x, y, likelihood"):
+            fit(problem(), given, None, progress=False)
+
+
 @pytest.mark.parametrize("batch_size", [None, 30])
 @pytest.mark.parametrize("stock", [False, True])
 def test_an_objective_of_another_number_of_data_is_refused(stock, batch_size):

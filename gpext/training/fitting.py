@@ -16,6 +16,7 @@ from gpytorch.variational import (
     TrilNaturalVariationalDistribution,
 )
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
@@ -297,6 +298,11 @@ def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy 
 
 
 def _check_data(likelihood: Any, x: Tensor, y: Tensor) -> None:
+    if isinstance(x, DataLoader | Dataset):
+        raise TypeError(
+            f"fit takes tensors of inputs and targets; got a {type(x).__name__}. Stack it, x, y = dataset[:] of a "
+            "TensorDataset, or call SiteVariationalStrategy.update(x, y, likelihood, rate, num_data) batch by batch."
+        )
     check_tensor("inputs", x)
     check_tensor("targets", y)
     if x.dim() < 1 or y.dim() < 1 or y.numel() == 0:
