@@ -8,12 +8,13 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid
 
 from gpext.augmentations import Augmentation, ExponentialRadial
 from gpext.distributions import Bernoulli
 from gpext.likelihoods.checks import check_binary, floating
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
-from gpext.quadrature import expectation
+from gpext.quadrature import log_expectation
 
 
 class HingeBernoulli(Bernoulli):
@@ -55,11 +56,19 @@ class BayesianSVMLikelihood(AugmentedLikelihood):
         return HingeBernoulli(function_samples)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Bernoulli:
-        """Return the Bernoulli distribution of y at the marginals of function_dist."""
+        """Return the Bernoulli distribution of y at the marginals of function_dist; both tails keep full precision."""
         mean = function_dist.mean
         knots = torch.stack([torch.full_like(mean, -1.0), torch.ones_like(mean)])  # the two hinges
-        probs = expectation(lambda f: HingeBernoulli(f).probs, mean, function_dist.variance, knots=knots)
-        return Bernoulli(probs=probs)
+        log_failure, log_success = (
+            log_expectation(
+                lambda f, sign=sign: logsigmoid(sign * HingeBernoulli(f).logits),
+                mean,
+                function_dist.variance,
+                knots=knots,
+            )
+            for sign in (-1, 1)
+        )
+        return Bernoulli(logits=log_success - log_failure)
 
 
 def _hinge(margin: Tensor) -> Tensor:

@@ -121,6 +121,15 @@ def test_wrong_and_certain_predictions_do_not_underflow(name, mean):
 MEAN, VARIANCE = [0.4, -1.0], [1.0, 0.05]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_the_svm_keeps_both_tails(label, dtype):
+    wrong = torch.tensor([60.0 * (0.5 - label)], dtype=dtype)  # p(wrong class) = 1 / (1 + e^62), e^-62 in effect
+    predictive = likelihoods.BayesianSVMLikelihood()(gaussian(wrong, torch.full_like(wrong, 1e-6)))
+    assert predictive.log_prob(torch.full_like(wrong, label)).item() == pytest.approx(-62.0, abs=1e-4)
+    assert predictive.log_prob(torch.full_like(wrong, 1 - label)).item() == pytest.approx(0.0, abs=1e-20)
+
+
 def predictive_grid(member):
     """Points y (..., 2) and quadrature weights for sums over the predictive density at MEAN."""
     if member.support == "real":

@@ -91,7 +91,8 @@ def test_a_vague_predictive_is_finite(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", QuadratureWarning)  # it is no more than nearly right, and says so
         density, expected = likelihood.log_marginal(y, vague), likelihood.expected_log_prob(y, vague)
-    assert bool(density.isfinite()) and bool(expected.isfinite())
+    assert bool(density.isfinite())
+    assert bool(expected.isfinite())
     assert float(expected) < float(density)
 
 
