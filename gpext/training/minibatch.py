@@ -218,6 +218,8 @@ def fit_minibatches(
         status, note = FitStatus.BREAKDOWN, str(error)
     if checkpoint is not None:
         checkpoint.write({**position(), "trace": run.trace})
+        if status is FitStatus.MAX_STEPS:
+            note = "the steps of the checkpoint count: give a larger max_steps"
     recent = run.trace[-per_epoch:]
     return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), position())
 
