@@ -247,6 +247,18 @@ def test_float32_is_accurate_and_stays_float32(member):
         torch.testing.assert_close(value.double(), exact, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("variance", [1e3, 1e6])
+@pytest.mark.parametrize("name", ["bernoulli_logit", "logit_by_hand", "bayesian_svm", "negative_binomial", "student_t"])
+def test_log_marginals_of_vague_latents_in_float32(name, variance):
+    member = MEMBERS[name]
+    y, q = member.targets(2), gaussian(MEAN, [variance] * 2)
+    single = MultivariateNormal(q.mean.float(), DiagLinearOperator(q.variance.float()))
+    value = member.make().float().log_marginal(y.float(), single)
+    assert value.dtype == torch.float32
+    expected = member.make().double().log_marginal(y.float().double(), q)
+    torch.testing.assert_close(value.double(), expected, rtol=2e-6, atol=2e-6)
+
+
 def test_tasks_are_summed(member):
     y = member.targets(3, 2)
     mean, variance = torch.linspace(-1, 1, 6, dtype=F64).view(3, 2), torch.linspace(0.1, 2, 6, dtype=F64).view(3, 2)
