@@ -379,6 +379,16 @@ def test_data_that_carry_a_graph_train_as_their_values(stock, batch_size):
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_has_gradients_wherever_it_is_called(mode):
+    x, y = data()
+    expected = fit(problem(), x, y, max_steps=3, progress=False).objective
+    mll = problem()
+    with mode():
+        assert fit(mll, x, y, max_steps=3, progress=False).objective == expected
+        assert not torch.is_grad_enabled()
+
+
 @pytest.mark.parametrize("batch_size", [None, 40])
 def test_a_learnable_phi_is_learned(batch_size):
     x, y = data()

@@ -51,11 +51,11 @@ def draw_log_shares(log_concentration: Tensor, generator: torch.Generator | None
     A Gamma(a) variable is one of Gamma(a + 1) times u^(1/a), u uniform. Where all 1 / a overflow, what counts is whose
     -log u / a is the least.
     """
-    like = {"dtype": log_concentration.dtype, "device": log_concentration.device}
+    dtype = log_concentration.dtype
     gammas = torch._standard_gamma(log_concentration.exp() + 1, generator)
-    u = torch.rand(log_concentration.shape, generator=generator, **like)
+    u = torch.rand(log_concentration.shape, generator=generator, dtype=dtype, device=log_concentration.device)
     log_rest = (-torch.log1p(-u)).log() - log_concentration  # log(-log u / a)
-    most = 0.9 * math.log(torch.finfo(log_concentration.dtype).max)
+    most = 0.9 * math.log(torch.finfo(dtype).max)
     log_rest = log_rest - (log_rest.amin(-1, keepdim=True) - most).clamp_min(0)
     logs = gammas.log() - log_rest.clamp_max(most + 1).exp()
     return logs - logs.logsumexp(-1, keepdim=True)

@@ -59,16 +59,14 @@ class BayesianSVMLikelihood(AugmentedLikelihood):
         """Return the Bernoulli distribution of y at the marginals of function_dist; both tails keep full precision."""
         mean = function_dist.mean
         knots = torch.stack([torch.full_like(mean, -1.0), torch.ones_like(mean)])  # the two hinges
-        log_failure, log_success = (
-            log_expectation(
-                lambda f, sign=sign: logsigmoid(sign * HingeBernoulli(f).logits),
-                mean,
-                function_dist.variance,
-                knots=knots,
-            )
-            for sign in (-1, 1)
-        )
-        return Bernoulli(logits=log_success - log_failure)
+
+        def log_prob(sign: int) -> Tensor:
+            def given(f: Tensor) -> Tensor:
+                return logsigmoid(sign * HingeBernoulli(f).logits)
+
+            return log_expectation(given, mean, function_dist.variance, knots=knots)
+
+        return Bernoulli(logits=log_prob(1) - log_prob(-1))
 
 
 def _hinge(margin: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ from gpext.training.result import Callback, FitResult, FitStatus, Run
 from gpext.variational import SiteVariationalStrategy, check_batch, check_columns, check_dtype
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     mll: MarginalLogLikelihood,
     x: Tensor,
