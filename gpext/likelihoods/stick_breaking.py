@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal, base_distributions
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, pad
 
 from gpext.bounds import Quadrature, SoftplusTerms
+from gpext.distributions import Categorical
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
 from gpext.likelihoods.checks import check_classes, floating, whole_number
 from gpext.likelihoods.curvature import diagonal_blocks
@@ -136,7 +137,7 @@ class StickBreakingLikelihood(LatentLikelihood):
         if covariance is not None:
             labels = (torch.full_like(mean.select(-2, 0), label) for label in range(self.num_classes))
             log_probs = [self.joint_log_density(label, mean, covariance) for label in labels]
-            return base_distributions.Categorical(logits=torch.stack(log_probs, -1))
+            return Categorical(logits=torch.stack(log_probs, -1))
         stops, passes = (
             BernoulliLogitLikelihood().log_density(label, mean, variance)
             for label in (torch.ones_like(mean), torch.zeros_like(mean))
@@ -147,4 +148,4 @@ class StickBreakingLikelihood(LatentLikelihood):
 def _categorical(stops: Tensor, passes: Tensor) -> Distribution:  # (..., K - 1, N) each
     """Return the distribution of where the stick breaks, from the log probabilities of every choice."""
     log_probs = pad(stops.mT, (0, 1)) + pad(passes.mT.cumsum(-1), (1, 0))
-    return base_distributions.Categorical(logits=log_probs)
+    return Categorical(logits=log_probs)

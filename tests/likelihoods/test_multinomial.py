@@ -58,6 +58,22 @@ def test_a_hopeless_class_keeps_its_log_probability():
     assert value.item() == pytest.approx(-900 + 2.5, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_predictions_keep_the_log_probability_of_a_hopeless_class(correlation, dtype):
+    mean = torch.tensor([[0.0, 50.0, -60.0], [1.0, 0.5, 0.0]], dtype=dtype).requires_grad_()
+    block = 0.5 * torch.eye(3, dtype=dtype) + correlation * torch.ones(3, 3, dtype=dtype)
+    q = MultitaskMultivariateNormal(mean, torch.block_diag(block, block))
+    likelihood, labels = MultinomialLogitLikelihood(3), torch.tensor([[2, 1], [0, 2], [1, 0]])
+    predictive = likelihood(q)
+    log_prob = predictive.log_prob(labels)
+    torch.testing.assert_close(log_prob, likelihood.log_marginal(labels, q), rtol=1e-5, atol=1e-6)
+    assert log_prob[0, 0].item() == pytest.approx(-109.5, abs=1e-3)  # f_3 - f_2 has mean -110 and variance 1
+    torch.testing.assert_close(predictive.expand((3, 2)).log_prob(labels), log_prob)
+    (slope,) = torch.autograd.grad(log_prob[0, 0], mean)
+    torch.testing.assert_close(slope[0], torch.tensor([0.0, -1.0, 1.0], dtype=dtype), rtol=1e-4, atol=1e-4)
+
+
 def test_class_probs_are_the_mean_of_one_trial():
     q = gaussian(torch.randn(2, 3, 5, dtype=F64), torch.rand(2, 3, 5, dtype=F64))
     probs = MultinomialLogitLikelihood(3, 7).class_probs(q)
