@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Taylor
 from gpext.models.latent_gp import LatentGP, check_rule
 from gpext.variational import Rule
@@ -49,6 +51,8 @@ class Comparison:
         return "\n".join(lines)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> Comparison:
     """Run several rules on a model as it is, each from cold, and return what they say; the model does not change.
 
