@@ -117,6 +117,15 @@ def test_correlated_latents_are_integrated_jointly(total_count):
     )
 
 
+def test_the_variance_of_many_trials_keeps_its_digits_in_float32():
+    f, n = torch.tensor([[0.5], [0.0], [-1.0]]), 10**6
+    variance = MultinomialLogitLikelihood(3, n)(gaussian(f, torch.full_like(f, 1e-6))).variance[0]
+    p, v = f[:, 0].double().softmax(0), 1e-6
+    slopes = torch.diag(p) - torch.outer(p, p)
+    expected = n * p * (1 - p) + n * (n - 1) * v * slopes.square().sum(-1)  # to first order in v
+    torch.testing.assert_close(variance.double(), expected, rtol=1e-4, atol=0.0)
+
+
 def test_wrong_counts_are_refused():
     q = gaussian(torch.zeros(3, 2), torch.ones(3, 2))
     with pytest.raises(ValueError, match=r"must sum to total_count=5; got 4 at index 1. With total_count=None"):
