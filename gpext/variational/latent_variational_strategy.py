@@ -12,8 +12,6 @@ variances (FITC) [Snelson & Ghahramani 2006]; a step of every rule then takes O(
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -33,7 +31,7 @@ from gpext.bounds import num_latents
 from gpext.inference import InferenceResult, InferenceWarning, Status
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
-from gpext.variational.prior_blocks import FactorCache, dense_covariance, split_covariance
+from gpext.variational.prior_blocks import FactorCache, dense_covariance, outside_inference_mode, split_covariance
 
 
 class Rule(Protocol):
@@ -43,14 +41,6 @@ class Rule(Protocol):
         self, prior: MultivariateNormal, likelihood: Any, targets: Tensor, *, start: Any = None
     ) -> InferenceResult:
         """Return the posterior of f at the training inputs."""
-
-
-@contextmanager
-def _outside_inference_mode() -> Iterator[None]:
-    """Make tensors that autograd may use later, as what is kept of an inference must be; gradients are on as before."""
-    wanted = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(wanted):
-        yield
 
 
 class _Sites(_VariationalDistribution):
@@ -168,7 +158,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         several = num_latents(self.model.likelihood) is not None
         return divergence.sum(-1) if several else divergence
 
-    @_outside_inference_mode()
+    @outside_inference_mode()
     def infer(self, prior: MultivariateNormal, targets: Tensor) -> InferenceResult:
         """Run the rule, starting from the sites of the last time.
 
@@ -186,7 +176,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
             self.variational_params_initialized.fill_(1)
         return result
 
-    @_outside_inference_mode()
+    @outside_inference_mode()
     @torch.no_grad()
     def result(self) -> InferenceResult:
         """Return the inference at the present parameters, outside the graph; kept while they stay as they are."""
@@ -198,7 +188,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
             self._known.put(key, self.inducing_points)
         return self._result
 
-    @_outside_inference_mode()
+    @outside_inference_mode()
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return q(f) at new inputs (..., S, d), differentiable in them."""
         conditioned = self.result().conditioned

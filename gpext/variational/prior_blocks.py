@@ -7,7 +7,8 @@ at minibatch size. Where the covariance is one kernel at one set of inputs, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +94,14 @@ class FactorCache:
     def put(self, key: list[Tensor], factor: Tensor) -> None:
         """Keep a factor."""
         self._key, self._factor = [tensor.detach().clone() for tensor in key], factor
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Make tensors that autograd may use later, as what is kept must be; gradients are on or off as before."""
+    wanted = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(wanted):
+        yield
 
 
 def _identical(a: Tensor, b: Tensor) -> bool:

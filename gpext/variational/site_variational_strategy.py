@@ -45,6 +45,7 @@ from gpext.variational.prior_blocks import (
     FactorCache,
     dense_covariance,
     is_changed_together,
+    outside_inference_mode,
     split_covariance,
 )
 
@@ -120,6 +121,11 @@ class SiteVariationalStrategy(VariationalStrategy):
                 self._clear_cache()
                 self._known.put(key, self.inducing_points)
         return super().variational_distribution
+
+    @outside_inference_mode()
+    def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
+        """Return q(f) at inputs x, or p(f) with `prior`."""
+        return super().__call__(x, prior=prior, **kwargs)
 
     def kl_divergence(self) -> Tensor:
         """Return KL(q(u) || p(u)) (...); in training that of the last call, with which it shares its graph."""
