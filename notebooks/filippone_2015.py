@@ -127,16 +127,17 @@ for noise in noises.tolist():
     found = conjugate_gradients(matvec, y.unsqueeze(-1), precondition=P, tolerance=1e-8)
     steps["preconditioned, rank 50"].append(found.num_steps)
 kappa = (eigenvalues[-1] + noises) / (eigenvalues[0] + noises)
-figure, axes = plt.subplots(1, 2, figsize=(12.5, 4.2), layout="constrained")
+figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
 for (name, counts), color in zip(steps.items(), (plots.ORANGE, plots.BLUE), strict=True):
-    axes[0].loglog(kappa, counts, "o-", color=color, label=name)
-axes[0].set(xlabel="condition number", ylabel="steps to a residual of 1e-8", title="conjugate gradients")
-axes[0].legend()
+    ax.loglog(kappa, counts, "o-", color=color, label=name)
+ax.set(xlabel="condition number", ylabel="steps to a residual of 1e-8", title="conjugate gradients")
+ax.legend()
+plt.show()
 
 # %% [markdown]
 # **Solves that stop at random.** The solution is a sum of increments. Take those up to a coarse residual, then go on
 # with a coin: whatever increment comes after $j$ more steps is divided by the chance $P_j$ of having come so far. The
-# mean is the solution for any $P_j$ fixed beforehand, but not every law can show it. On the right, means of many
+# mean is the solution for any $P_j$ fixed beforehand, but not every law can show it. Below, the error of means of many
 # estimates against their number. gpext's law falls as fast as what is left of the solution does. The published one
 # falls much faster, like $\exp(-j^2 / 2)$: it is as unbiased on paper, and never reaches the tail.
 
@@ -151,7 +152,8 @@ def matvec(v):
 exact = torch.linalg.solve(dense + noise * torch.eye(n), y)
 number = 200 if SMOKE else 2000
 stopped = conjugate_gradients(matvec, y, tolerance=0.1).solution
-axes[1].axhline(float((stopped - exact).norm() / exact.norm()), color=plots.GREY, ls="--", label="stopped for good")
+figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
+ax.axhline(float((stopped - exact).norm() / exact.norm()), color=plots.GREY, ls="--", label="stopped for good")
 for name, law, color in (("gpext's law", None, plots.BLUE), ("the published one", Ulisse(1.0), plots.ORANGE)):
     runs = [
         unbiased_cg(matvec, y.unsqueeze(-1), num_estimates=number // 10, tolerance=0.1, survival=law, generator=seed(k))
@@ -160,11 +162,9 @@ for name, law, color in (("gpext's law", None, plots.BLUE), ("the published one"
     estimates = torch.cat([run.estimates for run in runs]).squeeze(-1)
     counts = torch.logspace(0, np.log10(number), 25).long()
     means = estimates.cumsum(0)[counts - 1] / counts.unsqueeze(-1)
-    axes[1].loglog(
-        counts, (means - exact).norm(dim=-1) / exact.norm(), color=color, label=f"{name}: {runs[0].survival}"
-    )
-axes[1].set(xlabel="number of estimates", ylabel="relative error of their mean", title="solves that stop at random")
-axes[1].legend(fontsize=8)
+    ax.loglog(counts, (means - exact).norm(dim=-1) / exact.norm(), color=color, label=f"{name}: {runs[0].survival}")
+ax.set(xlabel="number of estimates", ylabel="relative error of their mean", title="solves that stop at random")
+ax.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]

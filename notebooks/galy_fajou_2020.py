@@ -227,7 +227,7 @@ for v, color in zip((0.1, 0.5, 2.0), plots.COLORS, strict=False):
     q = MultivariateNormal(m, torch.diag_embed(torch.full_like(m, v)))
     zero = torch.zeros_like(m)
     gap = (laplace.expected_log_prob(zero, q) - laplace.augmented_bound(zero, q)).detach()
-    ax.plot(m, gap, color=color, label=f"posterior variance {v:g}")
+    ax.plot(m, gap, color=color, label=f"v = {v:g}")
 ax.set(xlabel="posterior mean minus observation", ylabel="gap (nats)", ylim=(0, 0.45))
 ax.legend(fontsize=9, ncols=3, loc="upper center")
 plt.show()
@@ -483,5 +483,5 @@ plt.show()
 # * A likelihood is one completely monotone function; the rest is differentiation and one Cholesky factor a step.
 # * The bound rises at every step, and no step size has to be chosen.
 # * The same identity gives an exact sampler, whose steps need no tuning either.
-# * The price of the bound is that it is looser. Where it matters for hyperparameters,
-#   `gpext.fit(..., hyperparameters="exact")` takes their gradients from the bound without augmentation.
+# * The price of the bound is that it is looser. That matters for hyperparameters: `gpext.fit` takes their gradients
+#   from the bound without augmentation, unless told `hyperparameters="augmented"`.

@@ -364,6 +364,31 @@ def test_inputs_may_be_one_dimensional(batch_size):
         assert torch.equal(value, flat.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("batch_size", [None, 20])
+@pytest.mark.parametrize("stock", [False, True])
+def test_data_that_carry_a_graph_train_as_their_values(stock, batch_size):
+    x, y = data()
+    weight = torch.ones((), dtype=F64, requires_grad=True)
+
+    def trained(x, y):
+        mll = problem()
+        mll = VariationalELBO(mll.likelihood, mll.model, num_data=N, beta=0.5 if stock else 1.0)
+        return fit(mll, x, y, batch_size=batch_size, max_steps=3, progress=False).objective
+
+    assert trained(weight * x, weight * y) == trained(x, y)
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_has_gradients_wherever_it_is_called(mode):
+    x, y = data()
+    expected = fit(problem(), x, y, max_steps=3, progress=False).objective
+    mll = problem()
+    with mode():
+        assert fit(mll, x, y, max_steps=3, progress=False).objective == expected
+        assert not torch.is_grad_enabled()
+
+
 @pytest.mark.parametrize("batch_size", [None, 40])
 def test_a_learnable_phi_is_learned(batch_size):
     x, y = data()
@@ -432,6 +457,13 @@ def test_bad_data_and_options_are_refused_before_anything_changes(given, message
     with pytest.raises(ValueError, match=message):
         fit(mll, arguments.pop("x"), arguments.pop("y"), **arguments)
     assert all(torch.equal(value, before[name]) for name, value in mll.state_dict().items())
+
+
+def test_a_loader_is_refused_with_what_serves():
+    dataset = torch.utils.data.TensorDataset(*data())
+    for given in (dataset, torch.utils.data.DataLoader(dataset, batch_size=10)):
+        with pytest.raises(TypeError, match=rf"takes tensors.*{type(given).__name__}.*update\(x, y, likelihood"):
+            fit(problem(), given, None, progress=False)
 
 
 @pytest.mark.parametrize("batch_size", [None, 30])

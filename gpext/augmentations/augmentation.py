@@ -26,6 +26,7 @@ from gpext.augmentations.radial import RadialFunction
 from gpext.quadrature import expectation, log_expectation
 
 _CHUNK = 4096  # data in one adaptive integration: some 1000 nodes each, in float64
+_CANCELS = 10.0  # g^2 v from which float32 loses digits in log_marginal, a difference of two numbers of that size
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,12 @@ class Augmentation:
         The potential is absorbed exactly, :math:`e^{g f} N(f | m, v) = e^{g m + g^2 v / 2} N(f | m + g v, v)`; what is
         left to quadrature is phi alone, whose mass lies between its center and the shifted mean.
         """
+        dtype = mean.dtype
+        if bool((self.potential.square() * variance > _CANCELS).any()):
+            mean, variance = mean.double(), variance.double()
         shifted = mean + self.potential * variance
         linear = self.log_constant + self.potential * (mean + 0.5 * self.potential * variance)
-        return linear + self._in_chunks(log_expectation, shifted, variance)
+        return (linear + self._in_chunks(log_expectation, shifted, variance)).to(dtype)
 
     def site(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return the shift and the precision of the Gaussian site in f at the given w, (..., N) [GWO20 Thm. 2].

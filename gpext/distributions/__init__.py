@@ -1,6 +1,7 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
 from gpext.distributions.batch_mixture import BatchMixture
+from gpext.distributions.categorical import Categorical, CompoundCategorical
 from gpext.distributions.circular import Arc, CircularDistribution
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.compound_beta import CompoundBeta
@@ -10,6 +11,7 @@ from gpext.distributions.compound_multinomial import CompoundMultinomial
 from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.gamma import Gamma
 from gpext.distributions.generalized_inverse_gaussian import GeneralizedInverseGaussian
+from gpext.distributions.independent import Independent
 from gpext.distributions.inverse_gaussian import InverseGaussian
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixture import Mixture
@@ -29,8 +31,10 @@ __all__ = [
     "BatchMixture",
     "Bernoulli",
     "Beta",
+    "Categorical",
     "CircularDistribution",
     "CompoundBeta",
+    "CompoundCategorical",
     "CompoundDirichlet",
     "CompoundDistribution",
     "CompoundJointDistribution",
@@ -38,6 +42,7 @@ __all__ = [
     "CompoundVonMises",
     "Gamma",
     "GeneralizedInverseGaussian",
+    "Independent",
     "InverseGaussian",
     "InversionError",
     "Matern32",

@@ -92,14 +92,15 @@ class CompoundDistribution(Distribution):
     @property
     def variance(self) -> Tensor:
         """E[Var(y | f)] + Var[E(y | f)], (*batch); nan or inf where the conditional's own is."""
-        centre = self.mean.detach()  # Var = E (e - centre)^2 has zero derivative in centre
+        mean = self.mean.detach()
+        centre = torch.where(mean.isfinite(), mean, 0.0)  # Var = E (e - centre)^2 has zero derivative in centre
         at_mean = self.conditional(self.latent_mean)
 
         def second_moment(f: Tensor) -> Tensor:
             given = self.conditional(f)
             return given.variance + (given.mean - centre).square()
 
-        return self._moment(second_moment, at_mean.variance + at_mean.mean - at_mean.mean)
+        return self._moment(second_moment, torch.where(at_mean.mean.isnan(), at_mean.mean, at_mean.variance))
 
     def _moment(self, function: Callable[[Tensor], Tensor], at_mean: Tensor) -> Tensor:
         defined = at_mean.isfinite()

@@ -52,22 +52,25 @@ class CompoundDirichlet(Distribution):
     @property
     def mean(self) -> Tensor:
         """E[y] (..., N, D)."""
-        return self._expectation(lambda mean, total: mean)
+        return self._expectation(lambda mean, total: mean).to(self.latent_mean.dtype)
 
     @property
     def variance(self) -> Tensor:
         """The variances of y_j (..., N, D): E[y_j^2 | f] = m_j (S m_j + 1) / (S + 1), m = theta / S."""
-        return self._expectation(lambda mean, total: mean * (total * mean + 1) / (total + 1)) - self.mean.square()
+        mean = self._expectation(lambda mean, total: mean)
+        second = self._expectation(lambda mean, total: mean * (total * mean + 1) / (total + 1))
+        return (second - mean.square()).to(self.latent_mean.dtype)
 
     def _expectation(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return the expectation (..., N, D) of a function of theta / S (..., D, N) and S (..., 1, N)."""
+        """Return the expectation (..., N, D), float64, of a function of theta / S (..., D, N) and S (..., 1, N)."""
 
         def of_latents(f: Tensor) -> Tensor:
             log_theta = self._log_concentration(f)
             log_total = log_theta.logsumexp(-2, keepdim=True)
             return function((log_theta - log_total).exp(), log_total.exp())
 
-        return in_parts(partial(joint_expectation, of_latents), self.latent_mean, self.latent_covariance).mT
+        latents = self.latent_mean.double(), self.latent_covariance.double()  # float32 cancels in the variance
+        return in_parts(partial(joint_expectation, of_latents), *latents).mT
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (..., N) of values (..., N, D)."""
@@ -80,7 +83,7 @@ class CompoundDirichlet(Distribution):
     ) -> Tensor:
         """Draws of shape sample_shape + batch_shape + (D,)."""
         with torch.no_grad():
-            return draw_log_shares(self._draw_concentration(torch.Size(sample_shape), generator), generator).exp()
+            return draw_log_shares(self._draw_log_concentration(torch.Size(sample_shape), generator), generator).exp()
 
     def credible_region(
         self, probability: float, *, num_draws: int = 4096, generator: torch.Generator | None = None
@@ -100,15 +103,16 @@ class CompoundDirichlet(Distribution):
         if num_draws < 100:
             raise ValueError(f"num_draws must be at least 100; got {num_draws}.")
         with torch.no_grad():
-            concentration = self._draw_concentration(torch.Size([num_draws // _DRAWS_A_COMPONENT]), generator)
-            log_y = draw_log_shares(self._draw_concentration(torch.Size([num_draws]), generator), generator)
+            concentration = self._draw_log_concentration(torch.Size([num_draws // _DRAWS_A_COMPONENT]), generator).exp()
+            concentration = concentration.clamp_min(torch.finfo(concentration.dtype).tiny)  # 0 has no density
+            log_y = draw_log_shares(self._draw_log_concentration(torch.Size([num_draws]), generator), generator)
             density = log_average(concentration, log_y)
             below = max(math.floor((1 - probability) * (num_draws + 1)), 1)
             threshold = density.kthvalue(below, 0).values
         error = math.sqrt(probability * (1 - probability) / num_draws)
         return SimplexRegion(concentration, threshold, probability, error)
 
-    def _draw_concentration(self, sample_shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        """Return theta of draws of the latents, sample_shape + batch_shape + (D,)."""
+    def _draw_log_concentration(self, sample_shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        """Return log theta of draws of the latents, sample_shape + batch_shape + (D,)."""
         latents = draw_latents(self.latent_mean, self.latent_covariance, sample_shape, generator)
-        return self._log_concentration(latents).exp().mT
+        return self._log_concentration(latents).mT

@@ -63,7 +63,8 @@ class CompoundJointDistribution(Distribution):
     @property
     def variance(self) -> Tensor:
         """Var[y], of each entry of an event, batch_shape + event_shape."""
-        return self._expectation(lambda given: given.variance + given.mean.square()) - self.mean.square()
+        second = self._expectation(lambda given: given.variance + given.mean.square())
+        return torch.where(second.isinf(), second, second - self.mean.square())
 
     def _expectation(self, function: Callable[[torch.distributions.Distribution], Tensor]) -> Tensor:
         """Return the expectation of a function of p(y | f) that has its batch_shape + event_shape."""

@@ -51,7 +51,7 @@ class CompoundMultinomial(Distribution):
     @property
     def probs(self) -> Tensor:
         """E[pi] (..., N, K), the probabilities of the classes in one trial."""
-        return self._probability_of(1)
+        return self._probability_of(1).to(self.latent_mean.dtype)
 
     @property
     def mean(self) -> Tensor:
@@ -61,13 +61,16 @@ class CompoundMultinomial(Distribution):
     @property
     def variance(self) -> Tensor:
         """The variances of y_k (..., N, K)."""
-        n, mean = self.total_count, self.mean
-        return mean + n * (n - 1) * self._probability_of(2) - mean.square()
+        n = self.total_count
+        mean = n * self._probability_of(1)
+        return (mean + n * (n - 1) * self._probability_of(2) - mean.square()).to(self.latent_mean.dtype)
 
     def _probability_of(self, times: int) -> Tensor:
-        """Return E[pi_k^times] (..., N, K): the probability that so many trials have all come out as k."""
-        counts = times * torch.eye(self.event_shape[0], dtype=self.latent_mean.dtype, device=self.latent_mean.device)
-        return torch.stack([self._log_density_of(row.expand(self._extended_shape())) for row in counts], -1).exp()
+        """Return E[pi_k^times] (..., N, K), float64: the probability that so many trials have all come out as k."""
+        mean, covariance = self.latent_mean.double(), self.latent_covariance.double()  # float32 cancels in the variance
+        counts = times * torch.eye(self.event_shape[0], dtype=mean.dtype, device=mean.device)
+        shape = self._extended_shape()
+        return torch.stack([self._log_density(row.expand(shape), mean, covariance) for row in counts], -1).exp()
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log probability (..., N) of counts (..., N, K)."""

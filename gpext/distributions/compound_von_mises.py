@@ -61,7 +61,7 @@ class CompoundVonMises(CircularDistribution):
     @property
     def resultant(self) -> Tensor:
         """(E[cos y], E[sin y]) (..., 2, N)."""
-        return compound_resultant(self.latent_mean, self.latent_covariance)
+        return self._resultant().to(self.latent_mean.dtype)
 
     @property
     def mean(self) -> Tensor:
@@ -72,17 +72,24 @@ class CompoundVonMises(CircularDistribution):
     @property
     def resultant_length(self) -> Tensor:
         """R = |E[e^{iy}]|, between 0 (no direction) and 1."""
-        return torch.hypot(*self.resultant.unbind(-2))
+        return self._length().to(self.latent_mean.dtype)
 
     @property
     def variance(self) -> Tensor:
         """The circular variance 1 - R."""
-        return 1 - self.resultant_length
+        return (1 - self._length()).to(self.latent_mean.dtype)
 
     @property
     def concentration(self) -> Tensor:
         """That of the von Mises distribution with the same resultant."""
-        return concentration_of(self.resultant_length)
+        return concentration_of(self._length()).to(self.latent_mean.dtype)
+
+    def _resultant(self) -> Tensor:
+        """Return (E[cos y], E[sin y]) in float64: 1 - R and what follows from it cancel in float32."""
+        return compound_resultant(self.latent_mean.double(), self.latent_covariance.double())
+
+    def _length(self) -> Tensor:
+        return torch.hypot(*self._resultant().unbind(-2))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density in radians; value and result broadcast with the batch shape."""
@@ -96,8 +103,7 @@ class CompoundVonMises(CircularDistribution):
             return log_compound_density(angle, *latents).exp()
 
         with torch.no_grad():
-            east, north = self.resultant.unbind(-2)
-        return AngleTable.of(density, torch.atan2(north, east), concentration_of(torch.hypot(east, north)))
+            return AngleTable.of(density, self.mean, concentration_of(self._length()))
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None

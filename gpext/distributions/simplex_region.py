@@ -45,14 +45,19 @@ class SimplexRegion:
         return self.log_density(value) >= self.log_threshold
 
 
-def draw_log_shares(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return log y for a draw y of each Dirichlet (..., D), finite where y underflows.
+def draw_log_shares(log_concentration: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return log y for a draw y of each Dirichlet (..., D), finite where y or its parameters underflow.
 
-    A Gamma(a) variable is one of Gamma(a + 1) times u^(1/a), u uniform.
+    A Gamma(a) variable is one of Gamma(a + 1) times u^(1/a), u uniform. Where all 1 / a overflow, what counts is whose
+    -log u / a is the least.
     """
-    gammas = torch._standard_gamma(concentration + 1, generator)
-    u = torch.rand(concentration.shape, generator=generator, dtype=concentration.dtype, device=concentration.device)
-    logs = gammas.log() + torch.log1p(-u) / concentration
+    dtype = log_concentration.dtype
+    gammas = torch._standard_gamma(log_concentration.exp() + 1, generator)
+    u = torch.rand(log_concentration.shape, generator=generator, dtype=dtype, device=log_concentration.device)
+    log_rest = (-torch.log1p(-u)).log() - log_concentration  # log(-log u / a)
+    most = 0.9 * math.log(torch.finfo(dtype).max)
+    log_rest = log_rest - (log_rest.amin(-1, keepdim=True) - most).clamp_min(0)
+    logs = gammas.log() - log_rest.clamp_max(most + 1).exp()
     return logs - logs.logsumexp(-1, keepdim=True)
 
 

@@ -14,6 +14,8 @@ from scipy import special
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.distributions.drawing import drawn_from
+
 
 class StudentT(base_distributions.StudentT):
     """Student-t with `cdf` and `icdf` (no gradient)."""
@@ -30,7 +32,14 @@ class StudentT(base_distributions.StudentT):
 
 
 class Bernoulli(base_distributions.Bernoulli):
-    """Bernoulli with `cdf`, `icdf` and `quantile`, and classes of any dtype."""
+    """Bernoulli with `cdf`, `icdf` and `quantile`, classes of any dtype, and draws from a generator."""
+
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape; from torch's global generator by default."""
+        with drawn_from(generator):
+            return super().sample(torch.Size(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log P(Y = value)."""

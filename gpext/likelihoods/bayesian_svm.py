@@ -8,12 +8,13 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid
 
 from gpext.augmentations import Augmentation, ExponentialRadial
 from gpext.distributions import Bernoulli
 from gpext.likelihoods.checks import check_binary, floating
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
-from gpext.quadrature import expectation
+from gpext.quadrature import log_expectation
 
 
 class HingeBernoulli(Bernoulli):
@@ -55,11 +56,17 @@ class BayesianSVMLikelihood(AugmentedLikelihood):
         return HingeBernoulli(function_samples)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Bernoulli:
-        """Return the Bernoulli distribution of y at the marginals of function_dist."""
+        """Return the Bernoulli distribution of y at the marginals of function_dist; both tails keep full precision."""
         mean = function_dist.mean
         knots = torch.stack([torch.full_like(mean, -1.0), torch.ones_like(mean)])  # the two hinges
-        probs = expectation(lambda f: HingeBernoulli(f).probs, mean, function_dist.variance, knots=knots)
-        return Bernoulli(probs=probs)
+
+        def log_prob(sign: int) -> Tensor:
+            def given(f: Tensor) -> Tensor:
+                return logsigmoid(sign * HingeBernoulli(f).logits)
+
+            return log_expectation(given, mean, function_dist.variance, knots=knots)
+
+        return Bernoulli(logits=log_prob(1) - log_prob(-1))
 
 
 def _hinge(margin: Tensor) -> Tensor:

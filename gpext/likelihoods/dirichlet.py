@@ -7,7 +7,8 @@ With J = sigmoid(eta), g = log y - psi0(theta) + psi0(S):
     u = J g,   U = diag(psi1(theta) J^2 - g J (1 - J)) - psi1(S) J J'
 
 The link is not canonical: U need not be positive definite where y is unlikely; the Fisher information, without g, is.
-Where theta is small Gamma(theta) = Gamma(1 + theta) / theta, and so on, keeps everything finite: r = J / theta -> 1.
+Where theta is small Gamma(theta) = Gamma(1 + theta) / theta, and so on, keeps everything finite: r = J / theta -> 1,
+and where S is small q = J / S -> softmax(eta).
 """
 
 from __future__ import annotations
@@ -104,21 +105,23 @@ def concentration(f: Tensor) -> Tensor:
 
 def dirichlet_log_prob(log_y: Tensor, f: Tensor) -> Tensor:
     """Return log Dir(y | theta(f)) (..., N) for log y and f (..., D, N)."""
-    theta = concentration(f)
-    constant = log_gamma(theta.sum(-2)) - log_y.sum(-2)
-    return constant + (theta * log_y + log_concentration(f) - log_gamma(theta + 1)).sum(-2)
+    theta, log_theta = concentration(f), log_concentration(f)
+    constant = log_gamma(theta.sum(-2) + 1) - log_theta.logsumexp(-2) - log_y.sum(-2)
+    return constant + (theta * log_y + log_theta - log_gamma(theta + 1)).sum(-2)
 
 
 def dirichlet_curvature(log_y: Tensor, f: Tensor) -> Curvature:
     """Return log Dir(y | theta(f)) to second order at f (..., D, N), for log y alike."""
-    theta, J = concentration(f), f.sigmoid()
-    total = theta.sum(-2)
-    r = (logsigmoid(f) - log_concentration(f)).exp()
-    gradient = J * (log_y - polygamma(0, theta + 1) + polygamma(0, total).unsqueeze(-2)) + r
+    theta, log_theta, J = concentration(f), log_concentration(f), f.sigmoid()
+    total = theta.sum(-2, keepdim=True)
+    r = (logsigmoid(f) - log_theta).exp()
+    q = (logsigmoid(f) - log_theta.logsumexp(-2, keepdim=True)).exp()
+    gradient = J * (log_y - polygamma(0, theta + 1) + polygamma(0, total + 1)) + r - q
     expected = r.square() + polygamma(1, theta + 1) * J.square()
     precision = expected - gradient * (-f).sigmoid()
-    coupling = -polygamma(1, total)
-    return Curvature(dirichlet_log_prob(log_y, f), gradient, precision, coupling, J, expected)
+    direction = q * (1 + total.square() * polygamma(1, total + 1)).sqrt()  # S^2 psi1(S) = 1 + S^2 psi1(S + 1)
+    coupling = -torch.ones_like(f.select(-2, 0))
+    return Curvature(dirichlet_log_prob(log_y, f), gradient, precision, coupling, direction, expected)
 
 
 def log_concentration(f: Tensor) -> Tensor:

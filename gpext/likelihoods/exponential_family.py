@@ -120,7 +120,8 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         if self.log_base is None:
             return value
         base = self.log_base(targets, a)
-        if torch.broadcast_shapes(base.shape, value.shape) != value.shape:
+        # A number would be counted once a datum, though it may be a sum over the data.
+        if base.shape[-1:] != value.shape[-1:] or torch.broadcast_shapes(base.shape, value.shape) != value.shape:
             raise ValueError(f"log_base must give (..., N), here {tuple(value.shape)}; got {tuple(base.shape)}.")
         return value + base
 

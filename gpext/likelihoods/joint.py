@@ -17,6 +17,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpext.distributions.correlated_latents import in_every
 from gpext.likelihoods.curvature import BlockCurvature, Curvature, diagonal_blocks
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import (
@@ -138,6 +139,7 @@ class JointLikelihood(LatentLikelihood):
         return mean, diagonal_blocks(variance) if covariance is None else covariance
 
     def _in_parts(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        mean, covariance = in_every(self.datum_shape(targets), mean, covariance)
         return in_parts(integral, mean, covariance, targets, -1 - self.target_dims(targets))
 
     def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:

@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import one_hot, pad
 
 from gpext.bounds import MultinomialTerms
-from gpext.distributions import CompoundMultinomial
+from gpext.distributions import Categorical, CompoundCategorical, CompoundMultinomial
 from gpext.likelihoods.checks import check_classes, check_counts, floating_like, whole_number
 from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood, correlated_blocks
@@ -179,7 +179,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
         """
         logits = function_samples.mT
         if self.total_count == 1:
-            return base_distributions.Categorical(logits=logits)
+            return Categorical(logits=logits)
         if self.total_count is None:
             raise NotImplementedError(
                 "with total_count=None p(y | f) is no single distribution: log_prob(targets, f) has its values, "
@@ -188,13 +188,16 @@ class MultinomialLogitLikelihood(JointLikelihood):
         return base_distributions.Multinomial(self.total_count, logits=logits)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
-        """Return p(y): Categorical, its probabilities to 1e-11, or :class:`gpext.distributions.CompoundMultinomial`.
+        """Return p(y): a :class:`gpext.distributions.CompoundCategorical`, its probabilities to 1e-11.
+
+        Of several trials it is a :class:`gpext.distributions.CompoundMultinomial`.
 
         Raises:
             NotImplementedError: the totals vary.
         """
         if self.total_count == 1:
-            return base_distributions.Categorical(probs=self.class_probs(function_dist))
+            probs = self.class_probs(function_dist)
+            return CompoundCategorical(probs, *self._blocks(function_dist), self.joint_log_density)
         if self.total_count is None:
             raise NotImplementedError(
                 "with total_count=None p(y) is no single distribution: log_marginal(targets, function_dist) has its "

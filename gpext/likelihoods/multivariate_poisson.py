@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal, base_distributions
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.distributions import CompoundJointDistribution, Poisson
+from gpext.distributions import CompoundJointDistribution, Independent, Poisson
 from gpext.likelihoods.checks import check_counts, whole_number
 from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood
@@ -94,7 +94,7 @@ class MultivariatePoissonLikelihood(JointLikelihood):
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., D, N): batch shape (..., N), events of D counts."""
-        return base_distributions.Independent(Poisson(rate=function_samples.mT.exp()), 1)
+        return Independent(Poisson(rate=function_samples.mT.exp()), 1)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y), batch shape (..., N), events of D counts: independent ones where the latents are.
@@ -106,4 +106,4 @@ class MultivariatePoissonLikelihood(JointLikelihood):
         if variance is None:
             return CompoundJointDistribution(self.forward, mean, covariance, self.joint_log_density)
         each = MultivariateNormal(mean.mT, torch.diag_embed(variance.mT))
-        return base_distributions.Independent(self._each.marginal(each), 1)
+        return Independent(self._each.marginal(each), 1)

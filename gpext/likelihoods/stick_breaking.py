@@ -3,7 +3,8 @@ r"""The stick-breaking likelihood: unordered classes as a chain of K - 1 binary 
     p(y = k | f) = sigma(f_k) prod_{j < k} (1 - sigma(f_j)),   k < K - 1,   the last class taking what is left
 
 Latent j sees a datum if y >= j, as a logistic regression of whether the stick breaks there; so every integral over
-independent latents is a sum of one-dimensional ones. The order of the classes matters to the prior.
+independent latents is a sum of one-dimensional ones, and that of log p(y | f) over correlated ones, too. The order of
+the classes matters to the prior.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal, base_distributions
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, pad
 
 from gpext.bounds import Quadrature, SoftplusTerms
+from gpext.distributions import Categorical
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
 from gpext.likelihoods.checks import check_classes, floating, whole_number
+from gpext.likelihoods.curvature import diagonal_blocks
+from gpext.likelihoods.joint import correlated_blocks
 from gpext.likelihoods.latent import LatentLikelihood
+from gpext.quadrature import SecondOrder, in_parts, log_joint_expectation
 
 
 class StickBreakingLikelihood(LatentLikelihood):
@@ -83,6 +88,44 @@ class StickBreakingLikelihood(LatentLikelihood):
         log_probs = BernoulliLogitLikelihood().log_density(breaks.to(mean.dtype), mean, variance)
         return torch.where(comes, log_probs, 0.0).sum(-2)
 
+    def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return log int p(y | f) N(f | mean, covariance) df (..., N); see `gpext.quadrature.log_joint_expectation`.
+
+        Args:
+            targets: as :meth:`log_prob`.
+            mean: (..., K - 1, N).
+            covariance: of the latents of each datum (..., K - 1, K - 1, N).
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
+        """
+        self.check(targets)
+
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            return log_joint_expectation(lambda f: self._log_prob(y, f), lambda f: self._second_order(y, f), m, V)
+
+        return in_parts(integral, mean, covariance, targets)
+
+    def _second_order(self, targets: Tensor, f: Tensor) -> SecondOrder:
+        breaks, comes = self._breaks(targets)
+        p = f.sigmoid()
+        gradient = torch.where(comes, breaks.to(p) - p, 0.0)
+        return SecondOrder(self._log_prob(targets, f), gradient, diagonal_blocks(torch.where(comes, p * (1 - p), 0.0)))
+
+    def log_marginal(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        r"""Return :math:`\log \int p(y_i | f) q(f) df` (..., N), the latents as correlated as function_dist says.
+
+        Raises:
+            TypeError, ValueError: as :meth:`LatentLikelihood.log_marginal`.
+        """
+        mean, variance = self._fitting_marginals(observations, function_dist)
+        covariance = correlated_blocks(function_dist)
+        if covariance is None:
+            return self.log_density(observations, mean, variance)
+        return self.joint_log_density(observations, mean, covariance)
+
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., K - 1, N), a Categorical distribution with batch shape (..., N)."""
         return _categorical(logsigmoid(function_samples), logsigmoid(-function_samples))
@@ -90,6 +133,11 @@ class StickBreakingLikelihood(LatentLikelihood):
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return the Categorical distribution of y at the marginals of function_dist; small probabilities are exact."""
         mean, variance = self._marginals(function_dist)
+        covariance = correlated_blocks(function_dist)
+        if covariance is not None:
+            labels = (torch.full_like(mean.select(-2, 0), label) for label in range(self.num_classes))
+            log_probs = [self.joint_log_density(label, mean, covariance) for label in labels]
+            return Categorical(logits=torch.stack(log_probs, -1))
         stops, passes = (
             BernoulliLogitLikelihood().log_density(label, mean, variance)
             for label in (torch.ones_like(mean), torch.zeros_like(mean))
@@ -100,4 +148,4 @@ class StickBreakingLikelihood(LatentLikelihood):
 def _categorical(stops: Tensor, passes: Tensor) -> Distribution:  # (..., K - 1, N) each
     """Return the distribution of where the stick breaks, from the log probabilities of every choice."""
     log_probs = pad(stops.mT, (0, 1)) + pad(passes.mT.cumsum(-1), (1, 0))
-    return base_distributions.Categorical(logits=log_probs)
+    return Categorical(logits=log_probs)

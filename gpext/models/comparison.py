@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Taylor
 from gpext.models.latent_gp import LatentGP, check_rule
 from gpext.variational import Rule
@@ -49,6 +51,8 @@ class Comparison:
         return "\n".join(lines)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> Comparison:
     """Run several rules on a model as it is, each from cold, and return what they say; the model does not change.
 
@@ -78,7 +82,7 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", InferenceWarning)  # the status says it
                 result = rule.infer(prior, model.likelihood, targets)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # a schedule or a bound may not serve several latents, or a batch
             nan = float("nan")
             rows.append(ComparedRule(type(rule).__name__, nan, nan, nan, 0, str(error)))
             continue

@@ -26,7 +26,8 @@ class LatentGP(ApproximateGP):
     In train mode `model(train_x)` is the prior there, for :class:`gpext.mlls.LatentMarginalLogLikelihood`; in eval mode
     `model(x)` is the posterior of f, and `likelihood(model(x))` the predictive distribution. A likelihood of D latents
     (`likelihood.num_latents`) wants a `forward` that returns a batch of D: give mean and kernel
-    `batch_shape=torch.Size([D])`.
+    `batch_shape=torch.Size([D])`. A batch of inputs then needs a dimension for the latents, (..., 1, S, d), as it would
+    stand for them otherwise.
 
     Args:
         train_inputs: X, (N, d), (N,) or (..., N, d); as the one entry of a tuple, too.

@@ -141,11 +141,8 @@ class _ExpectedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor) -> Tensor:
         ctx.save_for_backward(mean, variance)
-        with torch.enable_grad():
-            m = mean.detach().double().requires_grad_()
-            value = expected_log_sum_exp(m, variance.detach().double())
-            (probs,) = torch.autograd.grad(value.sum(), m)
-        probs = probs.clamp(min=0)
+        _, probs, _ = _log_sum_exp(_rows(mean), _rows(variance))
+        probs = probs.view(*mean.shape[:-2], mean.size(-1), mean.size(-2)).mT.clamp(min=0)
         return (probs / probs.sum(-2, keepdim=True)).to(mean.dtype)
 
     @staticmethod

@@ -102,7 +102,8 @@ class Hyperparameters:
         named = dict(module.named_parameters())
         learnt = {name for name, parameter in named.items() if parameter.requires_grad}
         module.requires_grad_(True)
-        dependence = [_parameters_behind(closure(owner), named) for _, closure, owner in self._priors]
+        with torch.inference_mode(False), torch.enable_grad():  # wherever the sampler is made
+            dependence = [_parameters_behind(closure(owner), named) for _, closure, owner in self._priors]
         for name, parameter in named.items():
             parameter.requires_grad_(name in learnt)
         chosen = learnt.intersection(set[str]().union(*dependence)) if names is None else _named(module, names)

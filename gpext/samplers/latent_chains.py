@@ -61,6 +61,7 @@ class LatentChainSampler(ABC):
             FloatingPointError: a chain has left where the model can be evaluated.
         """
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def run(
         self,

@@ -129,6 +129,7 @@ class ModelTarget(Target):
         self._take(model, names, logarithms)
         super().__init__(self._forward(self._x), self.model.likelihood, model.train_targets, jitter)
 
+    @torch.inference_mode(False)  # a copy made in it would have no parameters that move
     def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
         if model.variational_strategy.sparse_inputs is not None:
             raise TypeError("GibbsSampler needs the exact prior of f; build the LatentGP without inducing_inputs.")

@@ -10,8 +10,13 @@ from typing import Any, Literal
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
-from gpytorch.variational import IndependentMultitaskVariationalStrategy, TrilNaturalVariationalDistribution
+from gpytorch.variational import (
+    IndependentMultitaskVariationalStrategy,
+    LMCVariationalStrategy,
+    TrilNaturalVariationalDistribution,
+)
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
@@ -33,6 +38,8 @@ from gpext.training.result import Callback, FitResult, FitStatus, Run
 from gpext.variational import SiteVariationalStrategy, check_batch, check_columns, check_dtype
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     mll: MarginalLogLikelihood,
     x: Tensor,
@@ -105,6 +112,8 @@ def fit(
         return found
 
     strategy, bound, x, y_of_sites = ranks.together(checked)
+    # What the data were computed from is not trained: the first backward pass would free its graph.
+    x, y, y_of_sites = x.detach(), y.detach(), y_of_sites.detach()
     share = _number(x)
     given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
     options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
@@ -115,6 +124,7 @@ def fit(
         y = y_of_sites
     else:
         strategy = None
+        _check_one_value(mll)
     with interrupts(ranks) as interrupted:
         run = Run(mll, max_steps, progress and ranks.rank == 0, callback, interrupted)
         try:
@@ -253,6 +263,21 @@ def _check_number(mll: MarginalLogLikelihood, share: int, num_data: int) -> None
             )
 
 
+def _check_one_value(mll: MarginalLogLikelihood) -> None:
+    """Refuse an objective with an entry for each latent of a datum: their sum would count the data that often."""
+    latents = mll.likelihood.num_latents if isinstance(mll.likelihood, LatentLikelihood) else None
+    if latents in (None, 1) or not isinstance(mll, _ApproximateMarginalLogLikelihood):
+        return
+    strategy = mll.model.variational_strategy
+    if not isinstance(strategy, IndependentMultitaskVariationalStrategy | LMCVariationalStrategy):
+        name = type(mll).__qualname__
+        raise ValueError(
+            f"{type(mll.likelihood).__qualname__} has num_latents = {latents}, and {name} by itself does not add their "
+            f"KL(q(u) || p(u)) up. Wrap the model's strategy: gpytorch.variational."
+            f"IndependentMultitaskVariationalStrategy({type(strategy).__qualname__}(...), num_tasks={latents})."
+        )
+
+
 def _number(x: Tensor) -> int:
     """Return how many inputs (..., N, d) or (N,) there are."""
     return x.size(-2) if x.dim() > 1 else len(x)
@@ -275,6 +300,11 @@ def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy 
 
 
 def _check_data(likelihood: Any, x: Tensor, y: Tensor) -> None:
+    if isinstance(x, DataLoader | Dataset):
+        raise TypeError(
+            f"fit takes tensors of inputs and targets; got a {type(x).__name__}. Stack it, x, y = dataset[:] of a "
+            "TensorDataset, or call SiteVariationalStrategy.update(x, y, likelihood, rate, num_data) batch by batch."
+        )
     check_tensor("inputs", x)
     check_tensor("targets", y)
     if x.dim() < 1 or y.dim() < 1 or y.numel() == 0:

@@ -82,6 +82,8 @@ class GridFit:
         return "\n".join(lines)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit_grid(
     mll: MarginalLogLikelihood,
     x: Tensor,

@@ -15,6 +15,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
+from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import hyperparameters
@@ -153,7 +154,11 @@ class ObjectiveStepper:
         index = batches.draw().to(x.device)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        targets = y[index] if y.size(0) == self.num_data else y[..., index]
+        likelihood = self.mll.likelihood
+        if isinstance(likelihood, LatentLikelihood) and likelihood.num_latents is not None:
+            targets = likelihood.take(y, index)
+        else:
+            targets = y[index] if y.size(0) == self.num_data else y[..., index]
         loss = -self.mll(self.mll.model(x[..., index, :]), targets).sum()
         loss.backward()
         for optimizer in self.optimizers:
@@ -238,6 +243,8 @@ def fit_minibatches(
         status, note = FitStatus.BREAKDOWN, str(error)
     if checkpoint is not None:
         checkpoint.write({**position(), "trace": run.trace})
+        if status is FitStatus.MAX_STEPS:
+            note = "the steps of the checkpoint count: give a larger max_steps"
     recent = run.trace[-per_epoch:]
     return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), position())
 

@@ -31,7 +31,7 @@ from gpext.bounds import num_latents
 from gpext.inference import InferenceResult, InferenceWarning, Status
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
-from gpext.variational.prior_blocks import FactorCache, dense_covariance, split_covariance
+from gpext.variational.prior_blocks import FactorCache, dense_covariance, outside_inference_mode, split_covariance
 
 
 class Rule(Protocol):
@@ -158,6 +158,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         several = num_latents(self.model.likelihood) is not None
         return divergence.sum(-1) if several else divergence
 
+    @outside_inference_mode()
     def infer(self, prior: MultivariateNormal, targets: Tensor) -> InferenceResult:
         """Run the rule, starting from the sites of the last time.
 
@@ -175,6 +176,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
             self.variational_params_initialized.fill_(1)
         return result
 
+    @outside_inference_mode()
     @torch.no_grad()
     def result(self) -> InferenceResult:
         """Return the inference at the present parameters, outside the graph; kept while they stay as they are."""
@@ -186,6 +188,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
             self._known.put(key, self.inducing_points)
         return self._result
 
+    @outside_inference_mode()
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Return q(f) at new inputs (..., S, d), differentiable in them."""
         conditioned = self.result().conditioned

@@ -7,7 +7,8 @@ at minibatch size. Where the covariance is one kernel at one set of inputs, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -132,6 +133,14 @@ class FactorCache(Generic[Made]):
         """Keep what was made of them."""
         self._key = [each.detach().clone() if isinstance(each, Tensor) else each for each in key]
         self._factor = factor
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Make tensors that autograd may use later, as what is kept must be; gradients are on or off as before."""
+    wanted = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(wanted):
+        yield
 
 
 def _identical(a: Tensor | float, b: Tensor | float) -> bool:

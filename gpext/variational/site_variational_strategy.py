@@ -11,7 +11,9 @@ moves q(u) to the same place, and rho = 1 on all the data is exact coordinate as
 itself, tau = -2 dE/dv and nu = dE/dm + tau m, it is that step on the exact ELBO, for any likelihood [Khan & Lin 2017];
 there rho is halved until the bound of the batch, s sum_i E_i - KL(q || p), does not fall.
 
-A likelihood of D latent functions wants D independent q(u), a batch of them: its E_i depends on D marginals.
+A likelihood of D latent functions wants D independent q(u), a batch of them: its E_i depends on D marginals. `update`
+and `gpext.fit` add their divergences up; gpytorch's objectives do where the strategy is wrapped in an
+`IndependentMultitaskVariationalStrategy` with D tasks, and have D entries, each with all the data, where it is not.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from gpext.variational.prior_blocks import (
     dense_covariance,
     hyperparameters,
     is_changed_together,
+    outside_inference_mode,
     split_covariance,
     whiten,
 )
@@ -123,6 +126,11 @@ class SiteVariationalStrategy(VariationalStrategy):
                 self._clear_cache()
                 self._known.put(key, self.inducing_points)
         return super().variational_distribution
+
+    @outside_inference_mode()
+    def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
+        """Return q(f) at inputs x, or p(f) with `prior`."""
+        return super().__call__(x, prior=prior, **kwargs)
 
     def kl_divergence(self) -> Tensor:
         """Return KL(q(u) || p(u)) (...); in training that of the last call, with which it shares its graph."""

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import scipy.stats
 import torch
+from gpytorch.distributions import MultivariateNormal
 from torch.distributions import Bernoulli, Gamma, Laplace, Normal
 
 from gpext.distributions import (
@@ -16,6 +17,7 @@ from gpext.distributions import (
     Poisson,
     StudentT,
 )
+from gpext.likelihoods import MultivariatePoissonLikelihood, PoissonLikelihood
 
 F64 = torch.float64
 
@@ -134,6 +136,17 @@ def test_heavy_tails_are_told(deg_free):
     for q in (1e-6, 1e-3, 0.5, 1 - 1e-6):
         y = predictive.icdf(torch.full((3,), q, dtype=F64))
         assert predictive.cdf(y).tolist() == pytest.approx([q] * 3, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(("mean", "variance"), [(1e4, 1e-6), (0.0, 1e6)])
+@pytest.mark.filterwarnings("ignore::gpext.quadrature.QuadratureWarning")  # the integral is infinite
+def test_a_mean_that_overflows_has_an_infinite_variance(mean, variance, dtype):
+    f = MultivariateNormal(torch.full((1,), mean, dtype=dtype), torch.full((1, 1), variance, dtype=dtype))
+    latents = MultivariateNormal(f.mean.expand(2, 1), f.covariance_matrix.expand(2, 1, 1))
+    for predictive in (PoissonLikelihood()(f), MultivariatePoissonLikelihood(2)(latents)):
+        assert bool((predictive.mean == math.inf).all())
+        assert bool((predictive.variance == math.inf).all())
 
 
 def test_gradients_reach_latent_and_likelihood():

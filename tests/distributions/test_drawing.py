@@ -7,8 +7,12 @@ from torch.distributions import Laplace, Normal
 
 from gpext.distributions import BatchMixture, Matern32, Mixture, RadialNoise
 from gpext.likelihoods import (
+    BernoulliLogitLikelihood,
+    MultinomialLogitLikelihood,
     MultivariatePoissonLikelihood,
     NegativeBinomialLogitLikelihood,
+    OrdinalLogitLikelihood,
+    StickBreakingLikelihood,
     StudentTLikelihood,
 )
 from tests.members import F64
@@ -16,6 +20,10 @@ from tests.members import F64
 
 def gaussian(n):
     return MultivariateNormal(torch.zeros(n, dtype=F64), torch.eye(n, dtype=F64))
+
+
+def latents(n):
+    return MultivariateNormal(torch.zeros(3, n, dtype=F64), torch.eye(n, dtype=F64).expand(3, n, n))
 
 
 def exponential(r):
@@ -39,6 +47,11 @@ DISTRIBUTIONS = {
             MultivariateNormal(torch.zeros(4, 3, dtype=F64), torch.eye(3, dtype=F64).expand(4, 3, 3))
         )
     ),
+    "two classes": lambda: BernoulliLogitLikelihood()(gaussian(3)),
+    "ordered classes": lambda: OrdinalLogitLikelihood(4).double()(gaussian(3)),
+    "classes": lambda: MultinomialLogitLikelihood(3)(latents(3)),
+    "pieces of a stick": lambda: StickBreakingLikelihood(4)(latents(3)),
+    "independent counts": lambda: MultivariatePoissonLikelihood(3)(latents(3)),
     "Matern-3/2": lambda: Matern32(torch.zeros(3, dtype=F64), 1.0),
     "radial": lambda: RadialNoise(torch.zeros(3, dtype=F64), exponential, torch.ones(3, dtype=F64)),
 }

@@ -57,12 +57,24 @@ def test_its_density_is_close_to_that_of_the_prediction():
 
 def test_shares_that_underflow_have_logarithms():
     theta = torch.tensor([1e-4, 2.0, 0.3], dtype=F64).expand(50_000, 3)
-    log_y = draw_log_shares(theta, seeded())
+    log_y = draw_log_shares(theta.log(), seeded())
     assert bool(log_y.isfinite().all())
     assert float(log_y.min()) < -1000
     torch.testing.assert_close(log_y.exp().sum(-1), torch.ones(50_000, dtype=F64))
     given = log_y[:, 2].exp() / (log_y[:, 1].exp() + log_y[:, 2].exp())
     assert stats.kstest(given[:3000].numpy(), stats.beta(0.3, 2.0).cdf).pvalue > 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_shares_of_parameters_that_all_underflow_are_a_corner_chosen_by_their_ratios(dtype):
+    log_theta = torch.tensor([-2000.0, -2000.0 + math.log(3.0)], dtype=dtype).expand(20_000, 2)
+    log_y = draw_log_shares(log_theta, seeded())
+    assert bool(log_y.isfinite().all())
+    assert float((log_y.amin(-1) < -100).double().mean()) > 0.999  # float32 has a tie now and then
+    share = float((log_y[:, 1] == 0).double().mean())
+    assert abs(share - 0.75) < 4.5 * math.sqrt(0.75 * 0.25 / 20_000)
+    region = predictive([-2000.0], 1.0, dtype=dtype).credible_region(0.5, num_draws=400, generator=seeded())
+    assert bool(region.log_threshold.isfinite().all())
 
 
 def test_shapes_types_and_copies():

@@ -121,6 +121,15 @@ def test_wrong_and_certain_predictions_do_not_underflow(name, mean):
 MEAN, VARIANCE = [0.4, -1.0], [1.0, 0.05]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_the_svm_keeps_both_tails(label, dtype):
+    wrong = torch.tensor([60.0 * (0.5 - label)], dtype=dtype)  # p(wrong class) = 1 / (1 + e^62), e^-62 in effect
+    predictive = likelihoods.BayesianSVMLikelihood()(gaussian(wrong, torch.full_like(wrong, 1e-6)))
+    assert predictive.log_prob(torch.full_like(wrong, label)).item() == pytest.approx(-62.0, abs=1e-4)
+    assert predictive.log_prob(torch.full_like(wrong, 1 - label)).item() == pytest.approx(0.0, abs=1e-20)
+
+
 def predictive_grid(member):
     """Points y (..., 2) and quadrature weights for sums over the predictive density at MEAN."""
     if member.support == "real":
@@ -236,6 +245,18 @@ def test_float32_is_accurate_and_stays_float32(member):
         assert value.dtype == torch.float32
         exact = getattr(member.likelihood, method)(y, q)
         torch.testing.assert_close(value.double(), exact, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("variance", [1e3, 1e6])
+@pytest.mark.parametrize("name", ["bernoulli_logit", "logit_by_hand", "bayesian_svm", "negative_binomial", "student_t"])
+def test_log_marginals_of_vague_latents_in_float32(name, variance):
+    member = MEMBERS[name]
+    y, q = member.targets(2), gaussian(MEAN, [variance] * 2)
+    single = MultivariateNormal(q.mean.float(), DiagLinearOperator(q.variance.float()))
+    value = member.make().float().log_marginal(y.float(), single)
+    assert value.dtype == torch.float32
+    expected = member.make().double().log_marginal(y.float().double(), q)
+    torch.testing.assert_close(value.double(), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_tasks_are_summed(member):

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from scipy import integrate, stats
 from gpext.distributions import CompoundDirichlet
 from gpext.inference import Laplace
 from gpext.likelihoods import DirichletLikelihood
+from gpext.quadrature import QuadratureWarning
 from tests.members import F64, tensor
 
 
@@ -63,6 +65,42 @@ def test_everything_is_finite_for_tiny_and_huge_parameters(dtype):
         assert bool(value.isfinite().all())
     (slope,) = torch.autograd.grad(at.precision.sum() + at.log_prob.sum(), f)
     assert bool(slope.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_where_all_parameters_underflow_the_derivatives_are_those_of_their_logarithms(dtype):
+    # theta -> e^eta -> 0: log p = sum_j eta_j - logsumexp(eta) - sum_j log y_j
+    likelihood = DirichletLikelihood(3)
+    y = torch.tensor([[0.2, 0.3, 0.5]], dtype=dtype)
+    f = torch.tensor([[-2000.0], [-2001.0], [-1999.5]], dtype=dtype).requires_grad_()
+    at, p = likelihood.curvature(y, f), f.detach().softmax(0)
+    expected = f.detach().sum(0) - f.detach().logsumexp(0) - y.log().sum(-1)
+    torch.testing.assert_close(at.log_prob.detach(), expected)
+    torch.testing.assert_close(at.gradient.detach(), 1 - p)
+    torch.testing.assert_close(at.blocks.detach()[..., 0], torch.diag(p[:, 0]) - p @ p.mT, rtol=1e-5, atol=1e-6)
+    (slope,) = torch.autograd.grad(at.log_prob.sum(), f)
+    torch.testing.assert_close(slope, 1 - p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_vague_predictive_is_finite(dtype):
+    covariance = to_linear_operator((1e3 if dtype == torch.float32 else 1e5) * torch.ones(3, 1, 1, dtype=dtype))
+    vague = MultivariateNormal(torch.zeros(3, 1, dtype=dtype), covariance)
+    y = torch.tensor([[0.2, 0.3, 0.5]], dtype=dtype)
+    likelihood = DirichletLikelihood(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", QuadratureWarning)  # it is no more than nearly right, and says so
+        density, expected = likelihood.log_marginal(y, vague), likelihood.expected_log_prob(y, vague)
+    assert bool(density.isfinite())
+    assert bool(expected.isfinite())
+    assert float(expected) < float(density)
+
+
+def test_the_variance_of_a_sure_prediction_keeps_its_digits_in_float32():
+    f, covariance = torch.tensor([[1.1e6], [1e6]]), to_linear_operator(1e-3 * torch.ones(2, 1, 1))
+    variance = DirichletLikelihood(2)(MultivariateNormal(f, covariance)).variance
+    expected = torch.full((1, 2), 1.1 / 2.1**2 / (2.1e6 + 1))  # m_1 m_2 / (S + 1)
+    torch.testing.assert_close(variance, expected, rtol=1e-4, atol=0.0)
 
 
 def test_the_predictive_sees_the_correlation():

@@ -161,6 +161,9 @@ def test_functions_of_wrong_shapes_are_refused():
     )
     with pytest.raises(ValueError, match=r"log_base must give \(..., N\), here \(2,\); got \(2, 2\)"):
         family.log_prob(targets[:2], torch.zeros(2, 2, dtype=F64))
+    family.log_base = lambda y, a: -(y + 1).lgamma().sum()  # of all data, and would count once for each
+    with pytest.raises(ValueError, match=r"log_base must give \(..., N\), here \(5,\); got \(\)"):
+        family.log_prob(targets, torch.zeros(2, 5, dtype=F64))
 
 
 def test_a_vector_for_one_latent_says_what_is_wanted():

@@ -49,3 +49,19 @@ def test_many_data_are_integrated_as_few(name):
         together = method(y, mean, covariance)
         alone = method(y[part], mean[:, part], covariance[..., part])
         torch.testing.assert_close(together[part], alone, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("is_correlated", [True, False])
+@pytest.mark.parametrize(
+    "name", ["multinomial", "trials", "von_mises", "dirichlet", "beta", "several_counts", "stick_breaking"]
+)
+def test_a_batch_of_targets_shares_one_distribution(name, is_correlated):
+    case = CASES[name]
+    likelihood, D = case.make(), case.num_latents
+    y = torch.stack([case.targets(torch.Generator().manual_seed(k), 4) for k in range(3)])
+    covariance = torch.eye(4 * D, dtype=F64) + (0.3 if is_correlated else 0.0)
+    q = MultitaskMultivariateNormal(torch.zeros(4, D, dtype=F64), covariance)
+    for method in (likelihood.expected_log_prob, likelihood.log_marginal):
+        together = method(y, q)
+        assert together.shape == (3, 4)
+        torch.testing.assert_close(together, torch.stack([method(row, q) for row in y]), rtol=1e-6, atol=1e-6)

@@ -58,6 +58,22 @@ def test_a_hopeless_class_keeps_its_log_probability():
     assert value.item() == pytest.approx(-900 + 2.5, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_predictions_keep_the_log_probability_of_a_hopeless_class(correlation, dtype):
+    mean = torch.tensor([[0.0, 50.0, -60.0], [1.0, 0.5, 0.0]], dtype=dtype).requires_grad_()
+    block = 0.5 * torch.eye(3, dtype=dtype) + correlation * torch.ones(3, 3, dtype=dtype)
+    q = MultitaskMultivariateNormal(mean, torch.block_diag(block, block))
+    likelihood, labels = MultinomialLogitLikelihood(3), torch.tensor([[2, 1], [0, 2], [1, 0]])
+    predictive = likelihood(q)
+    log_prob = predictive.log_prob(labels)
+    torch.testing.assert_close(log_prob, likelihood.log_marginal(labels, q), rtol=1e-5, atol=1e-6)
+    assert log_prob[0, 0].item() == pytest.approx(-109.5, abs=1e-3)  # f_3 - f_2 has mean -110 and variance 1
+    torch.testing.assert_close(predictive.expand((3, 2)).log_prob(labels), log_prob)
+    (slope,) = torch.autograd.grad(log_prob[0, 0], mean)
+    torch.testing.assert_close(slope[0], torch.tensor([0.0, -1.0, 1.0], dtype=dtype), rtol=1e-4, atol=1e-4)
+
+
 def test_class_probs_are_the_mean_of_one_trial():
     q = gaussian(torch.randn(2, 3, 5, dtype=F64), torch.rand(2, 3, 5, dtype=F64))
     probs = MultinomialLogitLikelihood(3, 7).class_probs(q)
@@ -99,6 +115,15 @@ def test_correlated_latents_are_integrated_jointly(total_count):
     torch.testing.assert_close(
         likelihood.log_marginal(y, together), likelihood.log_prob(y, mean.mT), rtol=1e-6, atol=1e-6
     )
+
+
+def test_the_variance_of_many_trials_keeps_its_digits_in_float32():
+    f, n = torch.tensor([[0.5], [0.0], [-1.0]]), 10**6
+    variance = MultinomialLogitLikelihood(3, n)(gaussian(f, torch.full_like(f, 1e-6))).variance[0]
+    p, v = f[:, 0].double().softmax(0), 1e-6
+    slopes = torch.diag(p) - torch.outer(p, p)
+    expected = n * p * (1 - p) + n * (n - 1) * v * slopes.square().sum(-1)  # to first order in v
+    torch.testing.assert_close(variance.double(), expected, rtol=1e-4, atol=0.0)
 
 
 def test_wrong_counts_are_refused():

@@ -1,6 +1,9 @@
 import mpmath
+import numpy as np
 import pytest
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
+from scipy.special import expit
 
 from gpext.likelihoods import BernoulliLogitLikelihood, StickBreakingLikelihood
 from tests.members import F64, tensor
@@ -52,3 +55,24 @@ def test_two_classes_are_the_binary_likelihood_of_the_first():
     for method in ("expected_log_density", "log_density"):
         expected = getattr(BernoulliLogitLikelihood(), method)((1 - y).to(F64), mean[0], variance[0])
         torch.testing.assert_close(getattr(StickBreakingLikelihood(2), method)(y, mean, variance), expected)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_predictions_see_the_correlation_of_the_latents_of_a_datum(interleaved):
+    mean, V = tensor((0.4, 1.2), (-1.0, 0.5)), tensor((2.0, 1.7), (1.7, 3.0))
+    covariance = torch.block_diag(V, 0.1 * V)
+    if not interleaved:
+        covariance = covariance[[0, 2, 1, 3]][:, [0, 2, 1, 3]]
+    q = MultitaskMultivariateNormal(mean, covariance, interleaved=interleaved)
+    z, w = np.polynomial.hermite_e.hermegauss(120)
+    z = np.stack(np.meshgrid(z, z), -1).reshape(-1, 2)
+    w = np.outer(w, w).ravel() / (2 * np.pi)
+    likelihood = StickBreakingLikelihood(3)
+    for i, scale in enumerate((1.0, 0.1)):
+        p = expit(mean[i].numpy() + z @ np.linalg.cholesky(scale * V.numpy()).T)
+        pieces = np.stack([p[:, 0], (1 - p[:, 0]) * p[:, 1], (1 - p[:, 0]) * (1 - p[:, 1])])
+        expected = torch.from_numpy(pieces @ w)
+        torch.testing.assert_close(likelihood(q).probs[i], expected, rtol=1e-7, atol=0.0)
+        for label in range(3):
+            log_marginal = likelihood.log_marginal(torch.full((2,), label), q)[i]
+            torch.testing.assert_close(log_marginal, expected[label].log(), rtol=1e-7, atol=1e-7)

@@ -73,6 +73,14 @@ def test_extreme_concentrations():
     torch.testing.assert_close(at_zero.blocks[..., 0], 0.5 * torch.eye(2, dtype=F64))
 
 
+def test_a_sure_direction_keeps_its_digits_in_float32():
+    f = latents(1e6).detach().float()
+    given = VonMisesLikelihood()(MultivariateNormal(f, to_linear_operator(1e-3 * torch.ones(2, 1, 1))))
+    assert given.variance.dtype == given.concentration.dtype == given.mean.dtype == torch.float32
+    assert given.variance.item() == pytest.approx(0.5e-6, rel=1e-4)  # 1 / (2 kappa)
+    assert given.concentration.item() == pytest.approx(1e6, rel=1e-4)
+
+
 def test_forward_is_the_same_density():
     likelihood, f = VonMisesLikelihood(), torch.randn(3, 2, 5, dtype=F64)
     y = torch.randn(3, 5, dtype=F64)

@@ -34,6 +34,21 @@ def test_a_rule_that_does_not_apply_says_so():
     assert "second derivative" in comparison.rules[1].status
 
 
+def test_a_schedule_that_does_not_serve_a_batch_says_so():
+    x, y = data()
+    model = Model(x, torch.stack([y, -y]), LaplaceLikelihood()).double()
+    comparison = compare_inference(model, [KL(schedule="sequential"), KL()])
+    assert "schedule='parallel'" in comparison.rules[0].status
+    assert comparison.rules[1].status == "CONVERGED"
+
+
+def test_in_inference_mode_too():
+    model, _, _, _ = made()
+    expected = [row.log_evidence for row in compare_inference(model).rules]
+    with torch.inference_mode():
+        assert [row.log_evidence for row in compare_inference(model).rules] == expected
+
+
 def test_other_models_and_rules_are_refused():
     with pytest.raises(TypeError, match=r"expected a gpext\.models\.LatentGP; got Linear"):
         compare_inference(torch.nn.Linear(1, 1))

@@ -66,6 +66,20 @@ def test_trains_by_lbfgs_and_predicts(rule):
     assert ((predictive.probs > 0.5) == (y > 0.5)).double().mean() > 0.85
 
 
+@rules
+def test_predictions_in_inference_mode_leave_a_model_that_trains_and_has_gradients(rule):
+    model, mll, x, y = made(rule)
+    with torch.inference_mode():
+        seen = model.likelihood(model.eval()(x)).probs
+        mll(model.train()(x), y)
+    assert seen.isfinite().all()
+    inputs = x.clone().requires_grad_()
+    model.likelihood(model.eval()(inputs)).probs.sum().backward()
+    assert inputs.grad.isfinite().all()
+    (-mll(model.train()(x), y)).backward()
+    assert model.covar_module.raw_outputscale.grad.isfinite()
+
+
 def test_trains_in_an_adam_loop():
     model, mll, x, y = made()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.3)

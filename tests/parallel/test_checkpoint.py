@@ -62,6 +62,14 @@ def test_one_process_too(tmp_path):
         assert torch.equal(a, c)
 
 
+def test_the_end_of_a_checkpoint_says_how_to_go_on(tmp_path):
+    mll, x, y = problem()
+    options = {"batch_size": 20, "checkpoint": tmp_path, "progress": False}
+    for _ in range(2):
+        assert "give a larger max_steps" in gpext.fit(mll, x, y, max_steps=2, **options).message
+    assert gpext.fit(mll, x, y, max_steps=4, **options).num_steps == 4
+
+
 @pytest.mark.usefixtures("_seconds")
 def test_what_has_converged_stays_so(tmp_path):
     first = train(slice(None), tmp_path, max_steps=None, tolerance=10.0)

@@ -324,6 +324,16 @@ def test_draws_of_f_are_independent_where_the_prior_has_moved(names, expected, m
     assert set(asked) == {expected}
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_hyperparameters_move_wherever_the_sampler_is_made(mode):
+    model = Model(*data(5), student())
+    expected = GibbsSampler(model).run(3, 2, warmup=2, generator=seed(), progress=False).hyperparameters
+    with mode():
+        found = GibbsSampler(model).run(3, 2, warmup=2, generator=seed(), progress=False).hyperparameters
+    assert len(found) == 3
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
 def test_hyperparameters_agree_with_quadrature():
     """One datum far out, one scale of the prior and one of the noise: a sum over a grid of both and of f."""
     x, y = torch.zeros(1, dtype=F64), torch.tensor([4.0], dtype=F64)

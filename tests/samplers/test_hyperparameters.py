@@ -139,3 +139,9 @@ def test_reads_writes_and_constrains():
     assert batch.shape == (3, 2, 1, 1)
     moved.write(raw + 1)
     torch.testing.assert_close(batch[0, 1], module.lengthscale)
+
+
+def test_what_moves_does_not_depend_on_where_it_is_asked():
+    module = kernel(Positive(), LogNormalPrior(-0.5, 0.8))
+    with torch.no_grad():
+        assert Hyperparameters(module, None).size == 1

@@ -203,6 +203,15 @@ def test_the_users_model_stays_as_it_was():
         assert torch.equal(member.likelihood.noise, mll.likelihood.noise)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_grid_trains_wherever_it_is_asked_for(mode):
+    mll, x, y = made(Laplace())
+    options = {"parameter": "likelihood.deg_free", "values": [3.0, 8.0], "max_steps": 3, "progress": False}
+    expected = fit_grid(mll, x, y, **options).weights
+    with mode():
+        assert torch.equal(fit_grid(mll, x, y, **options).weights, expected)
+
+
 def test_nothing_else_to_train_leaves_the_evidences():
     mll, x, y = made()
     mll.requires_grad_(False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import VariationalELBO
-from gpytorch.variational import VariationalStrategy
+from gpytorch.variational import IndependentMultitaskVariationalStrategy, VariationalStrategy
 
 import gpext
 from gpext.inference import KL
@@ -216,6 +216,29 @@ def test_fit_takes_a_batch_of_latents_without_a_wrapper():
     two.variational_strategy = two.base
     bare = gpext.fit(VariationalELBO(MultinomialLogitLikelihood(3), two, num_data=N), x, y, max_steps=4, progress=False)
     assert bare.objective == pytest.approx(wrapped.objective, abs=1e-10)
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_fit_refuses_an_objective_that_counts_the_data_once_a_latent(batch_size):
+    x, y = data(CASES["multinomial"])
+    model = SparseGP(inputs(3, M, 2), num_tasks=3)
+    model.variational_strategy = VariationalStrategy(model, inputs(3, M, 2), model.base._variational_distribution)
+    mll = VariationalELBO(MultinomialLogitLikelihood(3), model, num_data=N)
+    assert mll(model(x), y).shape == (3,)
+    with pytest.raises(ValueError, match=r"IndependentMultitaskVariationalStrategy\(VariationalStrategy.*num_tasks=3"):
+        gpext.fit(mll, x, y, batch_size=batch_size, progress=False)
+    model.variational_strategy = IndependentMultitaskVariationalStrategy(model.variational_strategy, num_tasks=3)
+    assert gpext.fit(mll, x, y, batch_size=batch_size, max_steps=2, progress=False).num_steps == 2
+
+
+def test_minibatches_of_a_batch_of_gps_of_several_latents():
+    x, y = data(CASES["several_counts"])
+    model = SparseGP(inputs(2, 3, M, 2), num_tasks=3)
+    stock = VariationalStrategy(model, inputs(2, 3, M, 2), model.base._variational_distribution)
+    model.variational_strategy = IndependentMultitaskVariationalStrategy(stock, num_tasks=3)
+    mll = VariationalELBO(MultivariatePoissonLikelihood(3), model, num_data=N)
+    targets = torch.stack([y, y.flip(0)])
+    assert gpext.fit(mll, x, targets, batch_size=N // 2, max_steps=2, progress=False).num_steps == 2
 
 
 def test_minibatch_training_resumes_with_targets_of_several_columns():

@@ -346,6 +346,18 @@ def test_other_variational_distributions_are_refused():
 # ---- shapes, copies, caches ----------------------------------------------------------------------------------------
 
 
+def test_predictions_in_inference_mode_leave_gradients_possible():
+    model = randomise(SparseGP(inputs(M, 2))).eval()
+    x = inputs(4, 2, seed=1)
+    with torch.inference_mode():
+        seen = model(x).mean + 0.0
+    at = x.clone().requires_grad_()
+    model(at).variance.sum().backward()
+    assert bool(at.grad.isfinite().all())
+    torch.testing.assert_close(seen.clone(), model(x).mean.detach())
+    assert not model(x).mean.is_inference()
+
+
 @pytest.mark.parametrize("gradient", ["augmented", "exact"])
 def test_a_batch_of_gps_is_a_loop(member, gradient):
     Z, x, y = inputs(3, M, 2), inputs(3, N, 2, seed=1), member.targets(3, N)

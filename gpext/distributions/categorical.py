@@ -1,0 +1,71 @@
+"""Classes: torch's Categorical with draws from a generator, and one with the logarithms of small probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gpytorch.distributions import base_distributions
+from torch import Tensor
+
+from gpext.distributions.correlated_latents import in_every
+from gpext.distributions.drawing import drawn_from
+
+_RARE = 1e-6  # a probability below which its logarithm is integrated by itself; torch cuts logarithms off at rounding
+
+
+class Categorical(base_distributions.Categorical):
+    """Categorical whose `sample` takes a generator."""
+
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws of shape sample_shape + batch_shape; from torch's global generator by default."""
+        with drawn_from(generator):
+            return super().sample(torch.Size(sample_shape))
+
+
+class CompoundCategorical(Categorical):
+    """The classes of D Gaussian latents a datum, batch shape (..., N): `log_prob` is exact however small it is.
+
+    Args:
+        probs: of the classes (..., N, K).
+        latent_mean: m (..., D, N).
+        latent_covariance: V (..., D, D, N), positive semidefinite.
+        log_density: maps (classes, mean, covariance) to their log probabilities (..., N).
+        validate_args: as in torch.distributions.
+    """
+
+    def __init__(
+        self,
+        probs: Tensor,
+        latent_mean: Tensor,
+        latent_covariance: Tensor,
+        log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
+        self.latent_mean, self.latent_covariance, self._log_density = latent_mean, latent_covariance, log_density
+        super().__init__(probs=probs, validate_args=validate_args)
+
+    def expand(self, batch_shape: torch.Size, _instance: CompoundCategorical | None = None) -> CompoundCategorical:
+        """The same distribution, repeated over `batch_shape`."""
+        latents = in_every(torch.Size(batch_shape), self.latent_mean, self.latent_covariance)
+        new = CompoundCategorical(self.probs.expand(*batch_shape, -1), *latents, self._log_density, False)
+        new._validate_args = self._validate_args
+        return new
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log probability of classes that broadcast with the batch shape."""
+        if self._validate_args:
+            self._validate_sample(value)
+        shape = torch.broadcast_shapes(value.shape, self.batch_shape)
+        value = value.expand(shape)
+        chosen = self.probs.expand(*shape, -1).gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
+        rare = chosen < _RARE
+        found = torch.where(rare, 1.0, chosen).log()
+        if not bool(rare.any()):
+            return found
+        index = rare.nonzero(as_tuple=True)
+        mean, covariance = in_every(shape, self.latent_mean, self.latent_covariance)
+        mean, covariance = mean.mT[index].mT, covariance.movedim(-1, -3)[index].movedim(0, -1)
+        return found.index_put(index, self._log_density(value[index], mean, covariance).to(found.dtype))
