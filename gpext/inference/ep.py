@@ -46,8 +46,7 @@ class EP:
         jitter: added to the diagonal of the prior covariance; none is needed.
         schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
             with this damping and nothing else, for comparison; of one posterior, not a batch. "double_loop" never
-            lowers its objective (:mod:`gpext.inference.double_loop`), and is slow; under noise much narrower than the
-            prior it may stall where a cavity would become improper: start it from the sites of KL.
+            lowers its objective (:mod:`gpext.inference.double_loop`), and is slow.
 
     Example:
         >>> import torch
