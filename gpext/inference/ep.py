@@ -9,9 +9,8 @@ iteration oscillates or leaves what is a distribution; so it goes in stages, eac
     2. sweeps again from the sites that a few steps of CAVI make, all positive
     3. along the solutions of a likelihood that is wide at first, so that no datum is far out, and narrows, around the
        turns of their branch (:mod:`gpext.inference.arclength`)
-    4. the same at half the power, where the tilted distributions are calmer, or from the optimum of KL, to which EP
+    4. the same at 0.7 of the power, where the tilted distributions are calmer, or from the optimum of KL, to which EP
        tends with its power; and from there along the branch in the power, to the one asked for or the largest there is
-    5. once more the last two, with shorter steps
 
 A batch, whose posteriors have turns of their own, takes Levenberg-Marquardt's steps on the residuals in all sites at
 once after its sweeps, and such steps along the paths (:mod:`gpext.inference.continuation`).
