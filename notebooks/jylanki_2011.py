@@ -336,8 +336,8 @@ plt.show()
 # %%
 stages = {
     "sweeps": "#dbe9f6",
-    "second-order steps": "#7fb2dd",
-    "another way in": "#1f6fb0",
+    "from CAVI's sites": "#7fb2dd",
+    "along a branch": "#1f6fb0",
     "a smaller power": "#f6b26b",
     "not matched": "#c0392b",
 }
@@ -347,9 +347,9 @@ def stage(result) -> int:
     names = list(stages)
     if result.status is not Status.CONVERGED:
         return names.index("a smaller power" if result.status is Status.REDUCED_POWER else "not matched")
-    if "CAVI" in result.message:
-        return names.index("another way in")
-    return names.index("second-order steps" if "second-order" in result.message else "sweeps")
+    if "along a branch" in result.message:
+        return names.index("along a branch")
+    return names.index("from CAVI's sites" if "CAVI" in result.message else "sweeps")
 
 
 side = 2 if SMOKE else 9
