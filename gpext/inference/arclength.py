@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpext.inference.cavities import Path, Point, derivatives, look, seen_from
+from gpext.inference.cavities import Path, Point, bordered, look, seen_from
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
@@ -207,12 +207,9 @@ class _Walk:
 
     def newton(self, point: Point, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step to where F vanishes, across a row (2N + 1,), and the tangent, along it."""
-        scaled = derivatives(self.path, point)
-        scaled[:, -1] *= _UNIT
-        bordered = torch.cat([scaled, row.unsqueeze(0)])
         unit = _unit_of_t(point)
         right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit], -1)
-        step, tangent = torch.linalg.solve_ex(bordered, right).result.unbind(-1)
+        step, tangent = torch.linalg.solve_ex(bordered(self.path, point, _UNIT, row), right).result.unbind(-1)
         return step, tangent / tangent.norm()
 
 

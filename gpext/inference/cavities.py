@@ -106,13 +106,13 @@ def _log_partition(natural: GaussianSites) -> Tensor:
     return 0.5 * natural.shift.square() / natural.precision - 0.5 * natural.precision.log()
 
 
-def derivatives(path: Path, point: Point) -> Tensor:
-    """Return the derivatives of F in (p, q) and in t, (2N, 2N + 1)."""
+def bordered(path: Path, point: Point, unit: float, row: Tensor) -> Tensor:
+    """Return the derivatives of F in (p, q) and in t in some unit of it, over a row, (2N + 1, 2N + 1)."""
     V = point.posterior.covariance
-    n = len(V)
-    result = V.new_empty(2 * n, 2 * n + 1)
-    _write_jacobian(point, V, result[:, :-1])
-    result[:, -1] = _slope(path, point, V)
+    result = row.new_empty(len(row), len(row))
+    _write_jacobian(point, V, result[:-1, :-1])
+    result[:-1, -1] = unit * _slope(path, point, V)
+    result[-1] = row
     return result
 
 
