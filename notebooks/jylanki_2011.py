@@ -395,8 +395,7 @@ plt.show()
 # of the settings within 10 nats, and power 0.5 too low, by 0.9: the paper finds the same signs. At 3 of the 81
 # settings no solution at power 1 was found. The result says so (`REDUCED_POWER`), and the evidence is that of the
 # largest power that had one. Over the whole map power 0.5 is nearer to the samples, by 0.9 nats on the average against
-# 1.8: where the model is stiff, with a lengthscale above 1, and many of the data on the left are outliers, EP at power 1
-# has solutions, but no good ones. `docs/expectation_propagation.md` has larger maps.
+# 1.8. `docs/expectation_propagation.md` has larger maps.
 #
 # ## 4. Which data were set aside
 #
