@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpext.inference.cavities import Path, Point, jacobian, look, seen_from, slope
+from gpext.inference.cavities import Path, Point, bordered, look, seen_from
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
@@ -53,8 +53,8 @@ class Branch:
 
     Attributes:
         end: the solution at t = 1, or None.
-        farthest: without one, a solution of about the largest t that was seen; None if none is at larger t than the
-            first.
+        farthest: without one, a solution of about the largest t that was seen, if it is of use; None if none is at
+            larger t than the first.
         places: near solutions, in their order.
         trace: log Z after each look.
         reason: "arrived"; "turned back", to the lowest t; "cavity", where one became infinite; "lost", where no step,
@@ -79,6 +79,7 @@ def follow_arc(
     max_looks: int,
     tolerance: float,
     care: float = 1.0,
+    partway: bool = True,
 ) -> Branch:
     """Follow a solution from t = `start`, upwards first, until it comes to t = 1.
 
@@ -91,12 +92,15 @@ def follow_arc(
         max_looks: most factorisations.
         tolerance: of the residuals at t = 1.
         care: how long steps are and how near the branch is followed, in units of the usual.
+        partway: whether the farthest solution is of use.
     """
-    walk = _Walk(problem, path, lowest, _AT_END * tolerance, max_looks, care)
+    walk = _Walk(problem, path, lowest, _AT_END * tolerance, max_looks, care, partway)
     here = walk.correct(start, cavity, None, most=torch.inf, near=care * _NEAR)
     places, reason = ([], "lost") if here is None else walk.along(here)
     if reason == "arrived":
         return Branch(places[-1].point, None, places, walk.trace, reason)
+    if not partway:
+        return Branch(None, None, places, walk.trace, reason)
     steady = [k for k, place in enumerate(places) if place.point.least_share > _STEADY]
     top = max(steady, key=lambda k: places[k].t, default=0)
     settled = (walk.settle(places[k]) for k in (top - back for back in _BACK) if k > 0 and k in steady)
@@ -113,13 +117,14 @@ class _Walk:
     lowest: float
     goal: float  # of the residuals of a solution
     max_looks: int
-    care: float = 1.0
+    care: float
+    partway: bool
     trace: list[Tensor] = field(default_factory=list)
 
     @property
     def may_go_on(self) -> bool:
         """Whether looks are left for another step, to come nearer where it fails, and to settle."""
-        return len(self.trace) + (2 + len(_BACK)) * _MOST_NEWTON <= self.max_looks
+        return len(self.trace) + (2 + len(_BACK) * self.partway) * _MOST_NEWTON <= self.max_looks
 
     def along(self, here: Place) -> tuple[list[Place], str]:
         """Return the places of a branch from the first one on, and how it ends."""
@@ -202,11 +207,9 @@ class _Walk:
 
     def newton(self, point: Point, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step to where F vanishes, across a row (2N + 1,), and the tangent, along it."""
-        derivatives = torch.cat([jacobian(point), _UNIT * slope(self.path, point).unsqueeze(-1)], -1)
-        bordered = torch.cat([derivatives, row.unsqueeze(0)], 0)
         unit = _unit_of_t(point)
         right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit], -1)
-        step, tangent = torch.linalg.solve_ex(bordered, right).result.unbind(-1)
+        step, tangent = torch.linalg.solve_ex(bordered(self.path, point, _UNIT, row), right).result.unbind(-1)
         return step, tangent / tangent.norm()
 
 

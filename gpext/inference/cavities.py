@@ -106,8 +106,18 @@ def _log_partition(natural: GaussianSites) -> Tensor:
     return 0.5 * natural.shift.square() / natural.precision - 0.5 * natural.precision.log()
 
 
-def jacobian(point: Point) -> Tensor:
-    """Return the derivatives of F in (p, q), (2N, 2N)."""
+def bordered(path: Path, point: Point, unit: float, row: Tensor) -> Tensor:
+    """Return the derivatives of F in (p, q) and in t in some unit of it, over a row, (2N + 1, 2N + 1)."""
+    V = point.posterior.covariance
+    result = row.new_empty(len(row), len(row))
+    _write_jacobian(point, V, result[:-1, :-1])
+    result[:-1, -1] = unit * _slope(path, point, V)
+    result[-1] = row
+    return result
+
+
+def _write_jacobian(point: Point, V: Tensor, out: Tensor) -> None:
+    """Write the derivatives of F in (p, q) into a tensor (2N, 2N)."""
     eta, tilted = point.power, point.tilted
     v, s = tilted.variance, tilted.variance.sqrt()
     g, k, w = tilted.third / (v * s), tilted.fourth / v.square(), point.cavity.precision * v
@@ -117,21 +127,24 @@ def jacobian(point: Point) -> Tensor:
     width = torch.stack([-0.5 * (k - 1) * w, g])  # dv^ / v^
     precision = -(width + torch.stack([w, none])) / eta  # v^ dtau
     shift = (mean - torch.stack([none, one])) / eta - offset * precision  # s (dnu - m dtau)
-    covariance = point.posterior.covariance
-    R = covariance / (s.unsqueeze(-1) * s.unsqueeze(-2))
-    S = covariance.square() / (point.posterior.variance.unsqueeze(-1) * v.unsqueeze(-2))
-    upper = [-S * precision[i] - torch.diag(width[i]) for i in (0, 1)]
-    lower = [R * shift[i] - torch.diag(mean[i] + 0.5 * offset * width[i]) for i in (0, 1)]
-    return torch.cat([torch.cat(upper, -1), torch.cat(lower, -1)], -2)
+    n = len(v)
+    # d log v = -(V o V / v_i) dtau and dm / s_i = (V / s_i) (dnu - m dtau), each less what the tilted moments do
+    upper = torch.mul(V, V, out=out[:n, :n]).div_(point.posterior.variance.unsqueeze(-1))
+    lower = torch.div(V, s.unsqueeze(-1), out=out[n:, :n])
+    for block, factor, beside in ((upper, -precision / v, out[:n, n:]), (lower, shift / s, out[n:, n:])):
+        torch.mul(block, factor[1], out=beside)
+        block.mul_(factor[0])
+    for i, columns in enumerate((slice(None, n), slice(n, None))):
+        out[:n, columns].diagonal().sub_(width[i])
+        out[n:, columns].diagonal().sub_(mean[i] + 0.5 * offset * width[i])
 
 
-def slope(path: Path, point: Point) -> Tensor:
+def _slope(path: Path, point: Point, V: Tensor) -> Tensor:
     """Return the derivatives of F in t at fixed cavities (2N,), from differences of the tilted moments."""
     ahead, after = _sites(*path(point.t + _DIFFERENCE), point.cavity)
     m, v, s = point.posterior.mean, point.tilted.variance, point.tilted.variance.sqrt()
     dtau, dnu = after.precision - point.sites.precision, after.shift - point.sites.shift
     width, mean = (ahead.variance - v) / v, (ahead.mean - point.tilted.mean) / s
-    covariance = point.posterior.covariance
-    by_width = -times(covariance.square(), dtau) / point.posterior.variance - width
-    by_mean = times(covariance, dnu - m * dtau) / s - mean - 0.5 * (m - point.tilted.mean) / s * width
+    by_width = -times(V.square(), dtau) / point.posterior.variance - width
+    by_mean = times(V, dnu - m * dtau) / s - mean - 0.5 * (m - point.tilted.mean) / s * width
     return torch.cat([by_width, by_mean]) / _DIFFERENCE

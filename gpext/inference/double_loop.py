@@ -8,8 +8,9 @@ Psi(l) = log int exp(l phi(f)) df, power eta:
 
 G is convex in l: the inner loop takes Newton steps, each shortened until G falls, to where the tilted distributions
 under the cavities s - eta l have the moments of the posterior. F is the difference of two convex functions of s, and
-the outer loop's s <- (marginals of the posterior) raises it. Where s no longer moves, F = log Z and l is a fixed point
-of EP. In units of the marginals (dtau = q / v, dnu = p / sqrt(v) + m dtau), with e = (f - m) / sqrt(v), the Hessian is
+the outer loop's s <- (marginals of the posterior) raises it, and so does a part of that step, where all of it would
+leave a cavity improper. Where s no longer moves, F = log Z and l is a fixed point of EP. In units of the marginals
+(dtau = q / v, dnu = p / sqrt(v) + m dtau), with e = (f - m) / sqrt(v), the Hessian is
 
     [[R, 0], [0, R o R / 2]] + eta diag of the covariances of (e, -e^2 / 2) under each tilted distribution
 
@@ -32,6 +33,8 @@ from gpext.sites import GaussianSites
 _SURE = 1e-9  # of the slope, below which a Newton step is taken unseen: G can no longer tell
 _MOST_INNER, _MOST_HALVINGS = 20, 12
 _SUFFICIENT = 1e-4
+_SAFE = 0.5  # of an outer step to where a cavity is improper
+_NEAR = 1.0  # standard deviations between means; further apart they are matched first, with precisions as they are
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def loop_doubly(
 ) -> tuple[GaussianSites, list[Tensor]]:
     """Return the sites at which the outer loop stands still, and F - with l as it is - after each look.
 
-    Where it leads to marginals that leave a cavity improper, the last sites before that.
+    Where it is stopped before that, the last sites that leave the cavities of their own marginals proper.
 
     Args:
         problem: prior, likelihood and targets; a batch shares its steps.
@@ -64,21 +67,43 @@ def loop_doubly(
         tolerance: of the motion of s, in units of the marginals.
     """
     trace: list[Tensor] = []
-    posterior = last = problem.condition(sites)
+    posterior = problem.condition(sites)
+    outer = _first(problem, tilt, power, posterior)
     while len(trace) < max_looks:
-        outer = _marginals(posterior)
         current = _look(problem, tilt, power, posterior, outer)
-        constant = _log_partition(outer).sum(-1) / power
         if not bool(current.value.isfinite().all()):
-            return last.sites, trace
+            break
+        constant = _log_partition(outer).sum(-1) / power
         trace.append(current.value - constant)
-        last = posterior
         current = _minimise(problem, tilt, power, current, outer, constant, trace, max_looks, tolerance)
         posterior = current.posterior
-        moved = outer.motion_to(_marginals(posterior), posterior.mean, posterior.variance)
-        if bool((moved < tolerance).all()):
+        goal = _marginals(posterior)
+        proper = (goal.precision > power * posterior.sites.precision).all(-1, keepdim=True)
+        sites = sites.choose(posterior.sites, proper)
+        if bool((outer.motion_to(goal, posterior.mean, posterior.variance) < tolerance).all()):
             break
-    return posterior.sites, trace
+        outer = _toward(goal, outer, posterior.sites, power)
+    return sites, trace
+
+
+def _first(problem: Problem, tilt: Tilt, power: float, posterior: Posterior) -> GaussianSites:
+    """Return s to begin with: the marginals of the posterior, or the tilted distributions where these are narrower.
+
+    Under Gaussian noise of precision t, with o the part of the other sites in the marginal's precision, cavities at the
+    least G have precisions (s - eta^2 t + eta o) / (1 + eta): improper for a wide prior's s, proper for s > eta t.
+    """
+    wide = _marginals(posterior)
+    tilted = _look(problem, tilt, power, posterior, wide).tilted
+    narrow = GaussianSites(tilted.mean / tilted.variance, 1 / tilted.variance)
+    return wide.choose(narrow, narrow.precision > wide.precision)
+
+
+def _toward(goal: GaussianSites, outer: GaussianSites, sites: GaussianSites, power: float) -> GaussianSites:
+    """Return s moved to the marginals, or as far as cavities stay proper: F is never lower on the way."""
+    here = outer.precision - power * sites.precision
+    change = goal.precision - outer.precision
+    rate = torch.where(here + change > 0, 1.0, -_SAFE * here / change).amin(-1, keepdim=True)
+    return _step(outer, _step(goal, outer, -1.0), rate)
 
 
 def _minimise(
@@ -117,18 +142,19 @@ def _minimise(
 
 
 def _newton(inner: _Inner, power: float) -> tuple[GaussianSites, Tensor]:
-    """Return the Newton step on G as a change of the sites, and the slope of G along it (...)."""
+    """Return the Newton step on G as a change of the sites, far out of their shifts, and its slope (...)."""
     m, v, tilted = inner.posterior.mean, inner.posterior.variance, inner.tilted
     s = v.sqrt()
     u, w = (m - tilted.mean) / s, tilted.variance / v
     g, k = tilted.third / (v * s), tilted.fourth / v.square()
     R = inner.posterior.covariance / (s.unsqueeze(-1) * s.unsqueeze(-2))
-    across = torch.diag_embed(-0.5 * power * (g - 2 * u * w))
+    near = (u.abs() < _NEAR).all(-1, keepdim=True).to(u)
+    across = torch.diag_embed(-0.5 * power * near * (g - 2 * u * w))
     upper = R + torch.diag_embed(power * w)
     bend = 0.25 * (k - w.square() - 4 * u * g + 4 * u.square() * w)
     lower = 0.5 * R.square() + torch.diag_embed(power * bend)
     hessian = torch.cat([torch.cat([upper, across], -1), torch.cat([across, lower], -1)], -2)
-    gradient = torch.cat([u, 0.5 * (u.square() + w - 1)], -1)
+    gradient = torch.cat([u, 0.5 * near * (u.square() + w - 1)], -1)
     chol, _ = torch.linalg.cholesky_ex(hessian)
     step = -torch.cholesky_solve(gradient.unsqueeze(-1), chol).squeeze(-1)
     p, q = step.chunk(2, -1)

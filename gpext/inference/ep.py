@@ -9,9 +9,8 @@ iteration oscillates or leaves what is a distribution; so it goes in stages, eac
     2. sweeps again from the sites that a few steps of CAVI make, all positive
     3. along the solutions of a likelihood that is wide at first, so that no datum is far out, and narrows, around the
        turns of their branch (:mod:`gpext.inference.arclength`)
-    4. the same at half the power, where the tilted distributions are calmer, or from the optimum of KL, to which EP
+    4. the same at 0.7 of the power, where the tilted distributions are calmer, or from the optimum of KL, to which EP
        tends with its power; and from there along the branch in the power, to the one asked for or the largest there is
-    5. once more the last two, with shorter steps
 
 A batch, whose posteriors have turns of their own, takes Levenberg-Marquardt's steps on the residuals in all sites at
 once after its sweeps, and such steps along the paths (:mod:`gpext.inference.continuation`).
@@ -46,8 +45,7 @@ class EP:
         jitter: added to the diagonal of the prior covariance; none is needed.
         schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
             with this damping and nothing else, for comparison; of one posterior, not a batch. "double_loop" never
-            lowers its objective (:mod:`gpext.inference.double_loop`), and is slow; under noise much narrower than the
-            prior it may stall where a cavity would become improper: start it from the sites of KL.
+            lowers its objective (:mod:`gpext.inference.double_loop`), and is slow.
 
     Example:
         >>> import torch

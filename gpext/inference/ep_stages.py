@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -31,15 +30,15 @@ _PATIENCE_HELD = 15  # where every step is safe
 _PATIENCE_ALONE = 16  # where nothing else follows
 _STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps arrive from there at all
 _HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
-_HALF, _LOW, _LOWEST = 0.5, 0.1, 0.02  # of the power asked for
+_MOST, _LOW, _LOWER, _LOWEST = 0.7, 0.1, 0.02, 0.005  # of the power asked for
 _BOUND_STEPS = 400
 _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
 _SHORTEST_STEP = 0.02  # of a path
-_STEPS_ALONG, _HALVING_ALONG = 30, 6  # of second-order steps at one place of it
-_CAREFUL = 0.2  # of the usual steps along a branch, in a second attempt
-_MOST_ALONG = 120  # looks along one path, and half as many more with care
+_STEPS_ALONG, _HALVING_ALONG, _MOST_IN_SITES = 30, 6, 120  # of second-order steps at one place of it, and in all
+_MOST_NARROWING, _MOST_RAISING = 96, 126  # looks, those to settle included: branches that arrive have seldom more
+_CAREFUL = 0.3  # of the usual steps along a branch as its power rises: with longer ones one in seven is lost
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
-_FAINTEST = 0.01  # of the power asked for, likewise
+_FAINTEST = 0.002  # of the power asked for, likewise
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps
 
 
@@ -72,10 +71,7 @@ class Search:
             if self._arrived(found):
                 return found
         found = self._solve(at, power)
-        stages: list[Callable[[], Match | None]] = [partial(self._from_mixture, at)]
-        for care in (1.0,) if self._is_batch else (1.0, _CAREFUL):
-            stages += [partial(self._narrowed, power, care), partial(self._from_lower, care)]
-        for stage in stages:
+        for stage in (partial(self._from_mixture, at), partial(self._narrowed, power), self._from_lower):
             if (self._arrived(found) and found.power == power) or self._left() <= 0:
                 return found
             found = self._better(found, stage())
@@ -118,7 +114,7 @@ class Search:
         begin = self._by_rule(CAVI(max_steps=_STEPS_OF_MIXTURE, tolerance=1e-3), "steps of CAVI")
         return self._settled(at, proper_near(at, begin), self.power)
 
-    def _narrowed(self, power: float, care: float) -> Match | None:
+    def _narrowed(self, power: float) -> Match | None:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
         problem = self.problem
         gap, variance = problem.targets - problem.mean, problem.prior.variance
@@ -129,10 +125,10 @@ class Search:
         def path(t: float) -> tuple[Tilt, float]:
             return self._tilt(power, widest ** (1 - t)), power
 
-        t, there = self._follow(path, found, care, lowest=_BELOW, step=1 / 6, name="from wider", partway=False)
-        return there if t == 1 else None
+        most, name = _MOST_NARROWING, "from wider"
+        return self._follow(path, found, most, 1.0, lowest=_BELOW, step=1 / 6, name=name, partway=False)
 
-    def _from_lower(self, care: float) -> Match | None:
+    def _from_lower(self) -> Match | None:
         """Follow a solution from a lower power towards the one asked for, and return the last of it.
 
         Where it ends, a datum's cavity is propped up by what fractional sites leave of the datum itself; or the branch
@@ -140,29 +136,32 @@ class Search:
         """
         goal = self.power
         ways = (
-            (self._narrowed, _HALF),
-            (self._swept, _HALF),
+            (self._narrowed, _MOST),
+            (self._swept, _MOST),
             (self._by_bound, _LOW),
-            (self._by_bound, _LOWEST),
+            (self._by_bound, _LOWER),
             (self._narrowed, _LOW),
+            (self._by_bound, _LOWEST),
         )
         for start, share in ways:
             low = share * goal
-            found = start(low, care)
+            found = start(low)
             if found is not None and self._arrived(found):
                 path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
                 name = f"up from power {low:.3g}"
-                return self._follow(path, found, care, lowest=lowest, step=0.2, name=name, partway=True)[1] or found
+                most, care = _MOST_RAISING, _CAREFUL
+                there = self._follow(path, found, most, care, lowest=lowest, step=0.2, name=name, partway=True)
+                return there or found
         return None
 
     def _between(self, low: float, t: float) -> tuple[Tilt, float]:
         power = self.power if t == 1 else low + t * (self.power - low)
         return self._tilt(power), power
 
-    def _swept(self, power: float, _: float) -> Match:
+    def _swept(self, power: float) -> Match:
         return self._solve(self._at(power), power)
 
-    def _by_bound(self, power: float, _: float) -> Match:
+    def _by_bound(self, power: float) -> Match:
         """Return what is next to the optimum of KL, to which EP tends with its power."""
         at = self._at(power)
         return self._finish(at, proper_near(at, self._optimum), power)
@@ -180,24 +179,28 @@ class Search:
         return found.sites
 
     def _follow(
-        self, path: Path, found: Match, care: float, *, lowest: float, step: float, name: str, partway: bool
-    ) -> tuple[float, Match | None]:
-        """Return how far along a path a solution could be followed, and the one there; a batch in steps of its sites.
+        self, path: Path, found: Match, most: int, care: float, *, lowest: float, step: float, name: str, partway: bool
+    ) -> Match | None:
+        """Return the solution to which a path leads, if it could be followed; a batch in steps of its sites.
 
         Args:
             path: the problem at t in [0, 1].
             found: at 0, the solution; of one posterior, near it.
+            most: looks.
             care: of one posterior, see :func:`follow_arc`.
             lowest: t to which the branch of one posterior may turn back.
             step: the first in the sites.
             name: of the stage.
-            partway: whether a solution before 1 is of use.
+            partway: whether the last solution before 1 will do.
         """
-        budget = min(_MOST_ALONG if care == 1 else 3 * _MOST_ALONG // 2, self._left())
+        budget = min(most, self._left())
         if not self._is_small or budget <= 0:
-            return 0.0, None
+            return None
         if self._is_batch:
-            return self._follow_in_sites(path, found, step, name) if self._arrived(found) else (0.0, None)
+            if not self._arrived(found):
+                return None
+            t, there = self._follow_in_sites(path, found, step, name)
+            return there if t == 1 or partway else None
         begin = GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
         branch = follow_arc(
             self.problem,
@@ -208,18 +211,19 @@ class Search:
             max_looks=budget,
             tolerance=self.tolerance,
             care=care,
+            partway=partway,
         )
         self._note(f"steps along a branch {name}", path(1.0)[1], branch.trace)
-        point = branch.farthest if partway and branch.end is None else branch.end
+        point = branch.farthest if branch.end is None else branch.end
         if point is None:
-            return 0.0, None
+            return None
         look = partial(match, self.problem, *path(point.t))
         there = self._finish(look, look(point.sites), point.power)
-        return (point.t, there) if self._arrived(there) else (0.0, None)
+        return there if self._arrived(there) else None
 
     def _follow_in_sites(self, path: Path, found: Match, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
-        budget = min(_MOST_ALONG, self._left())
+        budget = min(_MOST_IN_SITES, self._left())
 
         def solve(look: At, near: Match) -> Match | None:
             if len(traces) >= budget or not bool(near.size.isfinite().all()):

@@ -85,6 +85,10 @@ def test_a_branch_that_ends_says_how():
     assert 0.6 < max(place.t for place in branch.places) < 0.7
     assert branch.farthest.t == pytest.approx(max(place.t for place in branch.places), abs=0.02)
     assert branch.farthest.size < 1e-8
+    unsettled = follow(max_looks=300, partway=False)
+    assert unsettled.reason == "turned back"
+    assert unsettled.farthest is None
+    assert len(unsettled.trace) < len(branch.trace)
     short = follow(max_looks=50)
     assert short.reason == "budget"
     assert len(short.trace) <= 50
