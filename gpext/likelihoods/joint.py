@@ -31,7 +31,29 @@ from gpext.quadrature import (
 _SMALL_VARIANCE = 1e-4  # below, `independent_expectation` loses the digits of its derivatives
 
 
-class JointLikelihood(LatentLikelihood):
+class CorrelatedLikelihood(LatentLikelihood):
+    """A likelihood of D latent functions whose predictive density sees how those of a datum are correlated."""
+
+    @abstractmethod
+    def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """Return log p(y_i) (..., N) under N(m_i, V_i), means (..., D, N) and covariances (..., D, D, N)."""
+
+    def log_marginal(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        r"""Return :math:`\log \int p(y_i | f) q(f) df` (..., N), the latents as correlated as function_dist says.
+
+        Raises:
+            TypeError, ValueError: as :meth:`LatentLikelihood.log_marginal`.
+        """
+        mean, variance = self._fitting_marginals(observations, function_dist)
+        covariance = correlated_blocks(function_dist)
+        if covariance is None:
+            return self.log_density(observations, mean, variance)
+        return self.joint_log_density(observations, mean, covariance)
+
+
+class JointLikelihood(CorrelatedLikelihood):
     """The base of likelihoods of D latents that say their curvature; Laplace and Taylor serve them.
 
     Where the latents of a datum are correlated, as in a MultitaskMultivariateNormal, their covariances (..., D, D, N)
@@ -117,20 +139,6 @@ class JointLikelihood(LatentLikelihood):
         if covariance is None:
             return self.expected_log_density(observations, mean, variance)
         return self.joint_expected_log_density(observations, mean, covariance)
-
-    def log_marginal(
-        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        r"""Return :math:`\log \int p(y_i | f) q(f) df` (..., N), the latents as correlated as function_dist says.
-
-        Raises:
-            TypeError, ValueError: as :meth:`LatentLikelihood.log_marginal`.
-        """
-        mean, variance = self._fitting_marginals(observations, function_dist)
-        covariance = correlated_blocks(function_dist)
-        if covariance is None:
-            return self.log_density(observations, mean, variance)
-        return self.joint_log_density(observations, mean, covariance)
 
     def _blocks(self, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
         """Return means (..., D, N) and covariances (..., D, D, N) of the latents of each datum."""

@@ -22,12 +22,11 @@ from gpext.distributions import Categorical
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
 from gpext.likelihoods.checks import check_classes, floating, whole_number
 from gpext.likelihoods.curvature import diagonal_blocks
-from gpext.likelihoods.joint import correlated_blocks
-from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.joint import CorrelatedLikelihood, correlated_blocks
 from gpext.quadrature import SecondOrder, in_parts, log_joint_expectation
 
 
-class StickBreakingLikelihood(LatentLikelihood):
+class StickBreakingLikelihood(CorrelatedLikelihood):
     """Classes 0, ..., K - 1 from K - 1 latent functions (..., K - 1, N); targets are class labels (..., N).
 
     Args:
@@ -111,20 +110,6 @@ class StickBreakingLikelihood(LatentLikelihood):
         p = f.sigmoid()
         gradient = torch.where(comes, breaks.to(p) - p, 0.0)
         return SecondOrder(self._log_prob(targets, f), gradient, diagonal_blocks(torch.where(comes, p * (1 - p), 0.0)))
-
-    def log_marginal(
-        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        r"""Return :math:`\log \int p(y_i | f) q(f) df` (..., N), the latents as correlated as function_dist says.
-
-        Raises:
-            TypeError, ValueError: as :meth:`LatentLikelihood.log_marginal`.
-        """
-        mean, variance = self._fitting_marginals(observations, function_dist)
-        covariance = correlated_blocks(function_dist)
-        if covariance is None:
-            return self.log_density(observations, mean, variance)
-        return self.joint_log_density(observations, mean, covariance)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., K - 1, N), a Categorical distribution with batch shape (..., N)."""
