@@ -2,10 +2,11 @@ r"""Expectations of exp(y t - e^t) over t ~ N(d, v), the factors that the integr
 
 With d = m - u these are A_k(u) of :mod:`gpext.quadrature.softmax`; at y = 0, F_k(u), the distribution function of a
 N(m, v) variable plus an independent standard Gumbel one. A narrow Gaussian is integrated over itself, a wide one over
-the Gumbel density: for F_k by its Gauss rule, of 32 nodes, for A_k by parts. Other nodes are equally spaced: where the
-integrand is analytic in the strip |Im| < a and grows by e^b towards its border, a step h errs by exp(b - 2 pi a / h)
-[Trefethen & Weideman 2014, Thm. 5.1]. For exp(w t - e^t), a < pi/2 and b = -w log cos a; for a Gaussian of standard
-deviation s, b = a^2 / (2 s^2).
+the Gumbel density, by its Gauss rule of 32 nodes: F_k always, A_k where that has a small relative error, too.
+
+Other nodes are equally spaced: where the integrand is analytic in the strip |Im| < a and grows by e^b towards its
+border, a step h errs by exp(b - 2 pi a / h) [Trefethen & Weideman 2014, Thm. 5.1]. For exp(w t - e^t), a < pi/2 and
+b = -w log cos a; for a Gaussian of standard deviation s, b = a^2 / (2 s^2).
 """
 
 from __future__ import annotations
