@@ -13,6 +13,7 @@ from gpext.distributions.gamma import Gamma
 from gpext.distributions.generalized_inverse_gaussian import GeneralizedInverseGaussian
 from gpext.distributions.independent import Independent
 from gpext.distributions.inverse_gaussian import InverseGaussian
+from gpext.distributions.latent_mixture import LatentMixture
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixture import Mixture
 from gpext.distributions.polya_gamma import PolyaGamma
@@ -45,6 +46,7 @@ __all__ = [
     "Independent",
     "InverseGaussian",
     "InversionError",
+    "LatentMixture",
     "Matern32",
     "Mixture",
     "NegativeBinomial",

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import SigmoidTransform, TransformedDistribution, constraints
 
 from gpext.distributions.compound_dirichlet import CompoundDirichlet
-from gpext.distributions.correlated_latents import in_every
 from gpext.distributions.inversion import check_probability, quantile_between
+from gpext.distributions.latent_mixture import LatentMixture
 from gpext.distributions.with_cdf import Beta
 from gpext.quadrature import in_parts, joint_expectation
 
@@ -22,7 +21,7 @@ _TOLERANCE = 1e-9  # of a quantile, in probability: that of the integrals
 _LOWEST, _HIGHEST = -700.0, 36.0  # logits of proportions that float64 can tell from 0 and 1
 
 
-class CompoundBeta(Distribution):
+class CompoundBeta(LatentMixture):
     """Proportions y in (0, 1), batch shape (..., N): the first share of a :class:`CompoundDirichlet` of two.
 
     Args:
@@ -33,7 +32,6 @@ class CompoundBeta(Distribution):
         validate_args: as in torch.distributions.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.unit_interval
 
     def __init__(
@@ -44,10 +42,14 @@ class CompoundBeta(Distribution):
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
-        self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
-        self._log_concentration, self._log_density = log_concentration, log_density
-        self._shares = CompoundDirichlet(latent_mean, latent_covariance, log_concentration, log_density)
-        super().__init__(self._shares.batch_shape, validate_args=validate_args)
+        self._log_concentration = log_concentration
+        super().__init__(latent_mean, latent_covariance, log_density, validate_args=validate_args)
+
+    @property
+    def _shares(self) -> CompoundDirichlet:
+        """(y, 1 - y)."""
+        latents = self.latent_mean, self.latent_covariance
+        return CompoundDirichlet(*latents, self._log_concentration, self._log_density, False)
 
     @property
     def mean(self) -> Tensor:
@@ -59,13 +61,11 @@ class CompoundBeta(Distribution):
         """Var[y] (..., N)."""
         return self._shares.variance[..., 0]
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of values that broadcast with the batch shape."""
-        return self._log_density(*self._aligned(value))
-
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value), to 1e-9; no gradient."""
-        value, mean, covariance = self._aligned(value)
+        if self._validate_args:
+            self._validate_sample(value)
+        value, mean, covariance = self._with_latents(value)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
             return joint_expectation(lambda f: Beta(*self._log_concentration(f).exp().unbind(-2)).cdf(y), m, V)
@@ -106,13 +106,6 @@ class CompoundBeta(Distribution):
     ) -> Tensor:
         """Draws of shape sample_shape + batch_shape."""
         return self._shares.sample(sample_shape, generator=generator)[..., 0]
-
-    def _aligned(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return values, means and covariances of one shape."""
-        if self._validate_args:
-            self._validate_sample(value)
-        mean, covariance = in_every(value.shape, self.latent_mean, self.latent_covariance)
-        return value.expand(mean.select(-2, 0).shape), mean, covariance
 
     def _with_its_moments(self) -> Beta:
         """Return the Beta distribution with the same mean and variance."""

@@ -10,19 +10,18 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.correlated_latents import draw_latents, in_every
 from gpext.distributions.inversion import check_probability
+from gpext.distributions.latent_mixture import LatentMixture
 from gpext.distributions.simplex_region import SimplexRegion, draw_log_shares, log_average
 from gpext.quadrature import in_parts, joint_expectation
 
 _DRAWS_A_COMPONENT = 4
 
 
-class CompoundDirichlet(Distribution):
+class CompoundDirichlet(LatentMixture):
     """Proportions y, event shape (D,), batch shape (..., N).
 
     Args:
@@ -33,7 +32,6 @@ class CompoundDirichlet(Distribution):
         validate_args: as in torch.distributions.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.simplex
 
     def __init__(
@@ -44,10 +42,9 @@ class CompoundDirichlet(Distribution):
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
-        self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
-        self._log_concentration, self._log_density = log_concentration, log_density
-        shape = latent_mean.mT.shape
-        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
+        self._log_concentration = log_concentration
+        parts = latent_mean.shape[-2:-1]
+        super().__init__(latent_mean, latent_covariance, log_density, parts, validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -72,18 +69,12 @@ class CompoundDirichlet(Distribution):
         latents = self.latent_mean.double(), self.latent_covariance.double()  # float32 cancels in the variance
         return in_parts(partial(joint_expectation, of_latents), *latents).mT
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density (..., N) of values (..., N, D)."""
-        if self._validate_args:
-            self._validate_sample(value)
-        return self._log_density(value, *in_every(value.shape[:-1], self.latent_mean, self.latent_covariance))
-
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape sample_shape + batch_shape + (D,)."""
         with torch.no_grad():
-            return draw_log_shares(self._draw_log_concentration(torch.Size(sample_shape), generator), generator).exp()
+            return draw_log_shares(self._draw_log_concentration(sample_shape, generator), generator).exp()
 
     def credible_region(
         self, probability: float, *, num_draws: int = 4096, generator: torch.Generator | None = None
@@ -103,16 +94,15 @@ class CompoundDirichlet(Distribution):
         if num_draws < 100:
             raise ValueError(f"num_draws must be at least 100; got {num_draws}.")
         with torch.no_grad():
-            concentration = self._draw_log_concentration(torch.Size([num_draws // _DRAWS_A_COMPONENT]), generator).exp()
+            concentration = self._draw_log_concentration((num_draws // _DRAWS_A_COMPONENT,), generator).exp()
             concentration = concentration.clamp_min(torch.finfo(concentration.dtype).tiny)  # 0 has no density
-            log_y = draw_log_shares(self._draw_log_concentration(torch.Size([num_draws]), generator), generator)
+            log_y = draw_log_shares(self._draw_log_concentration((num_draws,), generator), generator)
             density = log_average(concentration, log_y)
             below = max(math.floor((1 - probability) * (num_draws + 1)), 1)
             threshold = density.kthvalue(below, 0).values
         error = math.sqrt(probability * (1 - probability) / num_draws)
         return SimplexRegion(concentration, threshold, probability, error)
 
-    def _draw_log_concentration(self, sample_shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+    def _draw_log_concentration(self, sample_shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Return log theta of draws of the latents, sample_shape + batch_shape + (D,)."""
-        latents = draw_latents(self.latent_mean, self.latent_covariance, sample_shape, generator)
-        return self._log_concentration(latents).mT
+        return self._log_concentration(self._draw_latents(sample_shape, generator)).mT

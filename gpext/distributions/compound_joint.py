@@ -9,16 +9,15 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.correlated_latents import draw_latents, in_every
 from gpext.distributions.drawing import drawn_from
+from gpext.distributions.latent_mixture import LatentMixture
 from gpext.quadrature import in_parts, joint_expectation
 
 
-class CompoundJointDistribution(Distribution):
+class CompoundJointDistribution(LatentMixture):
     """Targets of any kind, batch shape (..., N), event shape () or (C,).
 
     Args:
@@ -29,8 +28,6 @@ class CompoundJointDistribution(Distribution):
         validate_args: as in torch.distributions.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
-
     def __init__(
         self,
         conditional: Callable[[Tensor], torch.distributions.Distribution],
@@ -39,8 +36,7 @@ class CompoundJointDistribution(Distribution):
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
-        self.conditional, self._log_density = conditional, log_density
-        self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
+        self.conditional = conditional
         at_mean, shape = conditional(latent_mean), latent_mean.select(-2, 0).shape
         if at_mean.batch_shape != shape or len(at_mean.event_shape) > 1:
             raise ValueError(
@@ -48,7 +44,7 @@ class CompoundJointDistribution(Distribution):
                 f"{tuple(shape)} and event shape () or (C,); got batch shape {tuple(at_mean.batch_shape)} and event "
                 f"shape {tuple(at_mean.event_shape)}."
             )
-        super().__init__(at_mean.batch_shape, at_mean.event_shape, validate_args=validate_args)
+        super().__init__(latent_mean, latent_covariance, log_density, at_mean.event_shape, validate_args)
 
     @property
     def support(self) -> constraints.Constraint | None:
@@ -77,17 +73,9 @@ class CompoundJointDistribution(Distribution):
         found = in_parts(partial(joint_expectation, of_latents), self.latent_mean, self.latent_covariance).mT
         return found.squeeze(-1) if is_scalar else found
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log p(value), of values whose shape ends in that of an event."""
-        if self._validate_args:
-            self._validate_sample(value)
-        shape = value.shape[: value.dim() - len(self.event_shape)]
-        return self._log_density(value, *in_every(shape, self.latent_mean, self.latent_covariance))
-
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape sample_shape + batch_shape + event_shape; from torch's global generator by default."""
         with torch.no_grad(), drawn_from(generator):
-            latents = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), None)
-            return self.conditional(latents).sample()
+            return self.conditional(self._draw_latents(sample_shape, None)).sample()

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.correlated_latents import draw_latents, in_every
+from gpext.distributions.latent_mixture import LatentMixture
 
 
-class CompoundMultinomial(Distribution):
+class CompoundMultinomial(LatentMixture):
     """Counts y of `total_count` trials, event shape (K,), batch shape (..., N).
 
     Args:
@@ -28,8 +27,6 @@ class CompoundMultinomial(Distribution):
         validate_args: as in torch.distributions.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
-
     def __init__(
         self,
         total_count: int,
@@ -38,10 +35,9 @@ class CompoundMultinomial(Distribution):
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
-        self.total_count, self._log_density = total_count, log_density
-        self.latent_mean, self.latent_covariance = latent_mean, latent_covariance
-        shape = latent_mean.mT.shape
-        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
+        self.total_count = total_count
+        classes = latent_mean.shape[-2:-1]
+        super().__init__(latent_mean, latent_covariance, log_density, classes, validate_args)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -72,23 +68,17 @@ class CompoundMultinomial(Distribution):
         shape = self._extended_shape()
         return torch.stack([self._log_density(row.expand(shape), mean, covariance) for row in counts], -1).exp()
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log probability (..., N) of counts (..., N, K)."""
-        if self._validate_args:
-            self._validate_sample(value)
-            if bool((value.sum(-1) != self.total_count).any()):  # torch takes fewer for counts, too
-                raise ValueError(f"the counts of each datum must sum to total_count={self.total_count}.")
-        return self._log_density_of(value)
-
-    def _log_density_of(self, counts: Tensor) -> Tensor:
-        return self._log_density(counts, *in_every(counts.shape[:-1], self.latent_mean, self.latent_covariance))
+    def _validate_sample(self, value: Tensor) -> None:
+        super()._validate_sample(value)
+        if bool((value.sum(-1) != self.total_count).any()):  # torch takes fewer for counts, too
+            raise ValueError(f"the counts of each datum must sum to total_count={self.total_count}.")
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape sample_shape + batch_shape + (K,)."""
         with torch.no_grad():
-            logits = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator).mT
+            logits = self._draw_latents(sample_shape, generator).mT
             probs = logits.softmax(-1).flatten(0, -2)
             trials = torch.multinomial(probs, self.total_count, replacement=True, generator=generator)
             return torch.nn.functional.one_hot(trials, logits.size(-1)).sum(-2).to(logits).view(logits.shape)

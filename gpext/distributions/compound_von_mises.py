@@ -14,14 +14,15 @@ from torch.distributions import constraints
 from gpext.distributions.angle_table import AngleTable
 from gpext.distributions.bessel import log_i0_derivative, resultant_slope
 from gpext.distributions.circular import CircularDistribution
-from gpext.distributions.correlated_latents import draw_latents, in_every
+from gpext.distributions.correlated_latents import in_every
+from gpext.distributions.latent_mixture import LatentMixture
 from gpext.distributions.von_mises import VonMises
 from gpext.distributions.von_mises_mixture import compound_resultant, log_compound_density
 
 _NEWTON_STEPS = 6
 
 
-class CompoundVonMises(CircularDistribution):
+class CompoundVonMises(LatentMixture, CircularDistribution):
     """Angles y in radians given a Gaussian eta = kappa (cos, sin); batch shape (..., N).
 
     A mixture of von Mises distributions, and not one itself: it may be skewed, have longer tails, or two modes. `cdf`,
@@ -34,7 +35,6 @@ class CompoundVonMises(CircularDistribution):
         validate_args: as in torch.distributions.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.real
 
     def __init__(
@@ -44,18 +44,12 @@ class CompoundVonMises(CircularDistribution):
         log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
         validate_args: bool | None = None,
     ) -> None:
-        self.latent_mean, self.latent_covariance, self._log_density = latent_mean, latent_covariance, log_density
-        super().__init__(latent_mean.select(-2, 0).shape, validate_args=validate_args)
+        super().__init__(latent_mean, latent_covariance, log_density, validate_args=validate_args)
 
-    def expand(self, batch_shape: torch.Size, _instance: CompoundVonMises | None = None) -> CompoundVonMises:
+    def expand(self, batch_shape: torch.Size, _instance: LatentMixture | None = None) -> LatentMixture:
         """The same distribution, repeated over `batch_shape`."""
-        new = self._get_checked_instance(CompoundVonMises, _instance)
-        *batch, size = batch_shape
-        new.latent_mean = self.latent_mean.expand(*batch, 2, size)
-        new.latent_covariance = self.latent_covariance.expand(*batch, 2, 2, size)
-        new._log_density = self._log_density
-        super(CompoundVonMises, new).__init__(torch.Size(batch_shape), validate_args=False)
-        new._validate_args = self._validate_args
+        new = super().expand(batch_shape, _instance)
+        new.__dict__.pop("_table", None)  # has the shape of the old batch
         return new
 
     @property
@@ -91,12 +85,6 @@ class CompoundVonMises(CircularDistribution):
     def _length(self) -> Tensor:
         return torch.hypot(*self._resultant().unbind(-2))
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density in radians; value and result broadcast with the batch shape."""
-        if self._validate_args:
-            self._validate_sample(value)
-        return self._log_density(value, *in_every(value.shape, self.latent_mean, self.latent_covariance))
-
     def _make_table(self) -> AngleTable:
         def density(angle: Tensor) -> Tensor:  # (M, ..., N)
             latents = in_every(angle.shape, self.latent_mean.double(), self.latent_covariance.double())
@@ -110,8 +98,7 @@ class CompoundVonMises(CircularDistribution):
     ) -> Tensor:
         """Draws in (-pi, pi] of shape sample_shape + batch_shape."""
         with torch.no_grad():
-            f = draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
-            first, second = f.unbind(-2)
+            first, second = self._draw_latents(sample_shape, generator).unbind(-2)
             return VonMises(torch.atan2(second, first), torch.hypot(first, second)).sample(generator=generator)
 
 
