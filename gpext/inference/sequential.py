@@ -88,7 +88,7 @@ class _State:
 
     def __init__(self, problem: Problem, start: Iterate) -> None:
         self.prior_mean = problem.mean.detach()
-        self.mean, self.covariance = start.mean.clone(), start.posterior.covariance
+        self.mean, self.covariance = start.mean.clone(), start.posterior.covariance.clone()
         self.shift, self.precision = start.sites.shift.clone(), start.sites.precision.clone()
         self.log_det = start.posterior.log_det
 

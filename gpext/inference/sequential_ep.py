@@ -68,7 +68,7 @@ def sweep_one_by_one(
 
 def _visit_all(match: Match, tilts: Sequence[Tilt], damping: float) -> GaussianSites:
     """Return the sites after every datum has had its turn."""
-    eta, covariance, mean = match.power, match.posterior.covariance, match.mean.clone()
+    eta, covariance, mean = match.power, match.posterior.covariance.clone(), match.mean.clone()
     shift, precision = match.sites.shift.clone(), match.sites.precision.clone()
     variance = covariance.diagonal()  # a view: it follows the updates
     for i, tilt in enumerate(tilts):

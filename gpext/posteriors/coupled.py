@@ -112,8 +112,7 @@ class CoupledPosterior(JointPosterior):
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
         alone = to_linear_operator(self.first.predict(test_mean, cross, test_covariance).lazy_covariance_matrix)
-        seen = cross - self.first.prior_covariance @ (self.first.response @ cross)  # V0 at the data and there
-        seen = self.sites.direction.unsqueeze(-1) * seen
+        seen = self.sites.direction.unsqueeze(-1) * self.first.covariance_with(cross)
         return self._joint(mean, alone, seen.movedim(-3, -2).flatten(-2), dtype)
 
     def _joint(

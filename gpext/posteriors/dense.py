@@ -112,13 +112,43 @@ class DensePosterior:
             share = share.scatter(-1, index, 1 - tau.gather(-1, index) * exact)
         return variance, share
 
-    @property
+    @cached_property
     def covariance(self) -> Tensor:
         """The posterior covariance V (..., N, N)."""
-        covariance = self.prior_covariance - self.whitened_positive.mT @ self.whitened_positive
+        covariance = self._given_positive(self.prior_covariance, self.whitened_positive)
+        covariance = torch.where(self._is_sharp.unsqueeze(-1), covariance, covariance.mT)  # by rows that are, if any is
+        covariance = 0.5 * (covariance + covariance.mT)
         if self.negative is not None:
             covariance = covariance + self.negative.whitened.mT @ self.negative.whitened
         return covariance
+
+    def covariance_with(self, cross: Tensor) -> Tensor:
+        """Return the posterior covariance (..., N, S) of the values and S others, given the prior's."""
+        reduced = solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * cross)
+        covariance = self._given_positive(cross, reduced)
+        if self.negative is not None:
+            covariance = covariance + self.negative.whitened.mT @ self.negative.condition(cross, reduced)
+        return covariance
+
+    def _given_positive(self, cross: Tensor, reduced: Tensor) -> Tensor:
+        """Return the covariance under V1 of the values and others (..., N, S), given the prior's and L1^-1 P cross.
+
+        That is both P^-1 L1^-T reduced and cross - W1' reduced: the first has the digits of a variance far below the
+        prior's where sites are sharp, the second is needed where they are nothing.
+        """
+        is_sharp = self._is_sharp
+        if not bool(is_sharp.any()):
+            return cross - self.whitened_positive.mT @ reduced
+        sharp = torch.linalg.solve_triangular(self.chol_positive.mT, reduced, upper=True)
+        sharp = sharp / torch.where(is_sharp, _root(self.sites), 1.0).unsqueeze(-1)
+        if bool(is_sharp.all()):
+            return sharp
+        return torch.where(is_sharp.unsqueeze(-1), sharp, cross - self.whitened_positive.mT @ reduced)
+
+    @property
+    def _is_sharp(self) -> Tensor:
+        """Whether the precision of a site is above the prior's (..., N)."""
+        return self.sites.precision * self.prior_covariance.diagonal(dim1=-2, dim2=-1) > 1
 
     @property
     def log_det(self) -> Tensor:
@@ -216,7 +246,7 @@ class DensePosterior:
         if self.negative is not None:
             x = x + self.negative.respond(x)
         root = _root(self.sites)
-        is_sharp = root.square() * self.prior_covariance.diagonal(dim1=-2, dim2=-1) > 1
+        is_sharp = self._is_sharp
         blunt = torch.where(is_sharp, 0.0, x)
         right = torch.where(is_sharp, x / torch.where(is_sharp, root, 1.0), 0.0)
         right = right - root * times(self.prior_covariance, blunt)

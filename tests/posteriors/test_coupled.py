@@ -1,5 +1,6 @@
 """The structured algebra against the dense system of all latents of all data."""
 
+import mpmath
 import pytest
 import torch
 
@@ -143,3 +144,37 @@ def test_the_joint_distribution_of_all_latents():
     m, V, *_ = dense(mean, covariance, sites)
     torch.testing.assert_close(joint.mean, m.view(2, 7).mT)
     torch.testing.assert_close(joint.covariance_matrix, V, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e7, 1e10])
+def test_variances_far_below_the_prior_keep_the_digits_of_the_prior(scale):
+    latents, size, new = 3, 8, 2
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.linspace(0, 4, size, dtype=F64), torch.tensor([0.7, 5.0], dtype=F64)])
+    lengthscales = torch.tensor([0.6, 1.0, 1.5], dtype=F64).view(-1, 1, 1)
+    K = scale * torch.exp(-0.5 * ((x.unsqueeze(-1) - x) / lengthscales) ** 2)
+    total = torch.tensor(500.0, dtype=F64)  # of a Dirichlet's parameters: its curvature is singular to a thousandth
+    theta = total * torch.softmax(torch.randn(latents, size, dtype=F64, generator=generator), 0)
+    coupling = -torch.polygamma(1, total).expand(size)
+    ones = torch.ones_like(theta)
+    sites = CoupledSites(0 * theta, torch.polygamma(1, theta), coupling, ones)
+    prior = K[:, :size, :size]
+    posterior = condition_coupled(0 * theta, prior, sites)
+    mean = torch.zeros(latents, new, dtype=F64)
+    there = posterior.predict(mean, K[:, :size, size:], K[:, size:, size:]).variance.mT
+    again = posterior.predict(0 * theta, prior, prior).variance.mT
+
+    with mpmath.workdps(60):
+        joint = mpmath.matrix(torch.block_diag(*K).tolist())
+        blocks = torch.diag_embed(torch.nn.functional.pad(sites.precision, (0, new)))
+        pairs = torch.diag(torch.nn.functional.pad(coupling, (0, new)))
+        precision = mpmath.matrix(torch.block_diag(*blocks).tolist()) + mpmath.matrix(
+            pairs.repeat(latents, latents).tolist()
+        )
+        V = (mpmath.eye(len(joint)) + joint * precision) ** -1 * joint
+        exact = torch.tensor([float(V[i, i]) for i in range(len(joint))], dtype=F64).view(latents, -1)
+
+    rounding = torch.finfo(F64).eps * scale * sites.precision.max()  # of K, beside the variance of a site
+    for found in (posterior.variance, again, posterior.distribution(F64).variance.mT):
+        torch.testing.assert_close(found, exact[:, :size], rtol=1e-12 + float(rounding), atol=0)
+    torch.testing.assert_close(there, exact[:, size:], rtol=1e-12 + float(rounding), atol=0)
