@@ -13,6 +13,8 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 from tqdm import tqdm
 
+from gpext.training.runaway import grown, positive_parameters
+
 Callback = Callable[[int, float], bool | None]
 
 
@@ -39,7 +41,7 @@ class FitResult:
         seconds: time spent.
         trace: the objective per datum after each step, (num_steps,), float64; of a subset or a minibatch while training
             on one.
-        message: one sentence on how it went.
+        message: one sentence on how it went; it names parameters that have grown a million times.
         state_dict: pass it as `state` to another `fit` to go on where this one ended (minibatches; picklable).
     """
 
@@ -65,7 +67,7 @@ class Run:
     ) -> None:
         self.mll, self.max_steps, self.callback, self.interrupted = mll, max_steps, callback, interrupted
         self.trace: list[float] = []
-        self._started = time.perf_counter()
+        self._started, self._at_start = time.perf_counter(), positive_parameters(mll)
         self._bar = tqdm(desc="fit", disable=None if progress else True, leave=False)
 
     def steps_left(self, default: int) -> int:
@@ -88,6 +90,7 @@ class Run:
         seconds = time.perf_counter() - self._started
         if objective is None:
             objective = self.trace[-1] if self.trace else float("nan")
+        note = "; ".join(filter(None, [note, grown(self._at_start, positive_parameters(self.mll))]))
         message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
         return FitResult(
             status,
