@@ -30,7 +30,7 @@ def test_sums_are_over_ranks_and_counted():
         assert torch.equal(a, torch.ones(2, 3))
         assert some
         assert not none
-        assert traffic["numbers"] == (5 + 7) + (5 + 6) + 5 + 5  # of which five, each time, to meet
+        assert traffic["numbers"] == (5 + 7 + 1) + (5 + 6) + 5 + 5  # of which five, each time, to meet
 
 
 def _copied(rank):
