@@ -1,6 +1,6 @@
 """The ranks of a process group: each holds a part of the data, all need sums over the whole.
 
-Before any operation the ranks meet: each says whether it has failed and what it is about to do, in five numbers. So an
+Before any operation the ranks meet: each says whether it has failed and what it is about to do, in four numbers. So an
 error of one rank is raised on all, wherever the others are, and ranks that have lost their common way are told so,
 where a backend would hang or abort.
 
@@ -10,6 +10,7 @@ what it adds. Where that fails, the rank adds zeros, for which the others wait, 
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 import zlib
@@ -220,14 +221,14 @@ class Ranks:
         """
         code = float(zlib.crc32(operation.encode()))
         number = mark(alike) if alike else number
-        here = [float(failed), code, -code, number, -number]
+        here = [math.inf, math.inf, 0.0, 0.0] if failed else [code, -code, number, -number]
         header = torch.tensor(here, dtype=torch.float64, device=self._device)
         arrive = self._reducing(header, dist.ReduceOp.MAX)
 
         def meet(error: Exception | None) -> tuple[float, float]:
             arrive()
-            any_failed, highest, lowest, most, least = header.tolist()
-            if any_failed:
+            highest, lowest, most, least = header.tolist()
+            if math.isinf(highest):
                 self._fail(error)
             if highest != -lowest:
                 raise RankError(
