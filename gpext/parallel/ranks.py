@@ -1,12 +1,16 @@
 """The ranks of a process group: each holds a part of the data, all need sums over the whole.
 
-A sum is one all-reduce of one float64 buffer; every rank gets the same bits. Before any operation the ranks meet: each
-says whether it has failed and what it is about to do, in five numbers. So an error of one rank is raised on all,
-wherever the others are, and ranks that have lost their common way are told so, where a backend would hang or abort.
+Before any operation the ranks meet: each says whether it has failed and what it is about to do, in four numbers. So an
+error of one rank is raised on all, wherever the others are, and ranks that have lost their common way are told so,
+where a backend would hang or abort.
+
+A sum is one all-reduce of one float64 buffer; every rank gets the same bits. Its meeting goes on while the rank makes
+what it adds. Where that fails, the rank adds zeros, for which the others wait, and says so in the last number.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 import zlib
@@ -114,12 +118,16 @@ class Ranks:
         """
         if not self._talks:
             return list(work())
+        meet = self._call(f"sum {sum(t.numel() for t in like)} numbers{of and f' of {of}'}", alike=alike)
         result, error = _tried(work)
-        self._compare(alike, f"sum {sum(t.numel() for t in like)} numbers{of and f' of {of}'}", error)
-        parts = [t.detach() for t in result[0]]
-        buffer = torch.cat([t.double().flatten() for t in parts])
-        self._timed(lambda: dist.all_reduce(buffer, group=self._group), buffer.numel())
-        sums = buffer.split([t.numel() for t in parts])
+        meet(error)
+        parts = [t.detach() for t in result[0]] if error is None else [torch.zeros_like(t) for t in like]
+        last = torch.tensor(float(error is not None), device=like[0].device if like else self._device)
+        buffer = torch.cat([t.double().flatten() for t in (*parts, last)])
+        self._reducing(buffer, dist.ReduceOp.SUM)()
+        *sums, failed = buffer.split([t.numel() for t in (*parts, last)])
+        if failed:
+            self._fail(error)
         return [total.view(t.shape).to(t.dtype) for total, t in zip(sums, parts, strict=True)]
 
     def any(self, here: bool) -> bool:
@@ -182,7 +190,7 @@ class Ranks:
             ValueError: they do not, or there are NaN in those of one rank and not of another.
         """
         if self._talks:
-            self._compare(tensors, "compare", None)
+            self._call("compare", alike=tensors)(None)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
@@ -195,17 +203,6 @@ class Ranks:
             self._timed(partial(dist.broadcast, held, source, group=self._group), held.numel())
             tensor.copy_(held)
 
-    def _compare(self, tensors: Sequence[Tensor], operation: str, error: Exception | None) -> None:
-        """Meet before an operation and raise on every rank if tensors differ, or one has failed."""
-        here = mark(tensors)
-        most, least = self._meet(operation, error=error, number=here)
-        if tensors and not (most == least or most - least <= torch.finfo(tensors[0].dtype).eps ** 0.5):
-            raise ValueError(
-                "expected the same inputs and vectors on every rank, and random numbers from generators seeded alike; "
-                f"those of rank {self.rank} have the mark {here:.9g}, and marks are from {least:.9g} to {most:.9g} "
-                "(inf for NaN)."
-            )
-
     def _meet(self, operation: str, *, error: Exception | None = None, number: float = 0.0) -> tuple[float, float]:
         """Wait for all ranks, before an operation; return the largest and the smallest number of any.
 
@@ -213,19 +210,41 @@ class Ranks:
             Exception: one has failed: its error.
             RankError: they are not about to do the same.
         """
+        return self._call(operation, failed=error is not None, number=number)(error)
+
+    def _call(
+        self, operation: str, *, failed: bool = False, number: float = 0.0, alike: Sequence[Tensor] = ()
+    ) -> Callable[[Exception | None], tuple[float, float]]:
+        """Call a meeting; return what ends it as :meth:`_meet`, given the error of this rank if it has failed by then.
+
+        Of tensors that have to be `alike` the mark is the number; a ValueError ends a meeting where they are not.
+        """
         code = float(zlib.crc32(operation.encode()))
-        here = [float(error is not None), code, -code, number, -number]
+        number = mark(alike) if alike else number
+        here = [math.inf, math.inf, 0.0, 0.0] if failed else [code, -code, number, -number]
         header = torch.tensor(here, dtype=torch.float64, device=self._device)
-        self._timed(lambda: dist.all_reduce(header, dist.ReduceOp.MAX, group=self._group), len(here))
-        failed, highest, lowest, most, least = header.tolist()
-        if failed:
-            self._fail(error)
-        if highest != -lowest:
-            raise RankError(
-                f"rank {self.rank} of {self.size} was about to {operation}, and another one was not: all have to call "
-                "the same in the same order, with data, kernels, options and random numbers that lead them to it."
-            )
-        return most, -least
+        arrive = self._reducing(header, dist.ReduceOp.MAX)
+
+        def meet(error: Exception | None) -> tuple[float, float]:
+            arrive()
+            highest, lowest, most, least = header.tolist()
+            if math.isinf(highest):
+                self._fail(error)
+            if highest != -lowest:
+                raise RankError(
+                    f"rank {self.rank} of {self.size} was about to {operation}, and another one was not: all have to "
+                    "call the same in the same order, with data, kernels, options and random numbers that lead them to "
+                    "it."
+                ) from error
+            if alike and not (most == -least or most + least <= torch.finfo(alike[0].dtype).eps ** 0.5):
+                raise ValueError(
+                    "expected the same inputs and vectors on every rank, and random numbers from generators seeded "
+                    f"alike; those of rank {self.rank} have the mark {number:.9g}, and marks are from {-least:.9g} to "
+                    f"{most:.9g} (inf for NaN)."
+                ) from error
+            return most, -least
+
+        return meet
 
     def _fail(self, error: Exception | None) -> NoReturn:
         """Raise the error of the first rank that has failed, or of this one, `from` a RankError that says where."""
@@ -246,18 +265,34 @@ class Ranks:
         """Where the group's tensors have to be."""
         return torch.device("cuda" if "nccl" in dist.get_backend(self._group) else "cpu")
 
-    def _timed(self, operation: Callable[[], object], numbers: int) -> None:
+    def _reducing(self, tensor: Tensor, operation: Any) -> Callable[[], object]:
+        """Begin to overwrite a tensor with what an operation makes of it over ranks; return what waits for that."""
+        begin = partial(dist.all_reduce, tensor, operation, group=self._group, async_op=True)
+        under_way = self._timed(begin, tensor.numel())
+        return lambda: self._watched(under_way.wait)
+
+    def _timed(self, operation: Callable[[], Any], numbers: int) -> Any:
+        """Return what an operation returns, and count it."""
+        self.traffic.operations += 1
+        self.traffic.numbers += numbers
+        return self._watched(operation)
+
+    def _watched(self, operation: Callable[[], Any]) -> Any:
+        """Return what an operation, or waiting for one, returns.
+
+        Raises:
+            RankError: a rank cannot be reached.
+        """
         started = time.perf_counter()
         try:
-            operation()
+            return operation()
         except (RuntimeError, ValueError) as error:
             raise RankError(
                 f"rank {self.rank} of {self.size} has lost another one, or waited for it longer than the group's "
                 f"timeout ({error}). Start all of them again from the last checkpoint, as torchrun --max-restarts does."
             ) from error
-        self.traffic.operations += 1
-        self.traffic.numbers += numbers
-        self.traffic.seconds += time.perf_counter() - started
+        finally:
+            self.traffic.seconds += time.perf_counter() - started
 
 
 def check_ranks(ranks: Ranks | None) -> None:

@@ -20,6 +20,7 @@ from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
 from gpext.posteriors.square_root import SquareRoot
+from gpext.posteriors.symmetric_products import lower_blocks, symmetric_matrix
 
 Posterior = DensePosterior | LowRankPosterior
 Prior = DensePrior | LowRankPrior
@@ -50,6 +51,8 @@ __all__ = [
     "factor_gradient",
     "factorise",
     "forward_solve",
+    "lower_blocks",
     "prior_gradients",
     "project",
+    "symmetric_matrix",
 ]

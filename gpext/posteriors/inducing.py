@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gpext.posteriors.symmetric_products import symmetric_product
 from gpext.sites import GaussianSites
 
 
@@ -48,7 +49,7 @@ def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: 
     """
     residual = sites.shift - sites.precision * prior_mean
     vector = (whitened @ residual.unsqueeze(-1)).squeeze(-1)
-    return weight * vector, (whitened * (weight * sites.precision).unsqueeze(-2)) @ whitened.mT
+    return weight * vector, symmetric_product(whitened * (weight * sites.precision).unsqueeze(-2), whitened)
 
 
 @dataclass(frozen=True)

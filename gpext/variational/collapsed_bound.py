@@ -30,7 +30,15 @@ from torch import Tensor
 from gpext.inference import LikelihoodTerm, LocalTerms, likelihood_terms
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.parallel import Ranks
-from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
+from gpext.posteriors import (
+    FixedSites,
+    InducingPosterior,
+    condition_inducing,
+    factorise,
+    lower_blocks,
+    project,
+    symmetric_matrix,
+)
 from gpext.sites import GaussianSites
 from gpext.variational.bound_gradients import gradients_apart, push_back
 from gpext.variational.natural_step import total_divergence
@@ -184,14 +192,12 @@ class CollapsedBound:
     def _project(self, sites: list[GaussianSites]) -> tuple[Tensor, Tensor]:
         def of_this_rank() -> list[Tensor]:
             sums = [project(block.whitened, block.prior_mean, s) for block, s in zip(self._blocks, sites, strict=True)]
-            return [torch.stack([each.double() for each in part]).sum(0) for part in zip(*sums, strict=True)]
+            vector, gram = (torch.stack([p.double() for p in part]).sum(0) for part in zip(*sums, strict=True))
+            return [vector, *lower_blocks(gram)]
 
-        vector, gram = self.ranks.sum(of_this_rank, [p.double() for p in self._natural_parameters])
-        return vector, gram
-
-    @property
-    def _natural_parameters(self) -> list[Tensor]:
-        return [p.detach() for p in self.strategy._variational_distribution.parameters()]
+        eta, half = (p.detach().double() for p in self.strategy._variational_distribution.parameters())
+        vector, *blocks = self.ranks.sum(of_this_rank, [eta, *lower_blocks(half)])
+        return vector, symmetric_matrix(blocks)
 
     def _local_terms(self) -> tuple[list[tuple[Tensor, LocalTerms]], Tensor]:
         """Return the means m and the terms F_i of each block at the present q, and F (...)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
-from gpext.posteriors import InducingPosterior, condition_inducing
+from gpext.posteriors import InducingPosterior, condition_inducing, lower_blocks, symmetric_matrix
 from gpext.variational.bound_gradients import gradients_apart
 
 _MOST_HALVINGS = 30  # counts of a million want twenty
@@ -30,14 +30,23 @@ class Batch:
 
 
 def see_together(
-    see: Callable[[], Batch], ranks: Ranks, like: Sequence[Tensor], parameters: Sequence[Tensor], *, of: str
+    see: Callable[[], Batch],
+    ranks: Ranks,
+    vector: Tensor,
+    gram: Tensor,
+    total: Tensor,
+    parameters: Sequence[Tensor],
+    *,
+    of: str,
 ) -> Batch:
     """Return what the batches of all ranks say together, and add their derivatives to `.grad`.
 
     Args:
         see: returns what this rank's batch says, and adds its derivatives to the `.grad` of the parameters.
         ranks: processes with the same q(u) and parameters.
-        like: tensors of the shapes of a batch's vector, gram, total and gain.
+        vector: of the shape of a batch's.
+        gram: of the shape of a batch's.
+        total: of the shape of a batch's, and of its gain.
         parameters: whose `.grad` is made.
         of: what is summed, in words.
     """
@@ -47,12 +56,14 @@ def see_together(
         batch = see()
         seen.append(batch)
         slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        totals = [torch.zeros_like(like[2]) if total is None else total for total in (batch.total, batch.gain)]
-        return [batch.vector, batch.gram, *totals, *slopes]
+        totals = [torch.zeros_like(total) if own is None else own for own in (batch.total, batch.gain)]
+        return [batch.vector, *totals, *slopes, *lower_blocks(batch.gram)]
 
     with gradients_apart(parameters) as slopes:
-        vector, gram, total, gain, *sums = ranks.sum(of_this_rank, [*like, *parameters], of=of)
-        slopes += sums
+        like = [vector, total, total, *parameters, *lower_blocks(gram)]
+        vector, total, gain, *sums = ranks.sum(of_this_rank, like, of=of)
+        slopes += sums[: len(parameters)]
+        gram = symmetric_matrix(sums[len(parameters) :])
     (batch,) = seen
     return replace(
         batch,

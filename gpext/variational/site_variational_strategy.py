@@ -192,7 +192,7 @@ class SiteVariationalStrategy(VariationalStrategy):
             moving = gradient is not None
             parameters = [*self.model.hyperparameters(), *likelihood.parameters()] if moving else []
             step = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
-            batch = see_together(see, ranks, [eta, half, scalar, scalar], parameters, of=step)
+            batch = see_together(see, ranks, eta, half, scalar, parameters, of=step)
         if batch.gain is not None:
             here = batch.gain - total_divergence(batch.posterior, likelihood)
 

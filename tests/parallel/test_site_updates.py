@@ -14,12 +14,14 @@ LIKELIHOODS = {
     "student_t": lambda: gpext.likelihoods.StudentTLikelihood(),
     "poisson": lambda: gpext.likelihoods.PoissonLikelihood(),
     "multinomial": lambda: gpext.likelihoods.MultinomialLogitLikelihood(3),
+    "many points": lambda: gpext.likelihoods.StudentTLikelihood(),
 }
 
 
 def problem(name, dtype=F64):
     latents = torch.Size([3]) if name == "multinomial" else torch.Size()
-    Z = inputs(*latents, 7, 2, seed=1, dtype=dtype)
+    number = 150 if name == "many points" else 7
+    Z = inputs(*latents, number, 2, seed=1, dtype=dtype)
     model = randomise(SparseGP(Z, num_tasks=3 if latents else None))
     x = inputs(43, 2, seed=2, dtype=dtype)
     y = (torch.arange(43) % 3).to(dtype)
@@ -58,6 +60,7 @@ def _of_rank(rank, size, *case):
         ("student_t", None, "exact"),
         ("poisson", "exact", None),
         ("multinomial", "exact", None),
+        ("many points", "exact", None),
     ],
     ids=str,
 )

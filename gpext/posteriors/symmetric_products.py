@@ -1,0 +1,34 @@
+r"""Symmetric matrices by their lower blocks of rows, each as far as the diagonal: little more than half of the numbers.
+
+Blocks, not triangles: each is one product, and one strided copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+_ROWS = 128  # of a block: more save less, fewer make slow products
+
+
+def lower_blocks(matrix: Tensor) -> list[Tensor]:
+    """Return views (..., b, e) of a matrix (..., M, M), e the number of rows as far as the block's last."""
+    return [matrix[..., i : i + _ROWS, : i + _ROWS] for i in range(0, matrix.size(-1), _ROWS)]
+
+
+def symmetric_matrix(blocks: Sequence[Tensor]) -> Tensor:
+    """Return the symmetric matrix (..., M, M) of these :func:`lower_blocks`."""
+    size = blocks[-1].size(-1)
+    matrix = blocks[-1].new_empty(*blocks[-1].shape[:-2], size, size)
+    for block, place in zip(blocks, lower_blocks(matrix), strict=True):
+        place.copy_(block)
+        start = block.size(-1) - block.size(-2)
+        matrix[..., :start, start : block.size(-1)] = block[..., :start].mT
+    return matrix
+
+
+def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return X Y' (..., M, M), which has to be symmetric, of X and Y (..., M, N)."""
+    rows = range(0, left.size(-2), _ROWS)
+    return symmetric_matrix([left[..., i : i + _ROWS, :] @ right[..., : i + _ROWS, :].mT for i in rows])
