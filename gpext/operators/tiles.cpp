@@ -16,8 +16,10 @@ namespace {
 
 #ifdef __AVX512F__
 constexpr int BYTES = 64, ABREAST = 4;  // vectors of each row at a time, as many as the registers hold
-#else
+#elif defined __AVX__
 constexpr int BYTES = 32, ABREAST = 2;
+#else
+constexpr int BYTES = 16, ABREAST = 2;
 #endif
 constexpr int ROWS = 4;
 template <class T> constexpr int LANES = BYTES / sizeof(T);
@@ -39,10 +41,21 @@ template <class T> inline void store(const Vector<T>& v, T* to) {
     *reinterpret_cast<typename VectorOf<T>::anywhere*>(to) = v;
 }
 
+// Sum N data by halves, the first of which are vectors.
+template <int N, class T> inline T total(const T* at) {
+    if constexpr (N == 1) return *at;
+    else {
+        typedef T Half __attribute__((vector_size(N / 2 * sizeof(T)), aligned(sizeof(T)), may_alias));
+        T sum[N / 2];
+        *reinterpret_cast<Half*>(sum) = *reinterpret_cast<const Half*>(at) + *reinterpret_cast<const Half*>(at + N / 2);
+        return total<N / 2>(sum);
+    }
+}
+
 template <class T> inline T total(const Vector<T>& v) {
-    T sum = 0;
-    for (int i = 0; i < LANES<T>; ++i) sum += v[i];
-    return sum;
+    T at[LANES<T>];
+    store<T>(v, at);
+    return total<LANES<T>>(at);
 }
 
 template <class To, class From> inline To bits(const From& from) {
@@ -126,44 +139,45 @@ template <class T> inline void squares(const T* x, const T* y, int64_t dimension
         for (int i = 0; i < ABREAST; ++i) store<T>(sum[r][i], q + r * COLUMNS<T> + i * LANES<T>);
 }
 
-// Put the roots of BLOCK columns in their place.
-template <class T> inline void roots(T* q) {
-    for (int r = 0; r < ROWS; ++r)
-        for (int j = 0; j < BLOCK<T>; ++j) q[r * COLUMNS<T> + j] = std::sqrt(q[r * COLUMNS<T> + j]);
+// Put the roots of BLOCK columns of a row in their place.
+template <class T> inline void root(T* q) {
+    for (int j = 0; j < BLOCK<T>; ++j) q[j] = std::sqrt(q[j]);
 }
 
-// Put p in the place of |x - y|^2, RBF's, or of |x - y|, and dp/dt beside it.
+// Put p of BLOCK columns of a row in the place of |x - y|^2, RBF's, or of |x - y|, and dp/dt beside it.
 template <class T, int P, bool SLOPES> inline void take(T* p, T* slope) {
     constexpr T ln2 = T(0.69314718055994530942);
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 4
-        for (int i = 0; i < ABREAST; ++i) {
-            const int at = r * COLUMNS<T> + i * LANES<T>;
-            const Vector<T> x = load(p + at), e = fall<T>(x);
-            if constexpr (P == RBF || P == MATERN12) {
-                store<T>(e, p + at);
-                if constexpr (SLOPES && P == RBF) store<T>(e, slope + at);
-                if constexpr (SLOPES && P == MATERN12) store<T>(x > 0 ? e / x * T(-0.5 / ln2) : Vector<T>{}, slope + at);
-            } else if constexpr (P == MATERN32) {
-                store<T>((x * ln2 + 1) * e, p + at);
-                if constexpr (SLOPES) store<T>(e * T(-0.5), slope + at);
-            } else {
-                const Vector<T> linear = x * ln2 + 1;
-                store<T>((x * x * (ln2 * ln2 / 3) + linear) * e, p + at);
-                if constexpr (SLOPES) store<T>(linear * e * T(-1.0 / 6), slope + at);
-            }
+    for (int j = 0; j < BLOCK<T>; j += LANES<T>) {
+        const Vector<T> x = load(p + j), e = fall<T>(x);
+        if constexpr (P == RBF || P == MATERN12) {
+            store<T>(e, p + j);
+            if constexpr (SLOPES && P == RBF) store<T>(e, slope + j);
+            if constexpr (SLOPES && P == MATERN12) store<T>(x > 0 ? e / x * T(-0.5 / ln2) : Vector<T>{}, slope + j);
+        } else if constexpr (P == MATERN32) {
+            store<T>((x * ln2 + 1) * e, p + j);
+            if constexpr (SLOPES) store<T>(e * T(-0.5), slope + j);
+        } else {
+            const Vector<T> linear = x * ln2 + 1;
+            store<T>((x * x * (ln2 * ln2 / 3) + linear) * e, p + j);
+            if constexpr (SLOPES) store<T>(linear * e * T(-1.0 / 6), slope + j);
         }
+    }
 }
 
+// Roots take the processor long but little of it: those of the next row are found beside everything else.
 template <class T, int P, bool SLOPES>
 void evaluate_as(const T* x, const T* y, int64_t dimension, Span span, T* p, T* slope) {
     squares(x, y + span.first, dimension, p + span.first);
     for (int j = span.first; j < span.stop; j += BLOCK<T>) {
-        if constexpr (P != RBF) roots(p + j);
-        if (j + BLOCK<T> < span.stop)  // beside the roots, which take long
-            squares(x, y + j + BLOCK<T>, dimension, p + j + BLOCK<T>);
-        take<T, P, SLOPES>(p + j, slope + j);
+        if constexpr (P != RBF) root(p + j);
+        if (j + BLOCK<T> < span.stop) squares(x, y + j + BLOCK<T>, dimension, p + j + BLOCK<T>);
+        for (int r = 0; r < ROWS; ++r) {
+            const int at = r * COLUMNS<T> + j;
+            if constexpr (P != RBF)
+                if (r + 1 < ROWS) root(p + at + COLUMNS<T>);
+            take<T, P, SLOPES>(p + at, slope + at);
+        }
     }
 }
 
@@ -210,14 +224,23 @@ template <class T> struct Matrix {
     }
 };
 
-template <class T> inline void multiply(Strip<T>& a, const Strip<T>& b, Span span) {
+template <class T> inline void multiply(const Strip<T>& a, const Strip<T>& b, Span span, Strip<T>& out) {
     for (int r = 0; r < ROWS; ++r)
-        for (int j = span.first; j < span.stop; j += LANES<T>) store<T>(load(a[r] + j) * load(b[r] + j), a[r] + j);
+        for (int j = span.first; j < span.stop; j += LANES<T>) store<T>(load(a[r] + j) * load(b[r] + j), out[r] + j);
 }
 
-template <class T> inline void move(std::vector<T>& from, T* to) {
-    for (size_t j = 0; j < from.size(); ++j) to[j] += from[j];
-    std::fill(from.begin(), from.end(), T(0));
+// Sums of a tile (row, COLUMNS): short ones keep their digits.
+template <class T> struct alignas(64) Sums {
+    T at[COLUMNS<T>];
+};
+
+// Add sums to `to` and start anew.
+template <class T> inline void add(std::vector<Sums<T>>& sums, T* to) {
+    for (auto& row : sums)
+        for (T& sum : row.at) {
+            *to++ += sum;
+            sum = 0;
+        }
 }
 
 // Which stretches of rows to visit, and by how many threads.
@@ -249,16 +272,18 @@ template <class Work> void share_out(const Shares& shares, const Work& work) {
 
 // Add K v of C right-hand sides to `out` and, where mirrored, K' v of the rows to `sums`.
 template <class T, int C> inline void apply(const Strip<T>& K, Span span, const T* v, const T* v_of_rows, T* out, T* sums) {
-    Vector<T> found[C][ROWS] = {};
+    Vector<T> found[C][ROWS] = {}, left[C][ROWS];
+    for (int c = 0; c < C; ++c)
+        for (int r = 0; r < ROWS; ++r) left[c][r] = Vector<T>{} + v_of_rows[c * COLUMNS<T> + r];
     const auto add = [&](int j, auto mirrored) {
         Vector<T> k[ROWS];
         for (int r = 0; r < ROWS; ++r) k[r] = load(K[r] + j);
         for (int c = 0; c < C; ++c) {
-            const Vector<T> w = load(v + c * COLUMNS<T> + j);
-            for (int r = 0; r < ROWS; ++r) found[c][r] += k[r] * w;
+            const Vector<T> right = load(v + c * COLUMNS<T> + j);
+            for (int r = 0; r < ROWS; ++r) found[c][r] += k[r] * right;
             if constexpr (mirrored) {
                 Vector<T> sum = load(sums + c * COLUMNS<T> + j);
-                for (int r = 0; r < ROWS; ++r) sum += k[r] * v_of_rows[c * COLUMNS<T> + r];
+                for (int r = 0; r < ROWS; ++r) sum += k[r] * left[c][r];
                 store<T>(sum, sums + c * COLUMNS<T> + j);
             }
         }
@@ -273,15 +298,15 @@ template <class T, int C> inline void apply(const Strip<T>& K, Span span, const 
 template <class T> void product(const Matrix<T>& matrix, int64_t rows, int64_t R, const T* v, T* out) {
     alignas(64) Strip<T> K, other;
     const int64_t size = R * COLUMNS<T>;
-    std::vector<T> sums(size);  // of a tile: short ones keep their digits
+    std::vector<Sums<T>> sums(R);
     const auto work = [&](int i, int64_t columns, Span span) {
         evaluate<T, false>(matrix.factors[0], rows, i, columns, span, K, K);
         for (int64_t f = 1; f < matrix.number; ++f) {
             evaluate<T, false>(matrix.factors[f], rows, i, columns, span, other, other);
-            multiply<T>(K, other, span);
+            multiply<T>(K, other, span, K);
         }
         const T *right = v + columns * size, *left = v + rows * size + i;
-        T *own = out + rows * size + i, *sum = sums.data();
+        T *own = out + rows * size + i, *sum = sums.data()->at;
         int64_t c = 0;
         const auto apply_by = [&](auto number_at_a_time) {
             constexpr int C = number_at_a_time;
@@ -289,12 +314,11 @@ template <class T> void product(const Matrix<T>& matrix, int64_t rows, int64_t R
                 apply<T, C>(K, span, right + c * COLUMNS<T>, left + c * COLUMNS<T>, own + c * COLUMNS<T>,
                             sum + c * COLUMNS<T>);
         };
-        apply_by(std::integral_constant<int, 4>{});
         apply_by(std::integral_constant<int, 2>{});
         apply_by(std::integral_constant<int, 1>{});
     };
     matrix.visit(rows, work, [&](int64_t columns) {
-        if (matrix.square) move(sums, out + columns * size);
+        if (matrix.square) add(sums, out + columns * size);
     });
 }
 
@@ -303,16 +327,24 @@ template <class T> void product(const Matrix<T>& matrix, int64_t rows, int64_t R
 // Put A = u v' and, where mirrored, the mirror image's v u' with it.
 template <class T>
 void outer(const T* u_of_rows, const T* v_of_rows, const T* u, const T* v, int64_t size, Span span, Strip<T>& A) {
-    for (int j = span.first; j < span.stop; j += LANES<T>) {
-        Vector<T> a[ROWS] = {};
+    for (int j = span.first; j < span.stop; j += BLOCK<T>) {
+        Vector<T> a[ROWS][ABREAST] = {};
+        const auto add = [&](const T* left, const T* right) {
+#pragma GCC unroll 4
+            for (int i = 0; i < ABREAST; ++i) {
+                const Vector<T> w = load(right + j + i * LANES<T>);
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; ++r) a[r][i] += left[r] * w;
+            }
+        };
         for (int64_t c = 0; c < size; c += COLUMNS<T>) {
-            const Vector<T> w = load(v + c + j);
-            for (int r = 0; r < ROWS; ++r) a[r] += u_of_rows[c + r] * w;
-            if (j < span.mirrored) continue;
-            const Vector<T> other = load(u + c + j);
-            for (int r = 0; r < ROWS; ++r) a[r] += v_of_rows[c + r] * other;
+            add(u_of_rows + c, v + c);
+            if (j >= span.mirrored) add(v_of_rows + c, u + c);
         }
-        for (int r = 0; r < ROWS; ++r) store<T>(a[r], A[r] + j);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+            for (int i = 0; i < ABREAST; ++i) store<T>(a[r][i], A[r] + j + i * LANES<T>);
     }
 }
 
@@ -329,12 +361,13 @@ template <class T> inline double inner(const Strip<T>& a, const Strip<T>& b, Spa
 template <class T>
 void add_differences(const Strip<T>& B, Span span, const T* x, const T* y, int64_t dimension, T* by_x, T* by_y) {
     for (int64_t k = 0; k < dimension; ++k, y += COLUMNS<T>, by_x += COLUMNS<T>, by_y += COLUMNS<T>) {
-        Vector<T> found[ROWS] = {};
+        Vector<T> found[ROWS] = {}, row[ROWS];
+        for (int r = 0; r < ROWS; ++r) row[r] = Vector<T>{} + x[r * dimension + k];
         for (int j = span.first; j < span.stop; j += LANES<T>) {
             const Vector<T> column = load(y + j);
             Vector<T> sum = load(by_y + j);
             for (int r = 0; r < ROWS; ++r) {
-                const Vector<T> b = load(B[r] + j), difference = x[r * dimension + k] - column;
+                const Vector<T> b = load(B[r] + j), difference = row[r] - column;
                 found[r] += b * difference;
                 sum -= b * difference;
             }
@@ -354,8 +387,8 @@ void derivatives(const Matrix<T>& matrix, int64_t rows, int64_t R, const T* u, c
                  const std::vector<T*>& by_x, const std::vector<T*>& by_y) {
     alignas(64) Strip<T> A, B;
     std::vector<Evaluated<T>> parts(matrix.number);
-    std::vector<std::vector<T>> sums;
-    for (int64_t f = 0; f < matrix.number; ++f) sums.emplace_back(matrix.factors[f].dimension * COLUMNS<T>);
+    std::vector<std::vector<Sums<T>>> sums;
+    for (int64_t f = 0; f < matrix.number; ++f) sums.emplace_back(matrix.factors[f].dimension);
     const int64_t size = R * COLUMNS<T>;
     const auto work = [&](int i, int64_t columns, Span span) {
         const int64_t own = rows * size + i, other = columns * size;
@@ -364,19 +397,19 @@ void derivatives(const Matrix<T>& matrix, int64_t rows, int64_t R, const T* u, c
             evaluate<T, true>(matrix.factors[f], rows, i, columns, span, parts[f].value, parts[f].slope);
         for (int64_t f = 0; f < matrix.number; ++f) {
             const auto& [profile, d, x, y] = matrix.factors[f];
-            std::memcpy(B, A, sizeof B);
+            multiply<T>(A, parts[f].slope, span, B);
             for (int64_t g = 0; g < matrix.number; ++g)
-                if (g != f) multiply<T>(B, parts[g].value, span);
-            if (f == 0) found += inner<T>(B, parts[0].value, span);
-            multiply<T>(B, parts[f].slope, span);
+                if (g != f) multiply<T>(B, parts[g].value, span, B);
             const int64_t width = d * COLUMNS<T>;
             add_differences<T>(B, span, x + (rows * COLUMNS<T> + i) * d, y + columns * width, d,
-                               by_x[f] + rows * width + i, sums[f].data());
+                               by_x[f] + rows * width + i, sums[f][0].at);
         }
+        for (int64_t f = 1; f < matrix.number; ++f) multiply<T>(parts[0].value, parts[f].value, span, parts[0].value);
+        found += inner<T>(A, parts[0].value, span);
     };
     matrix.visit(rows, work, [&](int64_t columns) {
         for (int64_t f = 0; f < matrix.number; ++f)
-            move(sums[f], by_y[f] + columns * matrix.factors[f].dimension * COLUMNS<T>);
+            add(sums[f], by_y[f] + columns * matrix.factors[f].dimension * COLUMNS<T>);
     });
 }
 
