@@ -38,6 +38,7 @@ _SUFFIXES = {torch.float64: "float64", torch.float32: "float32"}
 _BYTES = 2048  # of a stretch, as in the program
 _FEWEST = 64  # columns
 _SOURCE = Path(__file__).with_name("tiles.cpp")
+_HEADER = _SOURCE.with_name("strips.h")
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -205,7 +206,8 @@ def _program() -> ctypes.CDLL | None:
 def _compiled(compiler: Sequence[str]) -> Path:
     """Return the program's file, whose name tells source, compiler and processor apart."""
     macros = _run(*compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull)
-    parts = (_SOURCE.read_text(encoding="utf-8"), macros, *compiler, *_FLAGS, *_THREADS, platform.machine())
+    texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, _HEADER))
+    parts = (*texts, macros, *compiler, *_FLAGS, *_THREADS, platform.machine())
     path = _folder() / f"tiles-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
