@@ -170,7 +170,7 @@ def _stretches(t: Tensor) -> Tensor:
 
 def _spread(t: Tensor, n: int) -> Tensor:
     """Return (stretches, d, columns) as (n, d)."""
-    return t.mT.reshape(-1, t.size(-2))[:n]
+    return t.mT.flatten(0, 1)[:n]
 
 
 def _derivative(factor: Factor, sums: Tensor, n: int) -> Tensor:

@@ -69,6 +69,10 @@ def test_inputs_may_lie_transposed_in_memory():
     assert torch.equal(compiled_tiles.product([across], v), compiled_tiles.product([factor], v))
 
 
+def test_no_columns():
+    assert compiled_tiles.product(factors_of("rbf"), torch.zeros(300, 0, dtype=F64)).shape == (300, 0)
+
+
 def by_threads(number, factors, v):
     """K v and its derivatives with so many of torch's threads."""
     before = torch.get_num_threads()
