@@ -1,6 +1,6 @@
 r"""The products and derivatives of `tiles` by a small C++ program, compiled for this processor on first use.
 
-    (K v)_i = sum_j prod_f p_f(t_fij) v_j,   t = |x - y|^2,  x and y in units of l / sqrt |c|, see `profiles`
+    (K v)_i = sum_j prod_f p_f(t_fij) v_j,   t = c |x - y|^2,  see `profiles`
 
 Where torch goes over a tile once for each operation, here a few rows meet a stretch of columns that stays in the first
 cache. Distances are those of the differences themselves, so that none is lost to rounding, in float32 either.
@@ -26,24 +26,30 @@ import torch
 from torch import Tensor
 
 from gpext.operators.profiles import FACTORS
-from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part, share, shared_out
+from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part, num_threads, share
 
 _PROFILES = ("rbf", "matern12", "matern32", "matern52")  # in the order of the program
+# k by which inputs are multiplied, so that p falls as 2^-|k (x - y)|^2 (rbf) or 2^-|k (x - y)|
+_UNITS = {
+    profile: math.sqrt(0.5 / math.log(2)) if profile == "rbf" else math.sqrt(FACTORS[profile]) / math.log(2)
+    for profile in _PROFILES
+}
 _SUFFIXES = {torch.float64: "float64", torch.float32: "float32"}
 _BYTES = 2048  # of a stretch, as in the program
 _FEWEST = 64  # columns
 _SOURCE = Path(__file__).with_name("tiles.cpp")
+_HEADER = _SOURCE.with_name("strips.h")
 _FLAGS = (
     "-O3",
     "-march=native",
     "-std=c++17",
     "-shared",
     "-fPIC",
-    "-fopenmp-simd",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
 )
+_THREADS = ("-fopenmp", "-pthread")  # whichever the compiler has
 
 
 class NotCompiledWarning(UserWarning):
@@ -61,6 +67,28 @@ class _Factor(ctypes.Structure):
     )
 
 
+class _Matrix(ctypes.Structure):
+    """A kernel matrix as the program sees it."""
+
+    _fields_ = (
+        ("factors", ctypes.c_void_p),
+        ("number", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("m", ctypes.c_int64),
+        ("square", ctypes.c_int64),
+    )
+
+
+class _Shares(ctypes.Structure):
+    """Which rows of tiles to visit, and by how many threads, as the program sees it."""
+
+    _fields_ = (
+        ("threads", ctypes.c_int64),
+        ("number", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+    )
+
+
 def serves(factors: Sequence[Factor]) -> bool:
     """Return whether the program is there and knows such factors; that it cannot be compiled is said once.
 
@@ -73,95 +101,81 @@ def serves(factors: Sequence[Factor]) -> bool:
 
 def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
     """Return K v (n, R), s left out, for v (m, R): of a part of the tiles."""
-    n, columns = len(factors[0].x), v.size(-1)
-    packed = _Packed(factors)
-    w = _stretches(v)
-
-    def rows_of(starts: Sequence[int]) -> Tensor:
-        out = v.new_zeros(packed.num_rows, columns, w.size(-1))
-        for start in starts:
-            packed.call("product", start, columns, w.data_ptr(), out.data_ptr())
-        return out
-
-    parts = shared_out(rows_of, share(range(packed.num_rows), part), packed.entries, v.device)
-    return _spread(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0], n)
+    packed = _Packed(factors, part)
+    w, columns = _stretches(v), v.size(-1)
+    out = v.new_zeros(packed.threads, packed.num_rows, columns, w.size(-1))
+    packed.call("product", columns, w.data_ptr(), out.data_ptr())
+    return _spread(out.sum(0), len(factors[0].x))
 
 
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
     """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the tiles."""
-    packed = _Packed(factors)
+    packed = _Packed(factors, part)
     left, right = _stretches(u), _stretches(v)
-
-    def rows_of(starts: Sequence[int]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        value = torch.zeros((), dtype=torch.float64)
-        by_x = [t.new_zeros(packed.num_rows, *t.shape[1:]) for t in packed.columns]
-        by_y = by_x if packed.square else [torch.zeros_like(t) for t in packed.columns]
-        sums = [(ctypes.c_void_p * len(each))(*(t.data_ptr() for t in each)) for each in (by_x, by_y)]
-        for start in starts:
-            packed.call("derivatives", start, u.size(-1), left.data_ptr(), right.data_ptr(), value.data_ptr(), *sums)
-        return value, by_x, by_y
-
-    parts = shared_out(rows_of, share(range(packed.num_rows), part), packed.entries, u.device)
-    value = torch.stack([own for own, _, _ in parts]).sum().to(u.dtype)
-    by_x, by_y = (
-        [torch.stack(each).sum(0) for each in zip(*shares, strict=True)]
-        for shares in ([own for _, own, _ in parts], [own for _, _, own in parts])
-    )
+    value = torch.zeros(packed.threads, dtype=torch.float64)
+    by_x = [t.new_zeros(packed.threads, packed.num_rows, *t.shape[1:]) for t in packed.columns]
+    by_y = by_x if packed.square else [t.new_zeros(packed.threads, *t.shape) for t in packed.columns]
+    sums = [(ctypes.c_void_p * len(each))(*(t.data_ptr() for t in each)) for each in (by_x, by_y)]
+    packed.call("derivatives", u.size(-1), left.data_ptr(), right.data_ptr(), value.data_ptr(), *sums)
     return Derivatives(
-        value,
-        [_derivative(f, sums, len(f.x)) for f, sums in zip(factors, by_x, strict=True)],
-        [None if f.y is None else _derivative(f, sums, len(f.y)) for f, sums in zip(factors, by_y, strict=True)],
+        value.sum().to(u.dtype),
+        [_derivative(f, own.sum(0), len(f.x)) for f, own in zip(factors, by_x, strict=True)],
+        [None if f.y is None else _derivative(f, own.sum(0), len(f.y)) for f, own in zip(factors, by_y, strict=True)],
         [None] * len(factors),
     )
 
 
 class _Packed:
-    """Factors laid out as the program wants them."""
+    """Factors laid out as the program wants them, and the rows of tiles to visit."""
 
-    def __init__(self, factors: Sequence[Factor]) -> None:
+    def __init__(self, factors: Sequence[Factor], part: Part) -> None:
         first = factors[0]
-        self.square, self._n = first.y is None, len(first.x)
-        self.entries = len(first.x) * len(first.columns)
-        units = [math.sqrt(abs(FACTORS[f.profile])) for f in factors]
-        rows = [_stretches(f.x * unit) for f, unit in zip(factors, units, strict=True)]
-        self.columns = (
-            rows if self.square else [_stretches(f.columns * unit) for f, unit in zip(factors, units, strict=True)]
-        )
+        n, m = len(first.x), len(first.columns)
+        rows = [_padded(f.x * _UNITS[f.profile]) for f in factors]
+        columns = rows if first.y is None else [_padded(f.columns * _UNITS[f.profile]) for f in factors]
+        self.square = first.y is None
+        self.columns = [t.mT.contiguous() for t in columns]
         self.num_rows = len(rows[0])
-        self._rows = [t.mT.contiguous() for t in rows]
-        self._suffix = _SUFFIXES[first.x.dtype]
+        starts = share(range(self.num_rows), part)
+        self.threads = num_threads(len(starts), n * m, first.x.device)
+        self._kept = rows, (ctypes.c_int64 * len(starts))(*starts)
         self._factors = (_Factor * len(factors))(
             *(
                 _Factor(_PROFILES.index(f.profile), f.x.size(-1), x.data_ptr(), y.data_ptr())
-                for f, x, y in zip(factors, self._rows, self.columns, strict=True)
+                for f, x, y in zip(factors, rows, self.columns, strict=True)
             )
         )
+        self._matrix = _Matrix(ctypes.addressof(self._factors), len(factors), n, m, self.square)
+        self._shares = _Shares(self.threads, len(starts), ctypes.addressof(self._kept[1]))
+        self._suffix = _SUFFIXES[first.x.dtype]
 
-    def call(self, name: str, start: int, columns: int, *arrays: int | ctypes.Array[ctypes.c_void_p]) -> None:
-        """Let the program do a row of tiles, without Python's lock."""
-        sizes = (len(self._factors), self._n, start, len(self.columns[0]), self.square, columns)
+    def call(self, name: str, columns: int, *arrays: int | ctypes.Array[ctypes.c_void_p]) -> None:
+        """Let the program do its work, without Python's lock."""
         pointers = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in arrays]
         function = getattr(_program(), f"{name}_{self._suffix}")
-        function(self._factors, *(ctypes.c_int64(size) for size in sizes), *pointers)
+        function(ctypes.byref(self._matrix), ctypes.byref(self._shares), ctypes.c_int64(columns), *pointers)
+
+
+def _padded(t: Tensor) -> Tensor:
+    """Return t (n, d) as (stretches, columns, d), filled up with zeros."""
+    width = _BYTES // t.element_size()
+    number = -(-len(t) // width)
+    return torch.nn.functional.pad(t, (0, 0, 0, number * width - len(t))).contiguous().view(number, width, -1)
 
 
 def _stretches(t: Tensor) -> Tensor:
     """Return t (n, d) as (stretches, d, columns), filled up with zeros."""
-    width = _BYTES // t.element_size()
-    number = -(-len(t) // width)
-    padded = torch.nn.functional.pad(t, (0, 0, 0, number * width - len(t)))
-    return padded.view(number, width, -1).mT.contiguous()
+    return _padded(t).mT.contiguous()
 
 
 def _spread(t: Tensor, n: int) -> Tensor:
     """Return (stretches, d, columns) as (n, d)."""
-    return t.mT.reshape(-1, t.size(-2))[:n]
+    return t.mT.flatten(0, 1)[:n]
 
 
 def _derivative(factor: Factor, sums: Tensor, n: int) -> Tensor:
     """Return 2 c sum_j B_ij (x_i - y_j) (n, d) for sums of differences in the program's units."""
-    c = FACTORS[factor.profile]
-    return _spread(sums, n) * (2 * math.copysign(math.sqrt(abs(c)), c))
+    return _spread(sums, n) * (2 * FACTORS[factor.profile] / _UNITS[factor.profile])
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------
@@ -192,13 +206,18 @@ def _program() -> ctypes.CDLL | None:
 def _compiled(compiler: Sequence[str]) -> Path:
     """Return the program's file, whose name tells source, compiler and processor apart."""
     macros = _run(*compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull)
-    parts = (_SOURCE.read_text(encoding="utf-8"), macros, *compiler, *_FLAGS, platform.machine())
+    texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, _HEADER))
+    parts = (*texts, macros, *compiler, *_FLAGS, *_THREADS, platform.machine())
     path = _folder() / f"tiles-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             draft = Path(folder) / path.name
-            _run(*compiler, *_FLAGS, str(_SOURCE), "-o", str(draft))
+            command = (*compiler, *_FLAGS, str(_SOURCE), "-o", str(draft))
+            try:
+                _run(*command, _THREADS[0])
+            except subprocess.CalledProcessError:  # a compiler that knows none of it
+                _run(*command, _THREADS[1])
             draft.replace(path)  # at once: other processes find it whole or not at all
     return path
 

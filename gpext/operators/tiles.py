@@ -236,12 +236,17 @@ def share(starts: Sequence[int], part: Part) -> Sequence[int]:
     return [*starts[k :: 2 * number], *starts[2 * number - 1 - k :: 2 * number]]
 
 
+def num_threads(most: int, entries: int, device: torch.device) -> int:
+    """Return how many of torch's threads, and no more than `most`, to share out so many entries to."""
+    return 1 if entries < _FEW or device.type != "cpu" else max(1, min(torch.get_num_threads(), most))
+
+
 def shared_out(
     work: Callable[[Sequence[int]], Result], starts: Sequence[int], entries: int, device: torch.device
 ) -> list[Result]:
     """Return what each of torch's threads makes of its share of the row blocks; the first ones are the longest."""
-    threads = min(torch.get_num_threads(), len(starts))
-    if threads < 2 or entries < _FEW or device.type != "cpu":
+    threads = num_threads(len(starts), entries, device)
+    if threads == 1:
         return [work(starts)]
     shares = [share(starts, (k, threads)) for k in range(threads)]
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -59,6 +60,42 @@ def test_any_size_is_that_of_torch(dtype, n, m, dimension, columns, square):
             assert a is None
         else:
             torch.testing.assert_close(a.double(), b, **tolerance)
+
+
+def test_inputs_may_lie_transposed_in_memory():
+    (factor,) = factors_of("matern52", n=512, dimension=4)
+    across = Factor(factor.profile, factor.x.mT.contiguous().mT, None, None)
+    v = torch.randn(512, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+    assert torch.equal(compiled_tiles.product([across], v), compiled_tiles.product([factor], v))
+
+
+def test_no_columns():
+    assert compiled_tiles.product(factors_of("rbf"), torch.zeros(300, 0, dtype=F64)).shape == (300, 0)
+
+
+def by_threads(number, factors, v):
+    """K v and its derivatives with so many of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        found = compiled_tiles.derivatives(factors, v, v)
+        return [compiled_tiles.product(factors, v), found.value, *found.x]
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_threads_agree():
+    factors = factors_of("rbf", "matern32", n=1500)
+    v = torch.randn(1500, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    alone = by_threads(1, factors, v)
+    for number in (2, 3, 40):  # more than there are rows of tiles
+        together, again = by_threads(number, factors, v), by_threads(number, factors, v)
+        torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-11)
+        assert all(torch.equal(a, b) for a, b in zip(together, again, strict=True))
+
+
+def test_threads_agree_and_repeat_themselves():
+    assert_threads_agree()
 
 
 def test_sums_in_float32_keep_their_digits():
@@ -131,6 +168,16 @@ def test_it_is_said_once(monkeypatch, tmp_path):
             assert not compiled_tiles.serves(factors_of("rbf"))
     finally:
         compiled_tiles._program.cache_clear()
+
+
+def test_threads_without_openmp(nothing_compiled, monkeypatch):
+    compiler = nothing_compiled / "compiler"
+    real = os.environ.get("CXX", "c++")
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(compiled_tiles, "_program", cache(compiled_tiles._program))
+    assert_threads_agree()
 
 
 def test_it_is_compiled_once(nothing_compiled):
