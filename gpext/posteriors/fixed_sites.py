@@ -68,13 +68,11 @@ class FixedSites:
         response = (self._response.to(whitened.dtype).mT @ whitened).squeeze(-2)
         by_mean = mean_gradient - sites.precision * response
         columns = whitened.mT  # a triangular solve leaves A column-major: these products stream through it
-        weighted = torch.cat(
-            [
-                columns * precision.unsqueeze(-1),
-                by_mean.unsqueeze(-1),
-                columns * sites.precision.unsqueeze(-1),
-                (sites.shift - sites.precision * mean).unsqueeze(-1),
-            ],
-            -1,
-        )
+        size = columns.size(-1)
+        # [A'X, g - tau A'u, A'T, a]', written in place
+        weighted = columns.new_empty((*columns.shape[:-1], 2 * size + 2))
+        torch.mul(columns, precision.unsqueeze(-1), out=weighted[..., :size])
+        weighted[..., size] = by_mean
+        torch.mul(columns, sites.precision.unsqueeze(-1), out=weighted[..., size + 1 : -1])
+        weighted[..., -1] = sites.shift - sites.precision * mean
         return (weighted @ self._back.to(whitened.dtype).mT).mT, by_mean

@@ -21,7 +21,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.kernels import direct_covariance
-from gpext.posteriors import forward_solve
+from gpext.posteriors import column_squares, forward_solve
 
 Key = Sequence[Tensor | float]
 Made = TypeVar("Made")
@@ -53,7 +53,7 @@ class Whitened:
 def whiten(chol: Tensor, cross: CrossBlocks) -> Whitened:
     """Return A = L^-1 K_zx and what goes with it, L (..., M, M) of K_zz."""
     matrix = forward_solve(chol.to(cross.covariance.dtype), cross.covariance)
-    return Whitened(matrix, cross.mean.detach(), cross.variance - matrix.square().sum(-2))
+    return Whitened(matrix, cross.mean.detach(), cross.variance - column_squares(matrix))
 
 
 def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Tensor]:
@@ -128,6 +128,10 @@ class FactorCache(Generic[Made]):
             return None
         same = all(_identical(a, b) for a, b in zip(key, self._key, strict=True))
         return self._factor if same else None
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._key = self._factor = None
 
     def put(self, key: Key, factor: Made) -> None:
         """Keep what was made of them."""
