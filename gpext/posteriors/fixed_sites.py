@@ -11,6 +11,7 @@ at fixed A, and q's own way through A adds u and W to what holds at fixed q:
     G = dF/dA = m_v (g - tau A'u)' + u a' + (I - S) A X - W A T
     dF/dK_zx = L^-T G,       dF/dmu = g - tau A'u,       dF/dk_ii = -t_i / 2
     dF/dK_zz = -sym(L^-T Phi(G A') L^-1)
+    G A' = m_v (A g - A diag(tau) A' u)' + u m_v' + A X A' - (I - S) + W        because S A T A' = I - S
 
 Phi halves the diagonal and drops what is above it. Where the sites are the best ones, u = W = 0.
 """
@@ -39,7 +40,8 @@ class FixedSites:
         self, chol: Tensor, posterior: InducingPosterior, gram: Tensor, best_vector: Tensor, best_gram: Tensor
     ) -> None:
         mean, covariance = posterior.mean.unsqueeze(-1), posterior.covariance
-        self._chol, self._mean, self._covariance, self._gram, self._best_gram = chol, mean, covariance, gram, best_gram
+        self._chol, self._mean, self._gram, self._best_gram = chol, mean, gram, best_gram
+        self._complement = posterior.complement
         self._vector = best_vector.unsqueeze(-1) - best_gram @ mean  # A g
         self._response = covariance @ (self._vector - mean)  # u
         self._warp = covariance @ (gram - best_gram) @ covariance  # W
@@ -50,7 +52,7 @@ class FixedSites:
         """Return dF/dK_zz (..., M, M), float64."""
         by_mean = self._vector - self._gram @ self._response
         inner = self._mean @ by_mean.mT + self._response @ self._mean.mT
-        inner += self._best_gram - self._covariance @ self._best_gram - self._warp @ self._gram
+        inner += self._best_gram - self._complement + self._warp
         return factor_gradient(self._chol, inner)
 
     def cross(

@@ -182,13 +182,14 @@ class CollapsedBound:
     def _load_prior(self, inducing_covariance: Tensor) -> Tensor:
         chol = factorise(inducing_covariance)
         factor = chol.to(inducing_covariance.dtype)
+        start = self.strategy.posterior() if any(block.sites is None for block in self._blocks) else None
         for block in self._blocks:
             cross = self.strategy.cross_blocks(block.x)
             block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
             block.prior_mean = cross.mean
             block.conditional_variance = cross.variance - column_squares(block.whitened)
-            if block.sites is None:  # where the strategy's q(u) stands: at the prior if it is new
-                block.sites = self._first_sites(block.y, *block.marginals(self.strategy.posterior()))
+            if start is not None:  # where the strategy's q(u) stands: at the prior if it is new
+                block.sites = self._first_sites(block.y, *block.marginals(start))
         return chol
 
     @torch.no_grad()
