@@ -8,7 +8,6 @@ from gpext.posteriors.fixed_sites import FixedSites
 from gpext.posteriors.inducing import (
     InducingPosterior,
     back_substitute,
-    column_squares,
     condition_inducing,
     factor_gradient,
     factorise,
@@ -41,7 +40,6 @@ __all__ = [
     "Prior",
     "SquareRoot",
     "back_substitute",
-    "column_squares",
     "condition_blocks",
     "condition_coupled",
     "condition_dense",

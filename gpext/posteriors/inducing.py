@@ -20,8 +20,6 @@ from torch import Tensor
 
 from gpext.sites import GaussianSites
 
-_PANEL = 64  # rows of a symmetric product made at a time
-
 
 def factorise(inducing_covariance: Tensor) -> Tensor:
     """Return L (..., M, M) with L L' = K_zz, in float64.
@@ -50,27 +48,7 @@ def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: 
     """
     residual = sites.shift - sites.precision * prior_mean
     vector = (whitened @ residual.unsqueeze(-1)).squeeze(-1)
-    return weight * vector, weighted_gram(whitened, weight * sites.precision)
-
-
-def weighted_gram(matrix: Tensor, weights: Tensor) -> Tensor:
-    """Return A diag(w) A' (..., M, M); of a large one the lower triangle is made, by panels of rows, and mirrored."""
-    weighted = matrix * weights.unsqueeze(-2)
-    size = matrix.size(-2)
-    if size < 2 * _PANEL or matrix.size(-1) < 2 * size or matrix.is_cuda:
-        return weighted @ matrix.mT
-    gram = matrix.new_empty((*matrix.shape[:-1], size))
-    for start in range(0, size, _PANEL):
-        end = min(start + _PANEL, size)
-        rows = weighted[..., start:end, :] @ matrix[..., :end, :].mT
-        gram[..., start:end, :end] = rows
-        gram[..., :start, start:end] = rows[..., :start].mT
-    return gram
-
-
-def column_squares(matrix: Tensor) -> Tensor:
-    """Return the squared norms of the columns (..., N), in one pass and without a matrix of squares."""
-    return torch.linalg.vector_norm(matrix, dim=-2).square()
+    return weight * vector, (whitened * (weight * sites.precision).unsqueeze(-2)) @ whitened.mT
 
 
 @dataclass(frozen=True)
@@ -94,7 +72,7 @@ class InducingPosterior:
         """
         mean = prior_mean + (self.mean.to(whitened.dtype).unsqueeze(-2) @ whitened).squeeze(-2)
         reduced = forward_solve(self.chol_precision.to(whitened.dtype), whitened)
-        variance = conditional_variance + column_squares(reduced)
+        variance = conditional_variance + reduced.square_().sum(-2)
         if bool(variance.min() < 0):
             raise torch.linalg.LinAlgError(
                 f"the marginals of q(f) have lost their digits in {whitened.dtype}: the smallest variance is "

@@ -30,7 +30,7 @@ from torch import Tensor
 from gpext.inference import LikelihoodTerm, LocalTerms, likelihood_terms
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.parallel import Ranks
-from gpext.posteriors import FixedSites, InducingPosterior, column_squares, condition_inducing, factorise, project
+from gpext.posteriors import FixedSites, InducingPosterior, condition_inducing, factorise, project
 from gpext.sites import GaussianSites
 from gpext.variational.bound_gradients import gradients_apart, push_back
 from gpext.variational.natural_step import total_divergence
@@ -187,7 +187,7 @@ class CollapsedBound:
             cross = self.strategy.cross_blocks(block.x)
             block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
             block.prior_mean = cross.mean
-            block.conditional_variance = cross.variance - column_squares(block.whitened)
+            block.conditional_variance = cross.variance - block.whitened.square().sum(-2)
             if start is not None:  # where the strategy's q(u) stands: at the prior if it is new
                 block.sites = self._first_sites(block.y, *block.marginals(start))
         return chol

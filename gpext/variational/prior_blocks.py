@@ -21,7 +21,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.kernels import direct_covariance
-from gpext.posteriors import column_squares, forward_solve
+from gpext.posteriors import forward_solve
 
 Key = Sequence[Tensor | float]
 Made = TypeVar("Made")
@@ -53,7 +53,7 @@ class Whitened:
 def whiten(chol: Tensor, cross: CrossBlocks) -> Whitened:
     """Return A = L^-1 K_zx and what goes with it, L (..., M, M) of K_zz."""
     matrix = forward_solve(chol.to(cross.covariance.dtype), cross.covariance)
-    return Whitened(matrix, cross.mean.detach(), cross.variance - column_squares(matrix))
+    return Whitened(matrix, cross.mean.detach(), cross.variance - matrix.square().sum(-2))
 
 
 def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Tensor]:

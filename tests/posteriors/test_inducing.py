@@ -8,7 +8,6 @@ from gpext.posteriors import (
     prior_gradients,
     project,
 )
-from gpext.posteriors.inducing import _PANEL, weighted_gram
 from gpext.sites import GaussianSites
 from tests.members import F64
 
@@ -135,13 +134,3 @@ def test_marginals_that_have_lost_their_digits_are_refused_with_the_remedy():
     posterior = optimum(mu, K, sites)
     with pytest.raises(torch.linalg.LinAlgError, match=r"lost their digits in torch.float64.*jitter_val"):
         posterior.marginals(whitened, mu, conditional - 1e6)
-
-
-@pytest.mark.parametrize("size", [3, 2 * _PANEL - 1, 2 * _PANEL + 5])
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_a_gram_matrix_made_by_panels_is_the_plain_product(batch, size):
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(*batch, size, 3 * size, generator=generator, dtype=F64)
-    weights = torch.randn(*batch, 3 * size, generator=generator, dtype=F64)
-    expected = (matrix * weights.unsqueeze(-2)) @ matrix.mT
-    torch.testing.assert_close(weighted_gram(matrix, weights), expected, rtol=1e-12, atol=1e-10)
