@@ -11,7 +11,16 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from benchmarks import augmented_svi, datasets, ep_convergence, ep_existence, mixing_draws, outliers_found, step_time
+from benchmarks import (
+    augmented_svi,
+    collapsed_step,
+    datasets,
+    ep_convergence,
+    ep_existence,
+    mixing_draws,
+    outliers_found,
+    step_time,
+)
 from benchmarks.datasets import load
 from benchmarks.ep_map import grid, kind_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem, student_t
@@ -461,3 +470,11 @@ def test_mixing_draws_finds_a_wrong_law():
     found = mixing_draws.tested(law, draws)
     assert found["p_value"] < 1e-6
     assert abs(found["mean_error"]) > 4.5
+
+
+def test_collapsed_step_timer(capsys):
+    arguments = ["--sizes", "60", "--dimension", "2", "--num-inducing", "10", "--likelihoods", "logit", "--rounds", "3"]
+    assert collapsed_step.main(arguments) == 0
+    cells = capsys.readouterr().out.splitlines()[-1].split("|")
+    assert [cells[1].strip(), cells[2].strip()] == ["logit", "60"]
+    assert all(float(cell.split()[0]) > 0 for cell in cells[3:6])

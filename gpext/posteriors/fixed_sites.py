@@ -11,6 +11,7 @@ at fixed A, and q's own way through A adds u and W to what holds at fixed q:
     G = dF/dA = m_v (g - tau A'u)' + u a' + (I - S) A X - W A T
     dF/dK_zx = L^-T G,       dF/dmu = g - tau A'u,       dF/dk_ii = -t_i / 2
     dF/dK_zz = -sym(L^-T Phi(G A') L^-1)
+    G A' = m_v (A g - A diag(tau) A' u)' + u m_v' + A X A' - (I - S) + W        because S A T A' = I - S
 
 Phi halves the diagonal and drops what is above it. Where the sites are the best ones, u = W = 0.
 """
@@ -39,7 +40,8 @@ class FixedSites:
         self, chol: Tensor, posterior: InducingPosterior, gram: Tensor, best_vector: Tensor, best_gram: Tensor
     ) -> None:
         mean, covariance = posterior.mean.unsqueeze(-1), posterior.covariance
-        self._chol, self._mean, self._covariance, self._gram, self._best_gram = chol, mean, covariance, gram, best_gram
+        self._chol, self._mean, self._gram, self._best_gram = chol, mean, gram, best_gram
+        self._complement = posterior.complement
         self._vector = best_vector.unsqueeze(-1) - best_gram @ mean  # A g
         self._response = covariance @ (self._vector - mean)  # u
         self._warp = covariance @ (gram - best_gram) @ covariance  # W
@@ -50,7 +52,7 @@ class FixedSites:
         """Return dF/dK_zz (..., M, M), float64."""
         by_mean = self._vector - self._gram @ self._response
         inner = self._mean @ by_mean.mT + self._response @ self._mean.mT
-        inner += self._best_gram - self._covariance @ self._best_gram - self._warp @ self._gram
+        inner += self._best_gram - self._complement + self._warp
         return factor_gradient(self._chol, inner)
 
     def cross(
@@ -68,13 +70,11 @@ class FixedSites:
         response = (self._response.to(whitened.dtype).mT @ whitened).squeeze(-2)
         by_mean = mean_gradient - sites.precision * response
         columns = whitened.mT  # a triangular solve leaves A column-major: these products stream through it
-        weighted = torch.cat(
-            [
-                columns * precision.unsqueeze(-1),
-                by_mean.unsqueeze(-1),
-                columns * sites.precision.unsqueeze(-1),
-                (sites.shift - sites.precision * mean).unsqueeze(-1),
-            ],
-            -1,
-        )
+        size = columns.size(-1)
+        # [A'X, g - tau A'u, A'T, a]', written in place
+        weighted = columns.new_empty((*columns.shape[:-1], 2 * size + 2))
+        torch.mul(columns, precision.unsqueeze(-1), out=weighted[..., :size])
+        weighted[..., size] = by_mean
+        torch.mul(columns, sites.precision.unsqueeze(-1), out=weighted[..., size + 1 : -1])
+        weighted[..., -1] = sites.shift - sites.precision * mean
         return (weighted @ self._back.to(whitened.dtype).mT).mT, by_mean

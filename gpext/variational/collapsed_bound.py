@@ -97,6 +97,9 @@ class CollapsedBound:
         self._blocks = [_Block(x[..., index, :], likelihood.take(y, index)) for index in blocks]
         # The factor of K_zz, while what follows belongs to the present parameters.
         self._loaded: FactorCache[Tensor] = FactorCache()
+        self._learns_likelihood = any(parameter.requires_grad for parameter in likelihood.parameters())
+        # The terms of the likelihood at the present q, while its parameters and the prior's stay as well.
+        self._local: FactorCache[list[tuple[Tensor, LocalTerms]]] = FactorCache()
         self._posterior: InducingPosterior
         self._natural: tuple[Tensor, Tensor]  # what the sites make of eta and of Lambda - I
         self._next_natural: tuple[Tensor, Tensor] | None  # what the proposals would
@@ -118,13 +121,18 @@ class CollapsedBound:
         key = self.strategy.prior_key()
         chol = self._loaded.get(key)
         if chol is None:
+            self._loaded.forget()  # an error on the way leaves blocks of two minds
             chol = self.ranks.together(lambda: self._load_prior(inducing_covariance))
+            self._local.forget()
             self._natural = self._project([_known(block.sites) for block in self._blocks])
             self._posterior = _condition(*self._natural)
             self._loaded.put(key, chol)
-        local, total = self._local_terms()
-        self._accept(local, total)
+        local = self._local.get(self._local_key())
+        if local is None:
+            local, total = self._local_terms()
+            self._accept(local, total)
         if gradient:
+            self._local.forget()  # the backward pass frees their graph
             self._backpropagate(inducing_covariance, chol, local)
         return self._value
 
@@ -172,20 +180,24 @@ class CollapsedBound:
     @torch.no_grad()
     def commit(self) -> None:
         """Write the q(u) of the last evaluation or refreshment into the strategy."""
-        self.strategy.posterior()  # initialises the distribution if it is new
+        self.strategy.initialise()
         self.strategy.move(*self._natural, rate=1.0)
+
+    def _local_key(self) -> list[Tensor | float]:
+        return [*self.strategy.prior_key(), *self.likelihood.parameters()]
 
     @torch.no_grad()
     def _load_prior(self, inducing_covariance: Tensor) -> Tensor:
         chol = factorise(inducing_covariance)
         factor = chol.to(inducing_covariance.dtype)
+        start = self.strategy.posterior() if any(block.sites is None for block in self._blocks) else None
         for block in self._blocks:
             cross = self.strategy.cross_blocks(block.x)
             block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
             block.prior_mean = cross.mean
             block.conditional_variance = cross.variance - block.whitened.square().sum(-2)
-            if block.sites is None:  # where the strategy's q(u) stands: at the prior if it is new
-                block.sites = self._first_sites(block.y, *block.marginals(self.strategy.posterior()))
+            if start is not None:  # where the strategy's q(u) stands: at the prior if it is new
+                block.sites = self._first_sites(block.y, *block.marginals(start))
         return chol
 
     @torch.no_grad()
@@ -230,6 +242,8 @@ class CollapsedBound:
     @torch.no_grad()
     def _accept(self, local: list[tuple[Tensor, LocalTerms]], value: Tensor) -> None:
         self._value = value
+        if not self._learns_likelihood:  # else a write to its parameters, even of equal values, would spoil the graph
+            self._local.put(self._local_key(), local)
         self._next_natural = None
         for block, (mean, terms) in zip(self._blocks, local, strict=True):
             block.proposal = terms.best_sites(mean)

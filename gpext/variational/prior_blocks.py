@@ -129,6 +129,10 @@ class FactorCache(Generic[Made]):
         same = all(_identical(a, b) for a, b in zip(key, self._key, strict=True))
         return self._factor if same else None
 
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._key = self._factor = None
+
     def put(self, key: Key, factor: Made) -> None:
         """Keep what was made of them."""
         self._key = [each.detach().clone() if isinstance(each, Tensor) else each for each in key]

@@ -337,16 +337,20 @@ class SiteVariationalStrategy(VariationalStrategy):
             self._factors.put(key, chol)
         return chol
 
+    def initialise(self) -> None:
+        """Set q(u) to the prior if it is new."""
+        if not self.variational_params_initialized.item():
+            self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
+            self.variational_params_initialized.fill_(1)
+
     def posterior(self) -> InducingPosterior:
         """Return q(v) of the whitened inducing values, initialising it to the prior if it is new.
 
         Raises:
             torch.linalg.LinAlgError: its precision is not positive definite.
         """
+        self.initialise()
         distribution = self._variational_distribution
-        if not self.variational_params_initialized.item():
-            distribution.initialize_variational_distribution(self.prior_distribution)
-            self.variational_params_initialized.fill_(1)
         return condition_inducing(distribution.natural_vec, -2 * distribution.natural_mat)
 
     @torch.no_grad()

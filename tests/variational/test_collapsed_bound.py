@@ -207,3 +207,41 @@ def test_coincident_inducing_points_are_refused():
     model = SparseGP(torch.zeros(M, 2, dtype=F64), jitter_val=0.0)
     with pytest.raises(torch.linalg.LinAlgError, match="jitter_val"):
         CollapsedBound(model.base, member.make(), inputs(N, 2), member.targets(N)).evaluate()
+
+
+@pytest.mark.parametrize("name", ["bernoulli_logit", "student_t"])
+def test_terms_kept_from_a_refreshment_serve_the_next_gradient(name, kind):
+    """A write of equal values to every parameter, as an optimiser makes it, changes nothing either."""
+    gradients = []
+    for again in (False, True):
+        model, likelihood, x, y = problem(MEMBERS[name])
+        bound = CollapsedBound(model.base, likelihood, x, y, bound=kind)
+        bound.evaluate(gradient=False)
+        bound.refresh()
+        parameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.copy_(parameter.clone())
+        if again:  # made anew, not kept
+            bound._local.forget()
+        bound.evaluate()
+        gradients.append([p.grad for p in parameters if p.grad is not None])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-14)
+
+
+def test_an_error_half_way_leaves_nothing_to_be_taken_for_the_last_parameters(kind, monkeypatch):
+    model, likelihood, x, y = problem(MEMBERS["bernoulli_logit"])
+    bound = CollapsedBound(model.base, likelihood, x, y, bound=kind)
+    before = bound.evaluate(gradient=False)
+    parameter = next(model.hyperparameters())
+
+    def fail(*natural):
+        raise torch.linalg.LinAlgError("not positive definite")
+
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr(collapsed_bound, "_condition", fail)
+        parameter.add_(0.5)
+        with pytest.raises(torch.linalg.LinAlgError):
+            bound.evaluate(gradient=False)
+        parameter.sub_(0.5)
+    torch.testing.assert_close(bound.evaluate(gradient=False), before, rtol=1e-9, atol=0.0)
