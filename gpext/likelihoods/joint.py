@@ -28,6 +28,8 @@ from gpext.quadrature import (
     log_joint_expectation,
 )
 
+Integral = Callable[[Tensor, Tensor, Tensor], Tensor]  # of targets, means and variances or covariances
+
 _SMALL_VARIANCE = 1e-4  # below, `independent_expectation` loses the digits of its derivatives
 
 
@@ -46,11 +48,17 @@ class CorrelatedLikelihood(LatentLikelihood):
         Raises:
             TypeError, ValueError: as :meth:`LatentLikelihood.log_marginal`.
         """
+        return self._by_latents(observations, function_dist, self.log_density, self.joint_log_density)
+
+    def _by_latents(
+        self, observations: Tensor, function_dist: MultivariateNormal, independent: Integral, correlated: Integral
+    ) -> Tensor:
+        """Return one integral given variances (..., D, N), or the other given blocks (..., D, D, N) where there are."""
         mean, variance = self._fitting_marginals(observations, function_dist)
         covariance = correlated_blocks(function_dist)
         if covariance is None:
-            return self.log_density(observations, mean, variance)
-        return self.joint_log_density(observations, mean, covariance)
+            return independent(observations, mean, variance)
+        return correlated(observations, mean, covariance)
 
 
 class JointLikelihood(CorrelatedLikelihood):
@@ -134,11 +142,8 @@ class JointLikelihood(CorrelatedLikelihood):
         Raises:
             TypeError, ValueError: as :meth:`LatentLikelihood.expected_log_prob`.
         """
-        mean, variance = self._fitting_marginals(observations, function_dist)
-        covariance = correlated_blocks(function_dist)
-        if covariance is None:
-            return self.expected_log_density(observations, mean, variance)
-        return self.joint_expected_log_density(observations, mean, covariance)
+        integrals = self.expected_log_density, self.joint_expected_log_density
+        return self._by_latents(observations, function_dist, *integrals)
 
     def _blocks(self, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
         """Return means (..., D, N) and covariances (..., D, D, N) of the latents of each datum."""
