@@ -17,6 +17,7 @@ from benchmarks import (
     datasets,
     ep_convergence,
     ep_existence,
+    first_states,
     mixing_draws,
     outliers_found,
     step_time,
@@ -470,6 +471,20 @@ def test_mixing_draws_finds_a_wrong_law():
     found = mixing_draws.tested(law, draws)
     assert found["p_value"] < 1e-6
     assert abs(found["mean_error"]) > 4.5
+
+
+def test_first_states(capsys):
+    arguments = ["--dataset", "synthetic_binary", "--num-inducing", "20", "--sizes", "100", "1000", "--steps", "3"]
+    threads = torch.get_num_threads()
+    try:
+        assert first_states.main(arguments) == 0
+    finally:
+        torch.set_num_threads(threads)
+    *_, last = capsys.readouterr().out.splitlines()
+    seed, step, spent, *densities = last.strip("| ").split(" | ")
+    assert (seed, step) == ("0", "3")
+    assert float(spent) > 0
+    assert all(-1 < float(density) < 0 for density in densities)
 
 
 def test_collapsed_step_timer(capsys):

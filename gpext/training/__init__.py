@@ -3,7 +3,8 @@
 What `fit` does follows from the objective, the model and `batch_size`:
 
 AugmentedELBO, or VariationalELBO and a likelihood of gpext, with a SiteVariationalStrategy
-    None   L-BFGS on the collapsed bound of growing subsets of the data, up to all of them
+    None   q(u) of many data at the hyperparameters given, then L-BFGS on the collapsed bound of growing subsets of the
+           data, up to all of them
     B      minibatches: closed-form steps in q(u), Adam for the hyperparameters every few steps
 any other gpytorch objective
     None   L-BFGS on the full batch

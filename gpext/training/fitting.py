@@ -63,6 +63,12 @@ def fit(
     Where torch.distributed is initialised, every rank gives the data it holds, and all end with the same model, that of
     all the data: a site strategy's sums over data are added up over ranks, and rank 0 says where training starts.
 
+    The full batch of a site strategy begins with q(u) alone, which moves in closed form at the hyperparameters given:
+    to that of a thousand data (or of five an inducing point) in the first step, and of ten times as many in the second.
+    This costs as much as five L-BFGS iterations on the thousand, and where noise is high it is often a good model
+    already. What follows is learned on subsets that grow from the thousand, and does not depend on it: until they have
+    grown, q(u) is that of fewer data again. Up to twice the thousand there are no subsets, and no such step.
+
     Args:
         mll: a gpytorch objective holding the likelihood and the model.
         x: inputs (N, d), (..., N, d), or (N,) for d = 1.

@@ -49,6 +49,29 @@ def test_the_full_batch(size):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+def growing(rows=slice(None)):
+    """The two states before anything is learned, of a subset and of all the data."""
+    x = inputs(2500, 2, seed=2)
+    y = torch.sin(2 * x.sum(-1)) + 0.1 * torch.randn(2500, generator=torch.Generator().manual_seed(3), dtype=F64)
+    likelihood = gpext.likelihoods.LaplaceLikelihood().to(F64)
+    mll = gpext.mlls.AugmentedELBO(likelihood, SparseGP(inputs(6, 2, seed=1)), num_data=2500)
+    return numbers(mll, gpext.fit(mll, x[rows], y[rows], max_steps=2, tolerance=1e-9, progress=False))
+
+
+def _growing_of_rank(rank):
+    return growing(torch.arange(2500).split((1000, 1500))[rank])
+
+
+def test_a_subset_is_a_share_of_what_each_rank_holds():
+    _, *expected = growing()
+    (first, error), (second, other_error) = run(_growing_of_rank, 2)
+    assert error is other_error is None
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(first[1:], expected, strict=True):  # other data are the first to be seen
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 class Together(Minibatches):
     """What several ranks draw from equal shards, drawn by one process."""
 
