@@ -105,7 +105,7 @@ class KL:
         def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
             return bound_terms(local, mean, variance)
 
-        starts = [lambda: _independent(problem, terms), problem.no_sites]
+        starts = [lambda: independent_sites(problem, terms), problem.no_sites]
         if start is not None:
             starts.insert(0, lambda: start)
         name = f"KL({self.bound!r})"
@@ -144,7 +144,7 @@ class KL:
         return log_sum_exp_curvature(multinomial.counts, multinomial.total)
 
 
-def _independent(problem: Problem, terms: Terms) -> GaussianSites:
+def independent_sites(problem: Problem, terms: Terms) -> GaussianSites:
     """Return the best sites of data that are each alone with their prior marginal, to start from: no N x N algebra."""
     with torch.no_grad():
         precision = 1 / problem.prior.variance.expand(problem.mean.shape)
