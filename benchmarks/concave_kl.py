@@ -4,8 +4,8 @@ Parts, any of which may be named on the command line:
 
 * flops: k(x, x') = sigma^2 exp(-|x - x'|^2 / (2 s^2)), (log s, log sigma) over {-1, 1, 3}^2; Ionosphere (80 % of 351),
   Sonar and USPS 3 against 5 with the logit, Glass with stick-breaking; standardised features. Floating point
-  operations and seconds until the bound rises by less than 1e-3: KMM12's Algorithm 1 as printed, gpext's two
-  schedules, and Opper & Archambeau's parameterisation with L-BFGS.
+  operations and seconds until the bound rises by less than 1e-3, and until it has come within 1e-3 of where it ends:
+  KMM12's Algorithm 1 as printed, gpext's two schedules, and Opper & Archambeau's parameterisation with L-BFGS.
 * sweeps: a sequential sweep against a parallel one against its Cholesky factorisation and triangular solve.
 * training: USPS 3 against 5 to convergence: gpext, scikit-learn's GaussianProcessClassifier, and gpytorch's full
   variational GP (NGD + Adam).
@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import gpext
 from benchmarks.augmented_svi import machine, package_versions, write_atomically
-from benchmarks.concave_kl_methods import Climb, opper, ours, printed
+from benchmarks.concave_kl_methods import RISE, Climb, opper, ours, printed
 from benchmarks.datasets import Dataset, load
 from benchmarks.tables import table_of
 from gpext.bounds import Bound, PiecewiseQuadratic, Quadrature
@@ -94,7 +94,7 @@ def flops(datasets: Sequence[str], thetas: Sequence[float], max_iterations: int)
                             methods["Opper & Archambeau, log lambda"] = partial(baseline, log_scale=True)
                     for method, run in methods.items():
                         climb = run()
-                        k = climb.arrived()
+                        k, near = climb.arrived(), climb.within(RISE)
                         yield {
                             "dataset": name,
                             "num_train": len(y),
@@ -107,7 +107,8 @@ def flops(datasets: Sequence[str], thetas: Sequence[float], max_iterations: int)
                             "seconds": climb.seconds[k - 1],
                             "at_arrival": climb.bound[k - 1],
                             "optimum": climb.bound[-1],
-                            "flops_to_optimum": climb.flops_until(climb.bound[-1] - 1e-3),
+                            "iterations_to_optimum": near,
+                            "flops_to_optimum": climb.flops[near - 1],
                             "status": climb.status,
                             "largest_fall": climb.largest_fall,
                         }

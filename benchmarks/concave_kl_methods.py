@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,14 @@ import scipy.optimize
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from gpext.bounds import Bound
 from gpext.inference import KL
+from gpext.inference.fixed_point import first_finite
+from gpext.inference.kl import independent_sites
+from gpext.inference.local_terms import bound_terms
+from gpext.inference.problem import Problem
 from gpext.likelihoods import BernoulliLogitLikelihood
 
 RISE = 1e-3  # [KMM12 Sec. 7]: converged when the bound rises by less
@@ -37,9 +43,9 @@ class Climb:
         small = np.flatnonzero(rises < RISE)
         return int(small[0]) + 2 if len(small) else len(self.bound)
 
-    def flops_until(self, bound: float) -> float:
-        """The operations after which the bound has come that high."""
-        return self.flops[int(np.flatnonzero(np.array(self.bound) >= bound)[0])]
+    def within(self, distance: float) -> int:
+        """The first iteration that comes so near to where it ends, counted from one."""
+        return int(np.flatnonzero(np.array(self.bound) >= self.bound[-1] - distance)[0]) + 1
 
     @property
     def largest_fall(self) -> float:
@@ -48,16 +54,48 @@ class Climb:
 
 
 def ours(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, schedule: Any) -> Climb:
-    """KL of gpext. A parallel sweep is a Cholesky and a triangular solve, 4/3 n^3; a sequential one n^3 of updates."""
+    """KL of gpext: the operations of its linear algebra as they are done, and n^3 a sequential sweep and for its V.
+
+    The parallel schedule's first iteration is its start, which takes a look at the sites as every step does.
+    """
     n, latents = y.size(-1), max(prior.batch_shape.numel(), 1)
+    rule = KL(bound, schedule="parallel", tolerance=1e-5)
+    with linear_algebra() as counter:
+        result = rule.infer(prior, likelihood, y)
+    look = counter.get_total_flops() / (result.num_steps + 1)
     started = time.perf_counter()
-    result = KL(bound, schedule=schedule, tolerance=1e-5).infer(prior, likelihood, y)
+    result = replace(rule, schedule=schedule).infer(prior, likelihood, y)
     seconds = time.perf_counter() - started
-    steps = max(result.num_steps, 1)
-    trace = result.trace.tolist() or [result.log_evidence.item()]
-    start, sweep = (4 / 3, 4 / 3) if schedule == "parallel" else (4 * 4 / 3 + 1, 1.0)  # of which three parallel steps
-    flops = [latents * n**3 * (start + sweep * (k + 1)) for k in range(steps)]
-    return Climb(trace, flops, [seconds * (k + 1) / steps for k in range(steps)], result.status.name)
+    if schedule == "parallel":
+        trace = [_at_start(prior, likelihood, y, bound), *result.trace.tolist()]
+        flops = [look * (k + 1) for k in range(len(trace))]
+    else:  # three parallel steps, then V
+        trace = result.trace.tolist() or [result.log_evidence.item()]
+        flops = [4 * look + latents * n**3 * (k + 2) for k in range(len(trace))]
+    return Climb(trace, flops, [seconds * f / flops[-1] for f in flops], result.status.name)
+
+
+def _at_start(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound) -> float:
+    """The bound where KL starts."""
+    problem, terms = Problem.of(prior, likelihood, y, 0.0), partial(bound_terms, bound.bind(likelihood, y))
+    return float(first_finite(problem, terms, [lambda: independent_sites(problem, terms)]).value)
+
+
+def linear_algebra() -> FlopCounterMode:
+    """Count operations: n^3 / 3 a Cholesky factor, n^2 a right-hand side of a triangular solve, 2 n^2 m a product."""
+    operators = torch.ops.aten
+    return FlopCounterMode(
+        display=False,
+        custom_mapping={
+            operators.linalg_cholesky_ex: lambda matrix, *_, **__: math.prod(matrix) * matrix[-1] / 3,
+            operators.linalg_solve_triangular: _of_triangular_solve,
+        },
+    )
+
+
+def _of_triangular_solve(matrix: torch.Size, right: torch.Size, *_: Any, left: bool = True, **__: Any) -> int:
+    """Operations, given shapes: n for each entry of the right-hand sides."""
+    return math.prod(right) * matrix[-1]
 
 
 def printed(prior: MultivariateNormal, y: Tensor, bound: Bound, max_iterations: int = 30) -> Climb:

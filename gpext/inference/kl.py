@@ -9,6 +9,7 @@ Gaussian sites. For the bounds of :mod:`gpext.bounds` on log-concave likelihoods
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
 _START_STEPS = 20
+_START_STEPS_FAR = 200  # where a datum is still more than a standard deviation away
 _START = 3  # parallel steps before the first sweep of the sequential schedule
 _PATIENCE = 60  # of "auto", before it goes on sequentially
 
@@ -105,7 +107,7 @@ class KL:
         def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
             return bound_terms(local, mean, variance)
 
-        starts = [lambda: _independent(problem, terms), problem.no_sites]
+        starts = [lambda: independent_sites(problem, terms), problem.no_sites]
         if start is not None:
             starts.insert(0, lambda: start)
         name = f"KL({self.bound!r})"
@@ -144,10 +146,12 @@ class KL:
         return log_sum_exp_curvature(multinomial.counts, multinomial.total)
 
 
-def _independent(problem: Problem, terms: Terms) -> GaussianSites:
+def independent_sites(problem: Problem, terms: Terms) -> GaussianSites:
     """Return the best sites of data that are each alone with their prior marginal, to start from: no N x N algebra."""
     with torch.no_grad():
         precision = 1 / problem.prior.variance.expand(problem.mean.shape)
         ones = torch.ones_like(precision)  # likelihoods are about as wide as this, priors may be far wider
         calm = GaussianSites(ones * problem.mean, ones)
-        return solve_scalar(terms, precision * problem.mean, precision, calm, max_steps=_START_STEPS, tolerance=1e-2)
+        solve = partial(solve_scalar, terms, precision * problem.mean, precision)
+        near = solve(calm, max_steps=_START_STEPS, tolerance=1e-2)
+        return solve(near, max_steps=_START_STEPS_FAR, tolerance=1.0)

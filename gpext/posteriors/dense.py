@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gpext.posteriors.negative_sites import NegativeSites, condition_on_negative
 from gpext.posteriors.products import times
-from gpext.posteriors.triangles import factor_within, inverse_diagonal, solve_lower, take_columns
+from gpext.posteriors.triangles import factor_within, given_sites, inverse_diagonal, solve_lower, take_columns
 from gpext.sites import GaussianSites
 
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
@@ -95,7 +95,7 @@ class DensePosterior:
             lost = lost | (1 - share < _RELIABLE)
         if _most(lost):
             variance = prior - self.whitened_positive.square().sum(-2)
-            return variance, 1 - tau * variance
+            return self._with_sharp(variance, 1 - tau * variance)
         variance = (1 - share) / torch.where(lost, 1.0, tau)
         if self.negative is not None:  # it has those of its own
             index, there = self.negative.index, self.negative.variance
@@ -112,12 +112,29 @@ class DensePosterior:
             share = share.scatter(-1, index, 1 - tau.gather(-1, index) * exact)
         return variance, share
 
+    def _with_sharp(self, variance: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Return v and 1 - tau v with those of sharp sites by columns of L1^-1: next to a prior they have no digits."""
+        tau, is_sharp = torch.broadcast_tensors(self.sites.precision, self._is_sharp)
+        count = int(is_sharp.sum(-1).max())
+        if not count:
+            return variance, share
+        index = torch.where(is_sharp, tau, 0.0).topk(count, -1).indices
+        unit = torch.eye(variance.size(-1), dtype=variance.dtype, device=variance.device)
+        by_column = solve_lower(self.chol_positive, take_columns(unit, index)).square().sum(-2)
+        there = is_sharp.gather(-1, index)  # in a batch others may have fewer
+        by_column = torch.where(there, by_column, share.gather(-1, index))
+        sharp = (1 - by_column) / torch.where(there, tau.gather(-1, index), 1.0)
+        sharp = torch.where(there, sharp, variance.gather(-1, index))
+        return variance.scatter(-1, index, sharp), share.scatter(-1, index, by_column)
+
     @cached_property
     def covariance(self) -> Tensor:
         """The posterior covariance V (..., N, N)."""
         covariance = self._given_positive(self.prior_covariance, self.whitened_positive)
-        covariance = torch.where(self._is_sharp.unsqueeze(-1), covariance, covariance.mT)  # by rows that are, if any is
-        covariance = 0.5 * (covariance + covariance.mT)
+        # of the rows of two data, that of the sharper site has the digits of their covariance
+        sharpness = self.sites.precision * self.prior_covariance.diagonal(dim1=-2, dim2=-1)
+        rank = sharpness.argsort(-1).argsort(-1)
+        covariance = torch.where(rank.unsqueeze(-1) > rank.unsqueeze(-2), covariance, covariance.mT)
         if self.negative is not None:
             covariance = covariance + self.negative.whitened.mT @ self.negative.whitened
         return covariance
@@ -133,17 +150,13 @@ class DensePosterior:
     def _given_positive(self, cross: Tensor, reduced: Tensor) -> Tensor:
         """Return the covariance under V1 of the values and others (..., N, S), given the prior's and L1^-1 P cross.
 
-        That is both P^-1 L1^-T reduced and cross - W1' reduced: the first has the digits of a variance far below the
-        prior's where sites are sharp, the second is needed where they are nothing.
+        By `given_sites`, but cross - W1' reduced where there is no positive site.
         """
-        is_sharp = self._is_sharp
-        if not bool(is_sharp.any()):
-            return cross - self.whitened_positive.mT @ reduced
-        sharp = torch.linalg.solve_triangular(self.chol_positive.mT, reduced, upper=True)
-        sharp = sharp / torch.where(is_sharp, _root(self.sites), 1.0).unsqueeze(-1)
-        if bool(is_sharp.all()):
-            return sharp
-        return torch.where(is_sharp.unsqueeze(-1), sharp, cross - self.whitened_positive.mT @ reduced)
+        root = _root(self.sites)
+        given = given_sites(self.chol_positive, root, reduced)
+        if bool((root > 0).all()):
+            return given
+        return torch.where((root > 0).unsqueeze(-1), given, cross - self.whitened_positive.mT @ reduced)
 
     @property
     def _is_sharp(self) -> Tensor:

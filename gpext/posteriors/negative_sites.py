@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpext.posteriors.products import times
-from gpext.posteriors.triangles import factor_whole, solve_lower, take_columns
+from gpext.posteriors.triangles import factor_whole, given_sites, solve_lower, take_columns
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,8 @@ def condition_on_negative(
     index = index.expand(*chol_positive.shape[:-2], count)
     columns = take_columns(covariance, index)
     whitened = solve_lower(chol_positive, root.unsqueeze(-1) * columns)
-    # V1_:n = P^-1 L1^-T W, but for where P = 0: there, as everywhere among n, K_nn - W'W
-    back = torch.linalg.solve_triangular(chol_positive.mT, whitened, upper=True)
-    remaining = back / torch.where(root > 0, root, 1.0).unsqueeze(-1)
-    inner = take_columns(columns.mT, index) - whitened.mT @ whitened
+    inner = take_columns(columns.mT, index) - whitened.mT @ whitened  # V1_nn, as where P = 0
+    remaining = given_sites(chol_positive, root, whitened)
     remaining = remaining.scatter(-2, index.unsqueeze(-1).expand(inner.shape), inner)
     chol, ok = factor_whole(inner, negative, sign=-1)
     return NegativeSites(index, negative, whitened, remaining, chol), ok

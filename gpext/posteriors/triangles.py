@@ -70,3 +70,18 @@ def take_columns(matrix: Tensor, index: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(matrix.shape[:-2], index.shape[:-1])
     index = index.expand(*batch, index.size(-1)).unsqueeze(-2)
     return torch.take_along_dim(matrix.expand(*batch, *matrix.shape[-2:]), index, -1)
+
+
+def given_sites(chol: Tensor, root: Tensor, reduced: Tensor) -> Tensor:
+    """Return the covariance of the values and others given sites, R^-1 L^-T reduced (..., N, S), where R is not zero.
+
+    The prior's less (L^-1 R C)' reduced is the same and has no digits of a variance far below the prior's. Off its
+    diagonal a row of L, and so one of `reduced` and of the solution, is as small as its R: small ones lose nothing.
+
+    Args:
+        chol: L (..., N, N).
+        root: R (..., N).
+        reduced: L^-1 R times the prior covariance of the values and the others (..., N, S).
+    """
+    solved = torch.linalg.solve_triangular(chol.mT, reduced, upper=True)
+    return solved / torch.where(root > 0, root, 1.0).unsqueeze(-1)

@@ -1,10 +1,13 @@
 """KL beyond the laws: options, starts, bad input."""
 
+import math
+
 import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
+from scipy.optimize import minimize
 
 from gpext.bounds import Bohning, Jaakkola, LogSumExp, PiecewiseQuadratic, ProductOfSigmoids, Quadrature
 from gpext.inference import CAVI, KL, Laplace, Status, Taylor
@@ -57,6 +60,30 @@ def test_counts_of_a_thousand_next_to_zero():
         result = rule.infer(prior(), likelihood, y)
         assert result.status in (Status.CONVERGED, Status.STALLED), result.message  # terms of 1e6 cancel
         assert result.posterior.mean[0].exp().item() == pytest.approx(1000, rel=0.01)
+
+
+@pytest.mark.parametrize("count", [1e6, 1e12])
+def test_counts_a_million_million_times_what_the_prior_expects(count):
+    """Of independent data: the best of each alone, found by search; where it starts, exp(f) is far too small."""
+    y = torch.tensor([0.0, count, 3.0], dtype=F64)
+    mean, scale = -3.0, 5.0
+    prior = MultivariateNormal(torch.full_like(y, mean), scale**2 * torch.eye(3, dtype=F64))
+
+    def loss(at, target):
+        m, log_sd = at
+        gain = target * m - math.exp(m + 0.5 * math.exp(2 * log_sd)) - math.lgamma(target + 1)
+        spread = math.exp(2 * log_sd) / scale**2
+        return -gain + 0.5 * (spread + ((m - mean) / scale) ** 2 - 1 - math.log(spread))
+
+    best = [
+        minimize(loss, (math.log(t + 0.5), -0.5 * math.log(t + 0.5)), (t,), "Nelder-Mead", options={"xatol": 1e-12})
+        for t in y.tolist()
+    ]
+    result = KL().infer(prior, PoissonLikelihood(), y)
+    assert result.status is Status.CONVERGED, result.message
+    assert result.log_evidence.item() == pytest.approx(-sum(found.fun for found in best), abs=1e-5 + 1e-15 * count)
+    means = torch.tensor([found.x[0] for found in best], dtype=F64)
+    torch.testing.assert_close(result.posterior.mean, means, rtol=0, atol=1e-4)
 
 
 def test_a_start_from_the_answer_needs_no_step():

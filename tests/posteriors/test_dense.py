@@ -1,5 +1,6 @@
 import math
 
+import mpmath
 import pytest
 import torch
 
@@ -208,6 +209,31 @@ def test_cavities_of_sharp_sites_keep_their_digits():
     mean, variance = posterior.leave_one_out
     torch.testing.assert_close(variance, torch.full((3,), 5.0, dtype=torch.float64), rtol=1e-13, atol=0)
     torch.testing.assert_close(mean, torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("share_of_weak", [0.0, 0.8], ids=["few weak", "most weak"])
+@pytest.mark.parametrize("decades", [3, 6, 12, 20])
+@pytest.mark.parametrize("scale", [1.0, 1e8])
+def test_sites_of_very_different_precisions_keep_the_digits_of_every_marginal(scale, decades, share_of_weak):
+    size = 12
+    x = torch.linspace(0, 3, size, dtype=F64)
+    K = scale * (torch.exp(-0.5 * (x.unsqueeze(-1) - x).square()) + 1e-3 * torch.eye(size, dtype=F64))
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        precision = 10 ** (decades * (2 * torch.rand(size, dtype=F64, generator=generator) - 1))
+        weak = torch.rand(size, generator=generator) < share_of_weak
+        precision = torch.where(weak, precision.clamp(max=1e-4), precision) / scale
+        posterior = condition_dense(torch.zeros_like(x), K, GaussianSites(precision, precision))
+        with mpmath.workdps(100):
+            T, prior, eye = mpmath.diag(precision.tolist()), mpmath.matrix(K.tolist()), mpmath.eye(size)
+            exact = (eye + prior * T) ** -1 * prior
+            V = torch.tensor([float(entry) for entry in exact], dtype=F64).view(size, size)
+            share = torch.tensor([float(1 - T[i, i] * exact[i, i]) for i in range(size)], dtype=F64)
+        v = V.diagonal()
+        torch.testing.assert_close(posterior.variance, v, rtol=1e-12, atol=0)
+        torch.testing.assert_close(posterior.cavity_share, share, rtol=1e-12, atol=0)
+        unit = v.rsqrt().unsqueeze(-1) * v.rsqrt()
+        torch.testing.assert_close(unit * posterior.covariance, unit * V, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_positive", [0, 1, 5, 19, 20])
