@@ -28,10 +28,12 @@ from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import JointSites
 
-_MOST_HALVINGS = 100
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
 _ROUNDING = 1e-7  # of steps that no longer shrink; Newton's would be squared
 _QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton needs no line search
+_FEW_DIGITS = 1e-4  # a step that may no longer halve, in the same units, where psi has no digits of its rise
+_EPS = torch.finfo(torch.float64).eps
+_UNSEEN = 1e4 * _EPS  # of psi's terms, a rise that psi need not show
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Laplace:
     Args:
         max_steps: most Newton steps.
         tolerance: converged when a Newton step is shorter than this, in posterior standard deviations; or, where
-            rounding is larger, when steps below 1e-7 no longer halve. Its error in log Z is of that order.
+            rounding is larger, when steps below 1e-7 no longer halve, or steps below 1e-4 of which psi has no digits.
+            Its error in log Z is of that order.
         jitter: added to the diagonal of the prior covariance; none is needed.
 
     Example:
@@ -106,7 +109,8 @@ class Laplace:
         last = torch.full_like(problem.inner(f, f), torch.inf)
         while True:
             at = expand(problem.likelihood, problem.targets, f)
-            psi = at.log_prob.sum(-1) - 0.5 * problem.inner(f - problem.mean, weights)
+            energy = 0.5 * problem.inner(f - problem.mean, weights)
+            psi = at.log_prob.sum(-1) - energy
             if not (at.is_finite and bool(psi.isfinite().all())):
                 return problem.condition(problem.no_sites()), f, Status.NOT_FINITE, trace
             posterior, proper = _condition(problem, at)
@@ -115,24 +119,28 @@ class Laplace:
             move, turn = posterior.mean - f, posterior.weights - weights
             slope = problem.inner(at.gradient - weights, move)  # of psi along the step; its squared posterior length
             length = slope.clamp_min(0).sqrt()
-            arrived = (length < self.tolerance) | (length < _ROUNDING) & (length > 0.5 * last)
+            size = 1 + at.log_prob.abs().sum(-1) + energy.abs()
+            unseen = slope < _UNSEEN * size
+            small = (length < _ROUNDING) | (length < _FEW_DIGITS) & unseen
+            arrived = (length < self.tolerance) | small & (length > 0.5 * last)
             if bool(arrived.all()):
                 return posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace
             if len(trace) >= self.max_steps:
                 return _standing(problem, posterior, f, weights), f, Status.MAX_STEPS, trace
             last = length
+            surely = unseen | (length < _QUADRATIC)
             rate = (~arrived).to(f)  # in a batch, who has arrived stays
-            for _ in range(_MOST_HALVINGS):
+            while True:
                 step = problem.per_value(rate)
                 new_f, new_weights = f + step * move, weights + step * turn
                 new_log_p = conditional_log_prob(problem.likelihood, problem.targets, new_f).sum(-1)
                 new_psi = new_log_p - 0.5 * problem.inner(new_f - problem.mean, new_weights)
-                risen = (new_psi >= psi + _SUFFICIENT * rate * slope) | (length < _QUADRATIC)
+                risen = (new_psi >= psi + _SUFFICIENT * rate * slope) | surely
                 if bool(risen.all()):
                     break
+                if bool((~risen & ~(rate * slope > _EPS * size)).any()):  # no step that psi can show
+                    return _standing(problem, posterior, f, weights), f, Status.STALLED, trace
                 rate = torch.where(risen, rate, rate / 2)
-            else:
-                return _standing(problem, posterior, f, weights), f, Status.STALLED, trace
             f, weights = new_f, new_weights
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ class PoissonLikelihood(LatentLikelihood):
         check_counts(targets)
 
     def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        y, latent = targets.double(), f.double()  # large terms leave a small sum
-        return (y * latent - latent.exp() - torch.lgamma(y + 1)).to(floating_like(targets, f).dtype)
+        return _log_density(targets.double(), f.double()).to(floating_like(targets, f).dtype)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return y m - exp(m + v/2) - log y!, elementwise.
@@ -33,8 +33,8 @@ class PoissonLikelihood(LatentLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        y, m, v = targets.double(), mean.double(), variance.double()
-        return (y * m - (m + 0.5 * v).exp() - torch.lgamma(y + 1)).to(floating_like(targets, mean).dtype)
+        y, m, half = targets.double(), mean.double(), 0.5 * variance.double()
+        return (_log_density(y, m + half) - y * half).to(floating_like(targets, mean).dtype)
 
     def _knots(self, targets: Tensor) -> Tensor:
         # The likelihood peaks at log y with width 1 / sqrt(y); exp(-e^f) falls off near f = 0.
@@ -43,3 +43,22 @@ class PoissonLikelihood(LatentLikelihood):
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Poisson:
         """Return p(y | f)."""
         return Poisson(rate=function_samples.exp())
+
+
+def _log_density(y: Tensor, f: Tensor) -> Tensor:
+    """Return y f - e^f - log y!, without differences of numbers as large as y [Loader 2000].
+
+    With d = f - log y that is y (d - (e^d - 1)) - log(2 pi y) / 2 - s(y), s what Stirling's formula leaves of log y!.
+    """
+    some = y.clamp_min(0.5)
+    d = f - some.log()
+    at_mode = -0.5 * (2 * math.pi * some).log() - _stirling_rest(some)
+    return torch.where(y > 0, some * (d - torch.where(y > 0, d, 0.0).expm1()) + at_mode, -f.exp())
+
+
+def _stirling_rest(y: Tensor) -> Tensor:
+    """Return log y! - (y log y - y + log(2 pi y) / 2), from 16 on by its series."""
+    square = y.square().reciprocal()
+    series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / y
+    direct = torch.lgamma(y + 1) - (y * y.log() - y + 0.5 * (2 * math.pi * y).log())
+    return torch.where(y < 16, direct, series)

@@ -163,12 +163,17 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             moment.collect()
         return loss.detach()
 
-    def value() -> float | None:
-        try:
-            with torch.no_grad():
-                return float(mll(mll.model(x), y).sum())
-        except (NotPSDError, NanError):
-            return None
+    def ending() -> tuple[float | None, str]:
+        """Return the objective where training ends, and what its inference warns of."""
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            try:
+                value = float(mll(mll.model(x), y).sum())
+            except (NotPSDError, NanError):
+                value = None
+        for warning in caught:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return value, "; ".join(str(w.message).rstrip(".") for w in caught if w.category is InferenceWarning)
 
     rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in natural]
     try:
@@ -183,7 +188,8 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
     finally:
         commit()
     # the best point may be one that a line search had seen; and there may have been nothing to train
-    return run.finish(FitStatus[outcome.name], objective=value())
+    value, note = ending()
+    return run.finish(FitStatus[outcome.name], note, value)
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:

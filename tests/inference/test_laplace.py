@@ -4,8 +4,8 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 
-from gpext.inference import Laplace, Status
-from gpext.likelihoods import MultinomialLogitLikelihood, StudentTLikelihood
+from gpext.inference import KL, Laplace, Status
+from gpext.likelihoods import MultinomialLogitLikelihood, PoissonLikelihood, StudentTLikelihood
 from tests.latent_cases import CASES
 from tests.members import F64
 
@@ -55,3 +55,17 @@ def test_with_several_latents_too():
     result = Laplace(max_steps=1).infer(p(), likelihood, y)
     torch.testing.assert_close(result.conditioned.mean, p().mean, rtol=0, atol=1e-12)
     assert Laplace().infer(p(), likelihood, y, start=result.sites).status is Status.CONVERGED
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e8, 1e12])
+def test_enormous_counts_converge_to_what_the_best_gaussian_is(scale):
+    """So many make the likelihood a Gaussian, of which both are exact but for 1 / y; psi is a sum of terms of 1e13."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(0, 1, 40, dtype=F64)
+    K = 0.7 * torch.exp(-0.5 * ((x.unsqueeze(-1) - x) / 0.7) ** 2) + 1e-6 * torch.eye(40, dtype=F64)
+    y = torch.poisson(scale * torch.exp(2 * torch.sin(6 * x)), generator=generator)
+    laplace, kl = (rule.infer(MultivariateNormal(0 * x, K), PoissonLikelihood(), y) for rule in (Laplace(), KL()))
+    assert laplace.status is Status.CONVERGED, laplace.message
+    assert laplace.num_steps <= 30
+    torch.testing.assert_close(laplace.log_evidence, kl.log_evidence, rtol=1e-9, atol=1e-4)
+    torch.testing.assert_close(laplace.posterior.mean, kl.posterior.mean, rtol=0, atol=5 / scale + 1e-4 / scale**0.5)

@@ -7,8 +7,9 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator
 from scipy import stats
 
+from gpext.bounds import conditional_log_prob
 from gpext.likelihoods import PoissonLikelihood
-from tests.members import tensor
+from tests.members import F64, tensor
 
 CASES = [(0, 0.0, 1.0), (0, 100.0, 1.0), (1, -1000.0, 1e4), (7, -100.0, 4.0), (1000, 3.0, 2**-20), (10**6, 0.0, 1e4)]
 
@@ -63,3 +64,22 @@ def test_the_link_is_logarithmic():
     expected = stats.poisson.logpmf([1, 0, 4], f.exp().numpy())
     assert PoissonLikelihood().log_prob(tensor(1, 0, 4), f).tolist() == pytest.approx(list(expected), rel=1e-12)
     assert PoissonLikelihood()(f).rate.tolist() == pytest.approx([math.exp(v) for v in (-2, 0, 3)])
+
+
+@pytest.mark.parametrize("count", [0.0, 1.0, 2.0, 15.0, 16.0, 1e4, 1e8, 1e12])
+@pytest.mark.parametrize("deviations", [-3.0, -0.1, 0.0, 1.0, 20.0])
+def test_densities_of_any_count_have_digits(count, deviations):
+    """At the given number of widths of the likelihood from its mode; f itself is known to a rounding."""
+    width = (1 + count) ** -0.5
+    f = torch.tensor([math.log(max(count, 1)) + deviations * width], dtype=F64)
+    variance = torch.tensor([0.3 * width**2], dtype=F64)
+    y = torch.tensor([count], dtype=F64)
+    with mpmath.workdps(60):
+        m, half, n = mpmath.mpf(f.item()), mpmath.mpf(variance.item()) / 2, mpmath.mpf(count)
+        exact = n * m - mpmath.exp(m) - mpmath.loggamma(n + 1)
+        expected = n * m - mpmath.exp(m + half) - mpmath.loggamma(n + 1)
+    likelihood = PoissonLikelihood()
+    rounding = 4 * torch.finfo(F64).eps * (1 + abs(deviations) / width) * max(f.item(), 1)
+    given, mean = conditional_log_prob(likelihood, y, f), likelihood.expected_log_density(y, f, variance)
+    assert given.item() == pytest.approx(float(exact), rel=1e-14, abs=rounding)
+    assert mean.item() == pytest.approx(float(expected), rel=1e-14, abs=rounding)

@@ -350,6 +350,9 @@ def test_what_does_not_converge_says_so():
         mll(model(x), y)
     with pytest.warns(InferenceWarning, match="max_steps"):
         assert model.result.status is Status.MAX_STEPS
+    with pytest.warns(InferenceWarning, match="max_steps"):
+        result = gpext.fit(mll, x, y, max_steps=1, progress=False)
+    assert "stopped at max_steps before the tolerance was reached" in result.message
 
 
 @pytest.mark.parametrize("scale", [1e-6, 403.0, 1e6])
