@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpext.inference.cavities import Path, Point, bordered, look, seen_from
+from gpext.inference.cavities import Path, Point, differentiate, look, seen_from
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
@@ -38,7 +38,7 @@ class Place:
     t: float
     cavity: GaussianSites
     point: Point
-    tangent: Tensor  # of the branch (2N + 1,), in the units of the point
+    tangent: Tensor  # of the branch (2N + 1,), in the units of the point; of a solution, the last place's
     missed: float  # length of the first Newton step
 
     @property
@@ -179,7 +179,7 @@ class _Walk:
             origin: has the tangent; without it t stays as it is.
             most: length of the first step, from which on they have to contract.
             near: length of a step that may be the last.
-            goal: residuals of a point that need no step.
+            goal: residuals of a point that need no step, and no derivatives.
         """
         missed = None
         for _ in range(_MOST_NEWTON):
@@ -188,11 +188,11 @@ class _Walk:
             if point.size == torch.inf:
                 break
             row = _unit_of_t(point) if origin is None else seen_from(origin.point, point, origin.tangent)
+            if point.size < goal:
+                return Place(t, cavity, point, row, missed or 0.0)
             newton, tangent = self.newton(point, row)
             size = float(newton.norm())
             missed = size if missed is None else missed
-            if point.size < goal:
-                return Place(t, cavity, point, tangent, missed)
             if not size < most:  # nan as well
                 break
             most = _CONTRACTION * size
@@ -208,8 +208,8 @@ class _Walk:
     def newton(self, point: Point, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step to where F vanishes, across a row (2N + 1,), and the tangent, along it."""
         unit = _unit_of_t(point)
-        right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit], -1)
-        step, tangent = torch.linalg.solve_ex(bordered(self.path, point, _UNIT, row), right).result.unbind(-1)
+        right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit])
+        step, tangent = differentiate(self.path, point, _UNIT).solve(row, right)
         return step, tangent / tangent.norm()
 
 
