@@ -209,7 +209,7 @@ class _Walk:
         """Return the step to where F vanishes, across a row (2N + 1,), and the tangent, along it."""
         unit = _unit_of_t(point)
         right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit])
-        step, tangent = differentiate(self.path, point, _UNIT).solve(row, right)
+        step, tangent = differentiate(point, self.path, _UNIT).across(row)(right)
         return step, tangent / tangent.norm()
 
 

@@ -121,15 +121,14 @@ class Derivatives:
     shared: Tensor  # S (N, N)
     by_t: Tensor  # (2N,)
 
-    def solve(self, row: Tensor, right: Tensor) -> Tensor:
-        """Return what the derivatives over a row (2N + 1,) take to right-hand sides (R, 2N + 1)."""
+    def across(self, row: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the rule that solves the derivatives over a row (2N + 1,) for right-hand sides (R, 2N + 1)."""
         C, S, eta = self.correlation, self.shared, self.point.power
         g, k, w = self._shape
         a, excess = g / eta, k - 3 - g.square()
         n = len(g)
         by_width, by_mean = self.by_t.chunk(2)
         row_p, row_q, row_t = row[:n], row[n:-1], row[-1]
-        right_width, right_mean, across = right[:, :n], right[:, n:-1], right[:, -1:]
         inner = (S * a).neg_()
         inner.diagonal().add_(g)
         inner = (inner @ C).mul_(a).sub_(S * (excess / eta))
@@ -139,11 +138,16 @@ class Derivatives:
         matrix[:n, n] = by_width + self._by_mean(by_mean)
         matrix[n, :n] = row_p + 0.5 * w * (g * row_q - a * times(C, row_q))
         matrix[n, n] = row_t + row_q @ by_mean
-        reduced = torch.cat([right_width + self._by_mean(right_mean), across + times(right_mean, row_q)[:, None]], -1)
-        solved = torch.linalg.solve_ex(matrix, reduced.mT).result.mT
-        p, t = solved[:, :-1], solved[:, -1:]
-        q = 0.5 * (g * w * p - times(C, a * w * p)) + by_mean * t - right_mean
-        return torch.cat([p, q, t], -1)
+        lu, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+
+        def solve(right: Tensor) -> Tensor:
+            width, mean, last = right[:, :n], right[:, n:-1], right[:, -1:]
+            reduced = torch.cat([width + self._by_mean(mean), last + times(mean, row_q)[:, None]], -1)
+            solved = torch.linalg.lu_solve(lu, pivots, reduced.mT).mT
+            p, t = solved[:, :-1], solved[:, -1:]
+            return torch.cat([p, 0.5 * (g * w * p - times(C, a * w * p)) + by_mean * t - mean, t], -1)
+
+        return solve
 
     def _by_mean(self, x: Tensor) -> Tensor:
         """Return (S a - g) x (..., N)."""
@@ -157,13 +161,15 @@ class Derivatives:
         return tilted.third / (v * v.sqrt()), tilted.fourth / v.square(), self.point.cavity.precision * v
 
 
-def differentiate(path: Path, point: Point, unit: float) -> Derivatives:
-    """Return the derivatives of F at a point, in t in some unit of it."""
+def differentiate(point: Point, path: Path | None = None, unit: float = 1.0) -> Derivatives:
+    """Return the derivatives of F at a point; those in t, in some unit of it, are zero without a path."""
     mean, v = point.tilted.mean, point.tilted.variance
     s = v.sqrt()
     C = rough_covariance(point.posterior) / s.unsqueeze(-1)
     C.div_(s)
     S = C.square().mul_((v / point.posterior.variance).unsqueeze(-1))
+    if path is None:
+        return Derivatives(point, C, S, torch.zeros_like(point.residual))
     ahead, after = _sites(*path(point.t + _DIFFERENCE), point.cavity)
     dtau, dnu = after.precision - point.sites.precision, after.shift - point.sites.shift
     by_width = -times(S, v * dtau) - (ahead.variance - v) / v

@@ -57,7 +57,7 @@ def test_the_derivatives_at_a_solution_agree_with_finite_differences(name, power
         ahead, behind = (see(power, point.moved(point.cavity, sign * step)).residual for sign in (1, -1))
         columns.append((ahead - behind) / 2e-5)
     row = torch.arange(n + 1, dtype=F64)
-    inverse = differentiate(path, point, 2.0).solve(row, torch.eye(n + 1, dtype=F64)).mT
+    inverse = differentiate(point, path, 2.0).across(row)(torch.eye(n + 1, dtype=F64)).mT
     found = torch.linalg.inv(inverse)
     torch.testing.assert_close(found[-1], row, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(found[:-1, :-1], torch.stack(columns, -1), rtol=1e-5, atol=1e-6)
@@ -68,7 +68,7 @@ def test_the_derivatives_at_a_solution_agree_with_finite_differences(name, power
 @pytest.mark.parametrize("name", ["student_t", "bernoulli_logit"])
 @torch.no_grad()
 def test_newton_steps_converge_quadratically(name):
-    path, see, point = solution(name, 0.9)
+    _, see, point = solution(name, 0.9)
     n = len(point.residual)
     fixed = torch.zeros(n + 1, dtype=F64)
     fixed[-1] = 1
@@ -77,7 +77,7 @@ def test_newton_steps_converge_quadratically(name):
     for size in (1e-2, 1e-3):
         off = see(0.9, point.moved(point.cavity, size * direction))
         right = torch.cat([-off.residual, fixed[:1]])
-        step = differentiate(path, off, 1.0).solve(fixed, right.unsqueeze(0)).squeeze(0)
+        step = differentiate(off).across(fixed)(right.unsqueeze(0)).squeeze(0)
         missed.append(see(0.9, off.moved(off.cavity, step[:-1])).size)
     assert missed[0] < 1e-3
     assert missed[1] < 0.03 * missed[0]
