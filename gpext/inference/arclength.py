@@ -25,6 +25,7 @@ _OFF, _OBLIQUE = 1.0, 0.8  # the most of it, and over that of the step: further 
 _CONTRACTION = 0.5  # of Newton steps
 _NEAR, _NEARER = 0.8, 0.1  # the last of them; and that where the next step has failed
 _MOST_NEWTON = 6
+_FEW, _SLOWEST = 10, 2.5  # looks in all, and a place more, after which the branch is lost: those that arrive have fewer
 _BACK = (0, 2, 4, 8)  # places before the farthest, where the branch is steep enough to settle
 _AT_END = 1e-3  # of the tolerance: what is small here is larger in the sites by 1 / (r v^)
 _STEADY = 1e-4  # r v^ of a solution before the end: with less, the last digits of its power decide
@@ -134,6 +135,8 @@ class _Walk:
             length = min(length, here.to_end)
             if here.point.least_share < _WIDEST:
                 return places, "cavity"
+            if len(self.trace) > _FEW + _SLOWEST * len(places):
+                return places, "lost"
             if here.t + _UNIT * length * float(here.tangent[-1]) < self.lowest:
                 return places, "turned back"
             ahead = self.advance(here, length)
