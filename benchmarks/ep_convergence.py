@@ -61,11 +61,15 @@ def inferred(problem: StudentTProblem, rule: EP) -> Row:
         result = rule.infer(problem.prior, problem.likelihood, problem.targets)
     except (RuntimeError, ValueError) as error:  # a finding, not the end of the benchmark
         return {"status": type(error).__name__, "message": str(error), "finite": False, "residual": math.inf}
-    seconds = time.perf_counter() - started
+    return described(problem, result, time.perf_counter() - started)
+
+
+def described(problem: StudentTProblem, result: InferenceResult, seconds: float) -> Row:
+    """Return how EP did, and whether that is true."""
     power = stated_power(result)
-    second_order, along = (
+    second_order, along, derivatives = (
         sum(int(count) for count in re.findall(rf"(\d+) {stage}", result.message))
-        for stage in ("second-order steps", "steps along a branch")
+        for stage in ("second-order steps", "steps along a branch", "derivatives")
     )
     return {
         "status": result.status.name,
@@ -74,6 +78,7 @@ def inferred(problem: StudentTProblem, rule: EP) -> Row:
         "looks": result.num_steps,
         "second_order": second_order,
         "along": along,
+        "derivatives": derivatives,
         "seconds": seconds,
         "evidence": result.log_evidence.item(),
         "residual": residual(problem, result, power),

@@ -14,6 +14,8 @@ from benchmarks.ep_problems import EXAMPLES, Example
 AROUND = (np.exp(0.75), np.exp(1.5))  # log l^2 within 1.5 of the best, log m^2 within 3
 FAR = ((0.3, 5.0), (0.14, 20.0))
 KINDS = {
+    "from a neighbour": "#f4f4ec",
+    "from half-way": "#cfe3c4",
     "sweeps": "#dbe9f6",
     "second-order steps": "#7fb2dd",
     "from CAVI's sites": "#1f6fb0",
@@ -24,6 +26,7 @@ KINDS = {
     "not matched": "#000000",
 }
 MATCHED = 1e-4
+TITLES = {"map/near": ", each setting from cold", "map/far": ", a larger region", "walk/near": ", from its neighbour"}
 TICKS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 DEPTHS = (1, 3, 10, 20, 30, 50)
 
@@ -48,6 +51,8 @@ def stage_of(message: str) -> str:
         ("from wider", "from a wider likelihood"),
         ("steps of CAVI", "from CAVI's sites"),
         ("second-order steps", "second-order steps"),
+        ("sweeps", "sweeps"),
+        ("from an earlier result", "from a neighbour"),
     ):
         if part in message:
             return name
@@ -75,11 +80,11 @@ def draw_map(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    regions = [region for region in ("near", "far") if any(f"/{region}/" in row["key"] for row in rows)]
+    regions = [r for r in ("map/near", "map/far", "walk/near") if any(row["key"].startswith(r) for row in rows)]
     figure, axes = plt.subplots(len(regions), 2, figsize=(11, 4.6 * len(regions)), layout="constrained", squeeze=False)
     names, seen = list(KINDS), set()
     for ax, (region, number) in zip(axes.flat, ((r, n) for r in regions for n in EXAMPLES), strict=True):
-        found = [row for row in rows if row["key"].startswith(f"map/{region}/{number}/")]
+        found = [row for row in rows if row["key"].startswith(f"{region}/{number}/")]
         side = round(len(found) ** 0.5)
         kinds, evidence = np.zeros((side, side), int), np.full((side, side), np.nan)
         x, y = np.zeros(side), np.zeros(side)
@@ -104,7 +109,7 @@ def draw_map(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             ticks = [tick for tick in TICKS if ends.min() <= tick <= ends.max()]
             axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         ax.minorticks_off()
-        ax.set_title(f"example {number}" + (", a larger region" if region == "far" else ""))
+        ax.set_title(f"example {number}" + TITLES[region])
     figure.legend(
         handles=[
             Patch(facecolor=color, edgecolor="#888888", label=name) for name, color in KINDS.items() if name in seen

@@ -17,6 +17,7 @@ from benchmarks import (
     datasets,
     ep_convergence,
     ep_existence,
+    ep_walk,
     first_states,
     mixing_draws,
     outliers_found,
@@ -365,6 +366,22 @@ def test_ep_convergence_runs_and_resumes(tmp_path, capsys, monkeypatch):
     assert all(honest(row) and row["residual"] < 1e-5 for row in inferred)
     assert (tmp_path / "map.png").exists()
     assert "mean absolute error" in capsys.readouterr().out
+
+
+def test_ep_walk_goes_from_neighbour_to_neighbour(tmp_path, capsys):
+    output, threads = tmp_path / "walk.jsonl", torch.get_num_threads()
+    try:
+        assert ep_walk.main(["--quick", "--output", str(output), "--figure", str(tmp_path / "map.png")]) == 0
+        lines = output.read_text().splitlines()
+        assert ep_walk.main(["--quick", "--output", str(output)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert output.read_text().splitlines() == lines
+    rows = [json.loads(line) for line in lines[1:]]
+    assert len(rows) == 2 * 4
+    assert all(honest(row) and row["residual"] < 1e-5 for row in rows)
+    assert (tmp_path / "map.png").exists()
+    assert "example 1, walked" in capsys.readouterr().out
 
 
 def test_ep_existence_tells_how_branches_end(tmp_path, capsys):

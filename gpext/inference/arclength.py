@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpext.inference.cavities import Path, Point, bordered, look, seen_from
+from gpext.inference.cavities import Path, Point, differentiate, look, seen_from
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
@@ -25,6 +25,7 @@ _OFF, _OBLIQUE = 1.0, 0.8  # the most of it, and over that of the step: further 
 _CONTRACTION = 0.5  # of Newton steps
 _NEAR, _NEARER = 0.8, 0.1  # the last of them; and that where the next step has failed
 _MOST_NEWTON = 6
+_FEW, _SLOWEST = 10, 2.5  # looks in all, and a place more, after which the branch is lost: those that arrive have fewer
 _BACK = (0, 2, 4, 8)  # places before the farthest, where the branch is steep enough to settle
 _AT_END = 1e-3  # of the tolerance: what is small here is larger in the sites by 1 / (r v^)
 _STEADY = 1e-4  # r v^ of a solution before the end: with less, the last digits of its power decide
@@ -38,7 +39,7 @@ class Place:
     t: float
     cavity: GaussianSites
     point: Point
-    tangent: Tensor  # of the branch (2N + 1,), in the units of the point
+    tangent: Tensor  # of the branch (2N + 1,), in the units of the point; of a solution, the last place's
     missed: float  # length of the first Newton step
 
     @property
@@ -134,6 +135,8 @@ class _Walk:
             length = min(length, here.to_end)
             if here.point.least_share < _WIDEST:
                 return places, "cavity"
+            if len(self.trace) > _FEW + _SLOWEST * len(places):
+                return places, "lost"
             if here.t + _UNIT * length * float(here.tangent[-1]) < self.lowest:
                 return places, "turned back"
             ahead = self.advance(here, length)
@@ -179,7 +182,7 @@ class _Walk:
             origin: has the tangent; without it t stays as it is.
             most: length of the first step, from which on they have to contract.
             near: length of a step that may be the last.
-            goal: residuals of a point that need no step.
+            goal: residuals of a point that need no step, and no derivatives.
         """
         missed = None
         for _ in range(_MOST_NEWTON):
@@ -188,11 +191,11 @@ class _Walk:
             if point.size == torch.inf:
                 break
             row = _unit_of_t(point) if origin is None else seen_from(origin.point, point, origin.tangent)
+            if point.size < goal:
+                return Place(t, cavity, point, row, missed or 0.0)
             newton, tangent = self.newton(point, row)
             size = float(newton.norm())
             missed = size if missed is None else missed
-            if point.size < goal:
-                return Place(t, cavity, point, tangent, missed)
             if not size < most:  # nan as well
                 break
             most = _CONTRACTION * size
@@ -208,8 +211,8 @@ class _Walk:
     def newton(self, point: Point, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step to where F vanishes, across a row (2N + 1,), and the tangent, along it."""
         unit = _unit_of_t(point)
-        right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit], -1)
-        step, tangent = torch.linalg.solve_ex(bordered(self.path, point, _UNIT, row), right).result.unbind(-1)
+        right = torch.stack([torch.cat([-point.residual, torch.zeros_like(unit[:1])]), unit])
+        step, tangent = differentiate(point, self.path, _UNIT).across(row)(right)
         return step, tangent / tangent.norm()
 
 

@@ -12,8 +12,14 @@ With r moved by r dp, b by m^ dr + dq/s, and g, k the third and fourth standardi
     v^ dtau = -(dv^/v^ + w dp) / eta,   s (dnu - m^ dtau) = (dm^/s - dq) / eta
     dm = V (dnu - m dtau),   dv = -(V o V) dtau
 
-so that the derivatives of F in (p, q) are in closed form; in t, on which power and likelihood depend, they are
-differences of tilted integrals.
+so that the derivatives of F in (p, q) are in closed form. In them F = 0 is put, which leaves Newton's steps as fast
+near a solution; then dnu - m dtau is of p alone, and q is eliminated. With C_ij = V_ij / (s_i s_j), S_ij = V_ij^2 /
+(v_i v^_j), a = g / eta and c = k - 3 - g^2 (all but C and S diagonal),
+
+    dF_2 = G p - q,   dF_1 + (S a - g) dF_2 = [c + 2 - S c / eta + (g - S a) C a] w p / 2,   G = (g - C a) w / 2
+
+one product and one LU factorisation of size N instead of one of 2 N. In t, on which power and likelihood depend, the
+derivatives are differences of tilted integrals.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from torch import Tensor
 
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import Tilt
-from gpext.posteriors import Posterior
+from gpext.posteriors import Posterior, rough_covariance
 from gpext.posteriors.products import times
 from gpext.quadrature import TiltedMoments
 from gpext.sites import GaussianSites
@@ -106,45 +112,66 @@ def _log_partition(natural: GaussianSites) -> Tensor:
     return 0.5 * natural.shift.square() / natural.precision - 0.5 * natural.precision.log()
 
 
-def bordered(path: Path, point: Point, unit: float, row: Tensor) -> Tensor:
-    """Return the derivatives of F in (p, q) and in t in some unit of it, over a row, (2N + 1, 2N + 1)."""
-    V = point.posterior.covariance
-    result = row.new_empty(len(row), len(row))
-    _write_jacobian(point, V, result[:-1, :-1])
-    result[:-1, -1] = unit * _slope(path, point, V)
-    result[-1] = row
-    return result
+@dataclass(frozen=True)
+class Derivatives:
+    """Of F in (p, q) and in t, in some unit of it, at a point."""
+
+    point: Point
+    correlation: Tensor  # C (N, N)
+    shared: Tensor  # S (N, N)
+    by_t: Tensor  # (2N,)
+
+    def across(self, row: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the rule that solves the derivatives over a row (2N + 1,) for right-hand sides (R, 2N + 1)."""
+        C, S, eta = self.correlation, self.shared, self.point.power
+        g, k, w = self._shape
+        a, excess = g / eta, k - 3 - g.square()
+        n = len(g)
+        by_width, by_mean = self.by_t.chunk(2)
+        row_p, row_q, row_t = row[:n], row[n:-1], row[-1]
+        inner = (S * a).neg_()
+        inner.diagonal().add_(g)
+        inner = (inner @ C).mul_(a).sub_(S * (excess / eta))
+        inner.diagonal().add_(excess + 2)
+        matrix = row.new_empty(n + 1, n + 1)
+        torch.mul(inner, 0.5 * w, out=matrix[:n, :n])
+        matrix[:n, n] = by_width + self._by_mean(by_mean)
+        matrix[n, :n] = row_p + 0.5 * w * (g * row_q - a * times(C, row_q))
+        matrix[n, n] = row_t + row_q @ by_mean
+        lu, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+
+        def solve(right: Tensor) -> Tensor:
+            width, mean, last = right[:, :n], right[:, n:-1], right[:, -1:]
+            reduced = torch.cat([width + self._by_mean(mean), last + times(mean, row_q)[:, None]], -1)
+            solved = torch.linalg.lu_solve(lu, pivots, reduced.mT).mT
+            p, t = solved[:, :-1], solved[:, -1:]
+            return torch.cat([p, 0.5 * (g * w * p - times(C, a * w * p)) + by_mean * t - mean, t], -1)
+
+        return solve
+
+    def _by_mean(self, x: Tensor) -> Tensor:
+        """Return (S a - g) x (..., N)."""
+        g, _, _ = self._shape
+        return times(self.shared, g / self.point.power * x) - g * x
+
+    @property
+    def _shape(self) -> tuple[Tensor, Tensor, Tensor]:
+        """g, k and w (N,)."""
+        tilted, v = self.point.tilted, self.point.tilted.variance
+        return tilted.third / (v * v.sqrt()), tilted.fourth / v.square(), self.point.cavity.precision * v
 
 
-def _write_jacobian(point: Point, V: Tensor, out: Tensor) -> None:
-    """Write the derivatives of F in (p, q) into a tensor (2N, 2N)."""
-    eta, tilted = point.power, point.tilted
-    v, s = tilted.variance, tilted.variance.sqrt()
-    g, k, w = tilted.third / (v * s), tilted.fourth / v.square(), point.cavity.precision * v
-    offset = (point.posterior.mean - tilted.mean) / s
-    none, one = torch.zeros_like(g), torch.ones_like(g)
-    mean = torch.stack([-0.5 * g * w, one])  # dm^ / s, by p and by q
-    width = torch.stack([-0.5 * (k - 1) * w, g])  # dv^ / v^
-    precision = -(width + torch.stack([w, none])) / eta  # v^ dtau
-    shift = (mean - torch.stack([none, one])) / eta - offset * precision  # s (dnu - m dtau)
-    n = len(v)
-    # d log v = -(V o V / v_i) dtau and dm / s_i = (V / s_i) (dnu - m dtau), each less what the tilted moments do
-    upper = torch.mul(V, V, out=out[:n, :n]).div_(point.posterior.variance.unsqueeze(-1))
-    lower = torch.div(V, s.unsqueeze(-1), out=out[n:, :n])
-    for block, factor, beside in ((upper, -precision / v, out[:n, n:]), (lower, shift / s, out[n:, n:])):
-        torch.mul(block, factor[1], out=beside)
-        block.mul_(factor[0])
-    for i, columns in enumerate((slice(None, n), slice(n, None))):
-        out[:n, columns].diagonal().sub_(width[i])
-        out[n:, columns].diagonal().sub_(mean[i] + 0.5 * offset * width[i])
-
-
-def _slope(path: Path, point: Point, V: Tensor) -> Tensor:
-    """Return the derivatives of F in t at fixed cavities (2N,), from differences of the tilted moments."""
+def differentiate(point: Point, path: Path | None = None, unit: float = 1.0) -> Derivatives:
+    """Return the derivatives of F at a point; those in t, in some unit of it, are zero without a path."""
+    mean, v = point.tilted.mean, point.tilted.variance
+    s = v.sqrt()
+    C = rough_covariance(point.posterior) / s.unsqueeze(-1)
+    C.div_(s)
+    S = C.square().mul_((v / point.posterior.variance).unsqueeze(-1))
+    if path is None:
+        return Derivatives(point, C, S, torch.zeros_like(point.residual))
     ahead, after = _sites(*path(point.t + _DIFFERENCE), point.cavity)
-    m, v, s = point.posterior.mean, point.tilted.variance, point.tilted.variance.sqrt()
     dtau, dnu = after.precision - point.sites.precision, after.shift - point.sites.shift
-    width, mean = (ahead.variance - v) / v, (ahead.mean - point.tilted.mean) / s
-    by_width = -times(V.square(), dtau) / point.posterior.variance - width
-    by_mean = times(V, dnu - m * dtau) / s - mean - 0.5 * (m - point.tilted.mean) / s * width
-    return torch.cat([by_width, by_mean]) / _DIFFERENCE
+    by_width = -times(S, v * dtau) - (ahead.variance - v) / v
+    by_mean = times(C, s * (dnu - mean * dtau)) - (ahead.mean - mean) / s
+    return Derivatives(point, C, S, torch.cat([by_width, by_mean]) * (unit / _DIFFERENCE))

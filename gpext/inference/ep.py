@@ -78,7 +78,7 @@ class EP:
         likelihood: Any,
         targets: Tensor,
         *,
-        start: GaussianSites | None = None,
+        start: GaussianSites | InferenceResult | None = None,
     ) -> InferenceResult:
         """Return the posterior, its sites and EP's approximation of the log evidence.
 
@@ -86,7 +86,9 @@ class EP:
             prior: p(f) at the training inputs, (..., N).
             likelihood: any likelihood of one latent, gpext's or gpytorch's.
             targets: (..., N).
-            start: sites to start from, of an earlier result for these data; the prior by default.
+            start: where to start: an earlier result for these data or its sites; the prior by default. A result at
+                other hyperparameters also has cavities, which are near a solution for longer than sites are: Newton's
+                steps go from them. So a grid or a path of hyperparameters is best walked from each to the next.
 
         Raises:
             TypeError: several latents a datum, or half precision.

@@ -17,8 +17,9 @@ from gpext.inference.double_loop import loop_doubly
 from gpext.inference.kl import KL
 from gpext.inference.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.matching import At, Match, match
+from gpext.inference.newton import cavities_of, newton
 from gpext.inference.problem import Problem
-from gpext.inference.result import Status
+from gpext.inference.result import InferenceResult, Status
 from gpext.inference.sequential_ep import sweep_one_by_one
 from gpext.inference.tilting import Tilt, tilt, widest_needed
 from gpext.likelihoods import AugmentedLikelihood
@@ -39,7 +40,11 @@ _MOST_NARROWING, _MOST_RAISING = 96, 126  # looks, those to settle included: bra
 _CAREFUL = 0.3  # of the usual steps along a branch as its power rises: with longer ones one in seven is lost
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.002  # of the power asked for, likewise
+_MOST_BESIDE = 14  # looks from an earlier result
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps
+
+
+Start = GaussianSites | InferenceResult | None
 
 
 @dataclass
@@ -62,13 +67,13 @@ class Search:
     trace: list[Tensor] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
 
-    def run(self, start: GaussianSites | None) -> Match:
+    def run(self, start: Start) -> Match:
         """Go through the stages until one arrives, and return the best match."""
         power = self.power
         at = self._at(power)
         if start is not None:
-            found = self._finish(at, self._sweep(at, at(self._begin(start)), power, hold=False), power)
-            if self._arrived(found):
+            found = self._beside(at, start)
+            if found is not None and self._arrived(found):
                 return found
         found = self._solve(at, power)
         for stage in (partial(self._from_mixture, at), partial(self._narrowed, power), self._from_lower):
@@ -77,7 +82,7 @@ class Search:
             found = self._better(found, stage())
         return found if self._arrived(found) else self._finish(at, found, power)
 
-    def run_sequentially(self, start: GaussianSites | None) -> Match:
+    def run_sequentially(self, start: Start) -> Match:
         """Sweep site by site and nothing else."""
         at, power, targets = self._at(self.power), self.power, self.problem.targets
         current, trace = sweep_one_by_one(
@@ -92,7 +97,7 @@ class Search:
         self._note("sequential sweeps", power, trace)
         return current
 
-    def run_doubly(self, start: GaussianSites | None) -> Match:
+    def run_doubly(self, start: Start) -> Match:
         """Run the double loop until the moments match; it may have stood still a little before."""
         at, tolerance = self._at(self.power), self.tolerance
         current = at(self._begin(start))
@@ -106,6 +111,18 @@ class Search:
             if not bool(trace) or bool((current.sites.shift == before.sites.shift).all()):
                 break
         return current
+
+    def _beside(self, at: At, start: GaussianSites | InferenceResult) -> Match | None:
+        """Go from the cavities of an earlier result by Newton's steps, if they lead anywhere; from sites by sweeps."""
+        if not isinstance(start, InferenceResult) or self._is_batch or not self._is_small:
+            return self._finish(at, self._sweep(at, at(self._begin(start)), self.power, hold=False), self.power)
+        cavity = cavities_of(start.conditioned, self.power)
+        if cavity is None:
+            return None
+        path, most = partial(self._between, 0.0), min(_MOST_BESIDE, self.max_steps)
+        end, trace, taken = newton(self.problem, path, cavity, max_looks=most, tolerance=self.tolerance)
+        self._note(f"steps from an earlier result ({taken} derivatives)", self.power, trace)
+        return None if end is None else self._finish(at, at(end.sites), self.power)
 
     def _from_mixture(self, at: At) -> Match | None:
         """Start from the sites of CAVI, all positive, where the likelihood has them."""
@@ -278,8 +295,13 @@ class Search:
         """Whether steps in O(N^3) are worth it."""
         return isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
 
-    def _begin(self, start: GaussianSites | None) -> GaussianSites:
-        return self.problem.no_sites() if start is None else start.to(torch.float64)
+    def _begin(self, start: Start) -> GaussianSites:
+        sites = start.sites if isinstance(start, InferenceResult) else start
+        if sites is None:
+            return self.problem.no_sites()
+        if not isinstance(sites, GaussianSites):
+            raise TypeError("start must be of a rule with one latent function per datum; got sites of several.")
+        return sites.to(torch.float64)
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
         if self._is_small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:

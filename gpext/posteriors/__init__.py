@@ -19,6 +19,7 @@ from gpext.posteriors.joint import JointPosterior
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
+from gpext.posteriors.rough_covariance import rough_covariance
 from gpext.posteriors.square_root import SquareRoot
 from gpext.posteriors.symmetric_products import lower_blocks, symmetric_matrix
 
@@ -54,5 +55,6 @@ __all__ = [
     "lower_blocks",
     "prior_gradients",
     "project",
+    "rough_covariance",
     "symmetric_matrix",
 ]

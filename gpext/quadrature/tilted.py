@@ -16,6 +16,7 @@ two-moded or not, and the trapezoidal rule converges geometrically.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -74,17 +75,18 @@ def student_t_tilted_moments(
         noise: s^2, the squared scale.
         power: eta, in (0, 1].
     """
+    one = deg_free.numel() == 1
     offset, variance, deg_free, noise = torch.broadcast_tensors(offset, variance, deg_free, noise)
     flat = [tensor.reshape(-1).double() for tensor in (offset, variance, deg_free, noise)]
     with torch.no_grad():
-        start, step, num_nodes = _layout(flat[0], flat[2], flat[3], power)
+        start, step, num_nodes = _layout(flat[0], flat[2], flat[3], power, one)
     chunks = zip(*(tensor.split(max(_CHUNK // num_nodes, 1)) for tensor in (*flat, start, step)), strict=True)
     parts = [_by_trapezoid(chunk, num_nodes, power) for chunk in chunks]
     return TiltedMoments(*(torch.cat(values).view(offset.shape) for values in zip(*parts, strict=True)))
 
 
-def _layout(d: Tensor, n: Tensor, noise: Tensor, power: float) -> tuple[Tensor, Tensor, int]:
-    """Return where the nodes t start, their steps, (B,), and how many there are.
+def _layout(d: Tensor, n: Tensor, noise: Tensor, power: float, one: bool) -> tuple[Tensor, Tensor, int]:
+    """Return where the nodes t start, their steps, (B,), and how many there are; `one` if all n are the same.
 
     Right of log(a / n) the integrand falls like the Gamma density, left of log(a / (n + d^2 / s^2)), where the last
     mode can be, like e^{a t}.
@@ -93,9 +95,16 @@ def _layout(d: Tensor, n: Tensor, noise: Tensor, power: float) -> tuple[Tensor, 
     x = DIGITS / a + (2 * DIGITS / a).sqrt()
     start = (a / (n + d.square() / noise)).log() - x
     end = (a / n).log() + x.log1p()
-    step = gumbel_step(a + 2)
+    weight = a + 2
+    step = torch.full_like(a, _step_of(float(weight[0]))) if one and len(a) else gumbel_step(weight)
     num_nodes = int(((end - start) / step).max().ceil()) + 1 if d.numel() else 1
     return start, (end - start) / max(num_nodes - 1, 1), num_nodes
+
+
+@functools.lru_cache(maxsize=64)
+def _step_of(weight: float) -> float:
+    """Return `gumbel_step` of one weight, which all data share where they share their degrees of freedom."""
+    return float(gumbel_step(torch.tensor(weight, dtype=torch.float64)))
 
 
 def _by_trapezoid(chunk: tuple[Tensor, ...], num_nodes: int, power: float) -> tuple[Tensor, ...]:

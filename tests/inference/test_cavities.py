@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from gpext.inference.cavities import bordered, look, seen_from
+from gpext.inference import EP
+from gpext.inference.cavities import differentiate, look, seen_from
+from gpext.inference.matching import match
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
@@ -30,11 +32,23 @@ def some_point(likelihood_name, power, n=7):
     return path, see, point
 
 
+def solution(likelihood_name, power, n=7):
+    """Cavities that do match, and what looks at others."""
+    likelihood, prior, y = CASES[likelihood_name].problem(n)
+    path, problem = partial(by_power, likelihood, y), Problem.of(prior(), likelihood, y, 0.0)
+    found = EP(power=power, tolerance=1e-11).infer(prior(), likelihood, y)
+    there = match(problem, tilt(likelihood, y, power), power, found.sites)
+    see = partial(look, problem, path)
+    point = see(power, GaussianSites(there.cavity_mean / there.cavity_variance, 1 / there.cavity_variance))
+    assert point.size < 1e-9
+    return path, see, point
+
+
 @pytest.mark.parametrize("power", [0.9, 0.4])
 @pytest.mark.parametrize("name", ["student_t", "bernoulli_logit"])
 @torch.no_grad()
-def test_the_derivatives_agree_with_finite_differences(name, power):
-    path, see, point = some_point(name, power)
+def test_the_derivatives_at_a_solution_agree_with_finite_differences(name, power):
+    path, see, point = solution(name, power)
     n = len(point.residual)
     columns = []
     for j in range(n):
@@ -43,11 +57,30 @@ def test_the_derivatives_agree_with_finite_differences(name, power):
         ahead, behind = (see(power, point.moved(point.cavity, sign * step)).residual for sign in (1, -1))
         columns.append((ahead - behind) / 2e-5)
     row = torch.arange(n + 1, dtype=F64)
-    found = bordered(path, point, 2.0, row)
-    assert bool((found[-1] == row).all())
+    inverse = differentiate(point, path, 2.0).across(row)(torch.eye(n + 1, dtype=F64)).mT
+    found = torch.linalg.inv(inverse)
+    torch.testing.assert_close(found[-1], row, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(found[:-1, :-1], torch.stack(columns, -1), rtol=1e-5, atol=1e-6)
     ahead, behind = (see(power + h, point.cavity).residual for h in (1e-5, -1e-5))
     torch.testing.assert_close(found[:-1, -1], (ahead - behind) / 1e-5, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["student_t", "bernoulli_logit"])
+@torch.no_grad()
+def test_newton_steps_converge_quadratically(name):
+    _, see, point = solution(name, 0.9)
+    n = len(point.residual)
+    fixed = torch.zeros(n + 1, dtype=F64)
+    fixed[-1] = 1
+    direction = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=F64)
+    missed = []
+    for size in (1e-2, 1e-3):
+        off = see(0.9, point.moved(point.cavity, size * direction))
+        right = torch.cat([-off.residual, fixed[:1]])
+        step = differentiate(off).across(fixed)(right.unsqueeze(0)).squeeze(0)
+        missed.append(see(0.9, off.moved(off.cavity, step[:-1])).size)
+    assert missed[0] < 1e-3
+    assert missed[1] < 0.03 * missed[0]
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
+from benchmarks.ep_map import grid
 from benchmarks.ep_problems import EXAMPLES
 from gpext.bounds import conditional_log_prob
 from gpext.inference import EP, KL, InferenceResult, Laplace, Status
@@ -220,6 +221,51 @@ def test_a_warm_start_takes_fewer_steps_to_the_same_place():
     likelihood, prior, y = CASES["student_t"].problem(30)
     cold = EP().infer(prior(), likelihood, y)
     warm = EP().infer(prior(), likelihood, y, start=cold.sites)
+    assert warm.num_steps < cold.num_steps
+    torch.testing.assert_close(warm.log_evidence, cold.log_evidence, rtol=1e-8, atol=1e-7)
+
+
+def at_neighbours():
+    """Two neighbouring settings of the hard example's map."""
+    settings = {(i, j): (a, b) for i, j, a, b in grid(EXAMPLES[2], "near", 40)}
+    return [EXAMPLES[2].problem(*settings[place]) for place in ((20, 20), (20, 21))]
+
+
+@torch.no_grad()
+def test_a_result_at_other_hyperparameters_is_followed_by_newton_steps():
+    first, second = at_neighbours()
+    begun = EP().infer(first.prior, first.likelihood, first.targets)
+    cold = EP(tolerance=1e-9).infer(second.prior, second.likelihood, second.targets)
+    warm = EP(tolerance=1e-9).infer(second.prior, second.likelihood, second.targets, start=begun)
+    assert warm.status is Status.CONVERGED
+    assert "from an earlier result" in warm.message
+    assert "sweeps" not in warm.message
+    assert warm.num_steps <= 12 < cold.num_steps
+    torch.testing.assert_close(warm.log_evidence, cold.log_evidence, rtol=1e-8, atol=1e-7)
+    by_sites = EP(tolerance=1e-9).infer(second.prior, second.likelihood, second.targets, start=begun.sites)
+    torch.testing.assert_close(by_sites.log_evidence, cold.log_evidence, rtol=1e-8, atol=1e-7)
+
+
+@torch.no_grad()
+def test_a_result_that_leads_nowhere_is_left_for_a_cold_start():
+    first, second = at_neighbours()
+    far = EP().infer(first.prior, first.likelihood, 10 * first.targets)
+    cold = EP().infer(second.prior, second.likelihood, second.targets)
+    warm = EP().infer(second.prior, second.likelihood, second.targets, start=far)
+    assert warm.status is Status.CONVERGED
+    torch.testing.assert_close(warm.log_evidence, cold.log_evidence, rtol=1e-6, atol=1e-5)
+    stopped = EP(max_steps=4).infer(second.prior, second.likelihood, second.targets, start=far)
+    assert stopped.status is Status.MAX_STEPS
+    assert stopped.num_steps <= 4
+    assert bool(stopped.log_evidence.isfinite())
+
+
+@torch.no_grad()
+def test_a_batch_begins_at_the_sites_of_an_earlier_result():
+    likelihood, prior, y = CASES["student_t"].problem(15)
+    ys = torch.stack([y, torch.zeros_like(y)])
+    cold = EP().infer(prior(), likelihood, ys)
+    warm = EP().infer(prior(), likelihood, ys, start=cold)
     assert warm.num_steps < cold.num_steps
     torch.testing.assert_close(warm.log_evidence, cold.log_evidence, rtol=1e-8, atol=1e-7)
 
