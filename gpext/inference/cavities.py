@@ -81,11 +81,14 @@ class Point:
 def look(problem: Problem, path: Path, t: float, cavity: GaussianSites) -> Point:
     """Return the point at some cavities: one tilted integral a datum, one factorisation, the variances."""
     tilt, power = path(t)
+    sound = (cavity.shift / cavity.precision).isfinite() & (1 / cavity.precision).isfinite() & (cavity.precision > 0)
+    # what a step too long has made infinite is looked at where nothing can go wrong, and then disowned
+    cavity = GaussianSites(torch.where(sound, cavity.shift, 0.0), torch.where(sound, cavity.precision, 1.0))
     tilted, sites = _sites(tilt, power, cavity)
     posterior = problem.condition(sites)
     m, v = posterior.mean, posterior.variance
     residual = torch.cat([(v / tilted.variance).log(), (m - tilted.mean) / tilted.variance.sqrt()])
-    proper = posterior.positive_definite & residual.isfinite().all()
+    proper = posterior.positive_definite & residual.isfinite().all() & sound.all()
     after = GaussianSites(tilted.mean / tilted.variance, 1 / tilted.variance)
     local = tilted.log_normalizer + _log_partition(cavity) - _log_partition(after)
     value = torch.where(proper, posterior.log_normalizer + local.sum(-1) / power, -torch.inf)

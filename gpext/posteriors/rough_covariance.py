@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpext.posteriors.dense import DensePosterior
 from gpext.posteriors.low_rank import LowRankPosterior
-from gpext.posteriors.triangles import solve_lower
+from gpext.posteriors.triangles import given_sites, solve_lower
 
 _ROUNDING = 1e-10  # per unit of the trace of B1: six digits are left of tau v above it
 
@@ -41,9 +41,8 @@ def rough_covariance(posterior: DensePosterior | LowRankPosterior) -> Tensor:
     variance = given * scale.square()
     if len(index):
         whitened = solve_lower(posterior.chol_positive, root.unsqueeze(-1) * K[:, index])
-        columns = torch.linalg.solve_triangular(posterior.chol_positive.mT, whitened, upper=True)
         inner = K[index][:, index] - whitened.mT @ whitened
-        columns = columns.mul_(scale.unsqueeze(-1)).index_copy_(0, index, 0.5 * (inner + inner.mT))
+        columns = given_sites(posterior.chol_positive, root, whitened).index_copy_(0, index, 0.5 * (inner + inner.mT))
     V = inverse.mul_(-scale.unsqueeze(-1)).mul_(scale)
     V.diagonal().copy_(variance)
     if len(index):

@@ -96,3 +96,13 @@ def test_a_product_with_a_vector_is_the_same_in_the_units_of_another_point():
     there = torch.cat([p, origin.tilted.variance.sqrt() * shift, 1e-6 * vector[-1:]])
     here = torch.cat([small, 1e-6 * vector[-1:]])
     torch.testing.assert_close(seen_from(origin, point, normal) @ here, normal @ there, rtol=1e-4, atol=1e-10)
+
+
+@pytest.mark.parametrize("entry", [(torch.inf, torch.inf), (1.0, 0.0), (1.0, -1.0), (1.0, 1e-320), (torch.nan, 1.0)])
+def test_cavities_that_are_none_are_no_solution_and_no_error(entry):
+    _, see, point = some_point("poisson", 1.0)
+    shift, precision = point.cavity.shift.clone(), point.cavity.precision.clone()
+    shift[2], precision[2] = entry
+    beyond = see(1.0, GaussianSites(shift, precision))
+    assert beyond.size == torch.inf
+    assert beyond.value == -torch.inf
