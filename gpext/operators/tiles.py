@@ -107,15 +107,15 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
     return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).mT
 
 
-def matrix(factors: Sequence[Factor]) -> Tensor:
-    """Return K (n, m), s left out."""
+def matrix(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
+    """Return K (n, m), s left out, rounded to `dtype`; by default that of the factors."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
-    out = factors[0].x.new_empty(n, m)
+    out = factors[0].x.new_empty(n, m, dtype=dtype)
 
     def rows_of(starts: Sequence[int]) -> None:
-        scratch = out.new_empty(3, _ROWS * _COLUMNS)
+        scratch = factors[0].x.new_empty(3, _ROWS * _COLUMNS)
         for start in starts:
             rows = slice(start, min(start + _ROWS, n))
             for columns in _columns(rows, m, square):
