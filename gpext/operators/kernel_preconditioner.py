@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from linear_operator.operators import LinearOperator, SumLinearOperator
 from torch import Tensor
@@ -23,7 +25,8 @@ def kernel_preconditioner(K: LinearOperator, noise: Tensor, solver: UnbiasedSolv
     """Return P near K + D.
 
     It is more than L L' + D only where the choice is free, as a given rank, a kept root and the trace of P^-1 dA want L
-    alone, and where K says between which inputs it is.
+    alone, and where K says between which inputs it is. A factor in single precision saves little where products are in
+    it, too.
 
     Args:
         K: (n, n).
@@ -44,7 +47,7 @@ def kernel_preconditioner(K: LinearOperator, noise: Tensor, solver: UnbiasedSolv
             K.diagonal(),
             noise,
             points,
-            block=lambda rows, columns: _block(K, rows, columns),
+            block=partial(_block, K) if K.dtype == torch.float64 else None,
             tolerance=accuracy,
             generator=solver.generator,
         )

@@ -91,13 +91,12 @@ def automatic_preconditioner(
         generator=generator,
     )
     root = make_root(is_beaten=is_beaten)
-    n, rank = root.shape
-    if block is not None and 0 < rank <= JUDGED and is_beaten(root):
+    if block is not None and 0 < root.size(-1) < JUDGED + BLOCK and is_beaten(root):
         single = SinglePrecisionPreconditioner.of(block, diagonal, noise)
         if single is not None:
             return single
-        root = make_root()
-        rank = root.size(-1)
+        root = make_root() if root.size(-1) >= JUDGED else root  # which has ended by itself
+    n, rank = root.shape
     left = (diagonal - root.square().sum(-1)).clamp_min(0)  # by rounding alone
     eigenvalue = float(root[:, -_LAST:].square().sum()) / max(min(rank, _LAST), 1)
     saved = _SAVED * most_steps(eigenvalue, typical, tolerance) * cost_of_step(n, rank)
@@ -118,8 +117,8 @@ def _single_precision_costs_less(L: Tensor, diagonal: Tensor, noise: Tensor, tol
     number; the most steps, of the best number of columns, are about what is taken after columns that are rather more.
     """
     n, k = L.shape
-    taken = [float(columns.square().sum()) / columns.size(-1) for columns in L.split(BLOCK, -1)]
-    power = math.log2(max(taken[1] / taken[3], 1.0)) if k == JUDGED and taken[3] > 0 else 0.0
+    taken = [float(columns.square().mean(-1).sum()) for columns in L[:, :JUDGED].split(BLOCK, -1)]
+    power = math.log2(max(taken[1] / taken[3], 1.0)) if k >= JUDGED and taken[3] > 0 else 0.0
     scale = (diagonal + noise).rsqrt()
     ones = (L * scale.unsqueeze(-1)).sum(0).square().sum() / n  # nearly the first eigenvector, as entries are positive
     smallest = (noise * scale.square()).min() + taken[-1] * (k / n) ** power * scale.square().min()
