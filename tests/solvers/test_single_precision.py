@@ -131,15 +131,17 @@ def test_a_matrix_that_rounding_makes_indefinite_has_none(small_panels):
         made(K, 0 * D)
 
 
-def test_nothing_denormal_is_stored(small_panels):
-    """Such numbers make products many times as slow."""
+def test_nothing_is_stored_whose_products_are_denormal(small_panels):
+    """Such numbers make products many times as slow: those of A, and those that the factor would have itself."""
     x = torch.linspace(0, 150, 100, dtype=F64).unsqueeze(-1)
-    K = torch.exp(-0.5 * (x - x.mT).square())
-    smallest = torch.finfo(torch.float32).tiny
-    assert bool(((K.float() > 0) & (K.float() < smallest)).any())
-    P = made(K, torch.full((100,), 0.1, dtype=F64))
-    stored = torch.cat([panel[panel != 0].abs() for panel in P.panels])
-    assert float(stored.min()) > 1e-14
+    far_apart = torch.exp(-0.5 * (x - x.mT).square())
+    assert bool(((far_apart.float() > 0) & (far_apart.float() < torch.finfo(torch.float32).tiny)).any())
+    like_one_alone = torch.eye(100, dtype=F64)
+    like_one_alone[0, 1:] = like_one_alone[1:, 0] = 1e-10  # 1e-20 between the others, given that one
+    for K in (far_apart, like_one_alone):
+        P = made(K, torch.full((100,), 0.1, dtype=F64))
+        stored = torch.cat([panel[panel != 0].abs() for panel in P.panels])
+        assert float(stored.min()) > 1e-14
 
 
 def test_vectors_in_single_precision_stay_so(small_panels):
