@@ -39,7 +39,7 @@ MOST_STORED = 2**27  # numbers of U, half a gigabyte: 16383 data, whose matrices
 _OPERATION = 0.5  # what one in single precision costs
 _MADE = 300.0  # an entry of A, rounded, scaled and freed of what is denormal
 _APPLIED = 64.0  # an entry of U each time that it is read, for a few right-hand sides
-_ROUNDED = 0.2  # of the largest eigenvalue's rounding: about what the error of the factor is
+_ROUNDED = 0.1  # of the largest eigenvalue's rounding: the error of the factor, by the steps that it leaves
 
 
 @dataclass(frozen=True)
