@@ -35,7 +35,8 @@ _NOTHING = 1e-14  # beside a diagonal of one; products of numbers below that are
 
 _FEWEST = 1500  # data: fewer take a low rank no time to speak of, whatever they are
 MOST_STORED = 2**27  # numbers of U, half a gigabyte: 16383 data, whose matrices are not stored otherwise
-# In floating-point operations of a product of matrices in double precision, as of `partial_cholesky`:
+# In floating-point operations of a product of matrices in double precision, as of `partial_cholesky`: ratios of rates,
+# measured on one core with AVX-512, of which a choice needs no more than the first digit.
 _OPERATION = 0.5  # what one in single precision costs
 _MADE = 300.0  # an entry of A, rounded, scaled and freed of what is denormal
 _APPLIED = 64.0  # an entry of U each time that it is read, for a few right-hand sides
