@@ -6,7 +6,7 @@ a few neighbours do not know either. In many dimensions nobody is near, and that
 neighbours must explain something of a datum's variance, too.
 
 A matrix that is far from low rank and not too large has all of its Cholesky factor in single precision instead, where
-the first columns of L say that this costs less: n^3 / 6 then beats steps that each go through the n^2 entries.
+the first columns of L say that this costs less: n^3 / 3 operations then beat steps that go through n^2 / 2 entries.
 """
 
 from __future__ import annotations
