@@ -152,7 +152,7 @@ class KernelOperator(LinearOperator):
 
     @torch.no_grad()
     def block(self, rows: slice, columns: slice) -> Tensor:
-        """Return those entries of a matrix that is no batch, rounded to float32, without derivatives."""
+        """Return those entries of a matrix that is no batch, in float32 but for distances, without derivatives."""
         if self._is_stored:
             return self._stored[rows, columns].float()
         (factors,) = factors_one_by_one(self[rows, columns].factors, self.batch_shape)
