@@ -6,7 +6,7 @@ by the noise. Gradients are those in log s, log l and log noise. Parts, each of 
 * conditioning: products and errors of CG, preconditioned CG and ULISSE against the condition number;
 * schedules: the error of the mean of 100 gradients against products, for laws of survival and first steps;
 * draws: the mean of 4000 draws in standard errors, of solutions and of gradients with a sum of kernels;
-* preconditioner: solves to 1e-8 on 5000 data in 8 dimensions, and gradients with a preconditioner that is kept.
+* preconditioner: solves to 1e-8 on 5000 data, uniform and real ones, and gradients with a preconditioner that is kept.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.unbiased_cg --output benchmarks/results/unbiased_cg.jsonl
 """
@@ -106,12 +106,17 @@ def draws(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def preconditioner(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Kernels from rough to smooth; gradients on a random walk."""
-    for kernel, lengthscale, noise in tqdm(parts.SYSTEMS, disable=None):
-        ledger.get(
-            f"preconditioner/{options.num_data}/{kernel}/{lengthscale:g}/{noise:g}",
-            lambda k=kernel, s=lengthscale, e=noise: parts.preconditioned(options.num_data, k, s, e),
-        )
+    """Kernels from rough to smooth, on uniform inputs and real ones; gradients on a random walk."""
+    for inputs, kernel, lengthscale, noise in tqdm(parts.SYSTEMS, disable=None):
+
+        def measured(name=inputs, kernel=kernel, lengthscale=lengthscale, noise=noise):
+            if name == parts.UNIFORM:
+                x = parts.uniform(options.num_data)
+            else:
+                x = load(name, max_train=options.num_data, test_fraction=0.0).train_x
+            return {"inputs": name, "dimension": x.size(-1), **parts.preconditioned(x, kernel, lengthscale, noise)}
+
+        ledger.get(f"preconditioner/{options.num_data}/{inputs}/{kernel}/{lengthscale:g}/{noise:g}", measured)
     data = load("concrete", max_train=options.rows, test_fraction=0.0)
     for method in KEEPING:
         ledger.get(

@@ -83,19 +83,33 @@ def report(ledger: Ledger) -> str:
         found.append(
             table(
                 [
-                    *("kernel", "l", "noise", "n", "plain, products", "s", "rank", "neighbours", "products"),
+                    *(
+                        "inputs",
+                        "d",
+                        "kernel",
+                        "l",
+                        "noise",
+                        "n",
+                        "plain, products",
+                        "s",
+                        "preconditioner",
+                        "rank",
+                        "products",
+                    ),
                     *("construction, s", "s in all", "ratio of products", "of seconds", "of the processor's"),
                 ],
                 [
                     [
+                        r["inputs"],
+                        str(r["dimension"]),
                         r["kernel"],
                         f"{r['lengthscale']:g}",
                         f"{r['noise']:g}",
                         str(r["n"]),
                         str(r["plain"]),
                         f"{r['plain_seconds'][0]:.1f}",
+                        r["preconditioner"],
                         str(r["rank"]),
-                        "yes" if r["neighbours"] else "no",
                         str(r["products"]),
                         f"{r['build_seconds'][0]:.2f}",
                         f"{r['seconds'][0]:.2f}",

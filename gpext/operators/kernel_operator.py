@@ -150,6 +150,14 @@ class KernelOperator(LinearOperator):
         each = [tiles.matrix(factors) for factors in factors_one_by_one(self.factors, self.batch_shape)]
         return (torch.stack(each) if self.batch_shape else each[0]).view(self.shape).mul_(self.outputscale)
 
+    @torch.no_grad()
+    def block(self, rows: slice, columns: slice) -> Tensor:
+        """Return those entries of a matrix that is no batch, in float32 but for distances, without derivatives."""
+        if self._is_stored:
+            return self._stored[rows, columns].float()
+        (factors,) = factors_one_by_one(self[rows, columns].factors, self.batch_shape)
+        return tiles.matrix(factors, torch.float32).mul_(self.outputscale.float())
+
     def bilinear_form(self, left: Tensor, right: Tensor) -> Tensor:
         """Return sum_r left_r' K right_r (...) for (..., n, R) and (..., m, R), value and derivatives from one pass.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from linear_operator.operators import LinearOperator, SumLinearOperator
 from torch import Tensor
@@ -11,18 +13,20 @@ from gpext.operators.unbiased_solver import UnbiasedSolver
 from gpext.solvers import (
     LowRankPreconditioner,
     NeighbourPreconditioner,
+    SinglePrecisionPreconditioner,
     automatic_preconditioner,
     partial_cholesky,
 )
 
-Preconditioner = LowRankPreconditioner | NeighbourPreconditioner
+Preconditioner = LowRankPreconditioner | NeighbourPreconditioner | SinglePrecisionPreconditioner
 
 
 def kernel_preconditioner(K: LinearOperator, noise: Tensor, solver: UnbiasedSolver) -> Preconditioner:
     """Return P near K + D.
 
-    It has neighbours only where the choice is free, as a given rank, a kept root and the trace of P^-1 dA want L alone,
-    and where K says between which inputs it is.
+    It is more than L L' + D only where the choice is free, as a given rank, a kept root and the trace of P^-1 dA want L
+    alone, and where K says between which inputs it is. A factor in single precision saves little where products are in
+    it, too.
 
     Args:
         K: (n, n).
@@ -43,6 +47,7 @@ def kernel_preconditioner(K: LinearOperator, noise: Tensor, solver: UnbiasedSolv
             K.diagonal(),
             noise,
             points,
+            block=partial(_block, K) if K.dtype == torch.float64 else None,
             tolerance=accuracy,
             generator=solver.generator,
         )
@@ -69,3 +74,11 @@ def _points(K: LinearOperator) -> Tensor | None:
     each = [_points(term) for term in K.linear_ops]
     known = [points for points in each if points is not None]
     return torch.cat(known, -1) if len(known) == len(each) else None
+
+
+def _block(K: LinearOperator, rows: slice, columns: slice) -> Tensor:
+    """Return those entries of a K that says between which inputs it is."""
+    if isinstance(K, SumLinearOperator):
+        return torch.stack([_block(term, rows, columns) for term in K.linear_ops]).sum(0)
+    assert isinstance(K, KernelOperator)
+    return K.block(rows, columns)

@@ -107,19 +107,19 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
     return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).mT
 
 
-def matrix(factors: Sequence[Factor]) -> Tensor:
-    """Return K (n, m), s left out."""
+def matrix(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
+    """Return K (n, m), s left out, in `dtype`, to which arguments are rounded; by default that of the factors."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
-    out = factors[0].x.new_empty(n, m)
+    out = factors[0].x.new_empty(n, m, dtype=dtype)
 
     def rows_of(starts: Sequence[int]) -> None:
-        scratch = out.new_empty(3, _ROWS * _COLUMNS)
+        scratch = factors[0].x.new_empty(3, _ROWS * _COLUMNS)
         for start in starts:
             rows = slice(start, min(start + _ROWS, n))
             for columns in _columns(rows, m, square):
-                K = _tile(ready, rows, columns, scratch)
+                K = _tile(ready, rows, columns, scratch, out.dtype)
                 out[rows, columns] = K
                 if square and columns.start != rows.start:
                     out[columns, rows] = K.mT
@@ -210,14 +210,19 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
-def _tile(ready: Sequence[_Ready], rows: slice, columns: slice, scratch: Tensor) -> Tensor:
-    """Return K of a tile, s left out, in the first row of `scratch` (3, ...), which is made once for all tiles."""
+def _tile(
+    ready: Sequence[_Ready], rows: slice, columns: slice, scratch: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return K of a tile, s left out; arguments, and it unless rounded, in `scratch` (3, ...), made once for all."""
     shape = rows.stop - rows.start, columns.stop - columns.start
     out, second, spare = scratch[:, : shape[0] * shape[1]].view(3, *shape)
+    dtype = scratch.dtype if dtype is None else dtype
+    spare = spare if dtype == scratch.dtype else torch.empty_like(spare, dtype=dtype)
     first, *others = ready
-    K = value(first.factor.profile, first.argument(rows, columns, out), first.factor.alpha, spare)
+    K = value(first.factor.profile, first.argument(rows, columns, out).to(dtype), first.factor.alpha, spare)
     for other in others:
-        K.mul_(value(other.factor.profile, other.argument(rows, columns, second), other.factor.alpha, spare))
+        t = other.argument(rows, columns, second).to(dtype)
+        K.mul_(value(other.factor.profile, t, other.factor.alpha, spare))
     return K
 
 

@@ -22,12 +22,13 @@ class UnbiasedSolver:
         tolerance: relative size of the residual from which on the end is random.
         survival: its law; by default as the residual falls (see :mod:`gpext.solvers.survival`).
         rank: of the preconditioner of K + D; 0 for none. If None it is chosen by what it saves, and where it helps, the
-            kernel is a lazy one and nothing is kept or controlled, nearest neighbours complete it.
+            kernel is a lazy one and nothing is kept or controlled, nearest neighbours complete it, or all of a Cholesky
+            factor in float32 takes its place, half a gigabyte at most (`gpext.solvers.single_precision.MOST_STORED`).
         keep: the preconditioner's root from solve to solve, of one model; None to make it anew for each matrix.
         max_steps: most products with A in one solve; 10 n by default.
         log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another
-            matrix or has neighbours, or without one the sum of the logarithms of the diagonal, above; "lanczos": an
-            estimate by stochastic Lanczos quadrature, at its own cost.
+            matrix, has neighbours or is in float32 (nearly log|A| then), or without one the sum of the logarithms of
+            the diagonal, above; "lanczos": an estimate by stochastic Lanczos quadrature, at its own cost.
         controlled: whether probes are for what P leaves of the derivatives of log|A| alone: many times less noise where
             P is near A, and more where its rank is far too low. Its rank is chosen for accurate solves then.
         lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.

@@ -7,6 +7,7 @@ from gpext.solvers.lanczos import lanczos_log_det, trace_probes
 from gpext.solvers.nystrom import nystrom
 from gpext.solvers.partial_cholesky import partial_cholesky
 from gpext.solvers.preconditioners import LowRankPreconditioner, NeighbourPreconditioner
+from gpext.solvers.single_precision import SinglePrecisionPreconditioner
 from gpext.solvers.square_roots import RootProduct, square_root_times
 from gpext.solvers.steps import SolveStatus
 from gpext.solvers.survival import Geometric, Matched, NoSurvival, Survival, Ulisse
@@ -21,6 +22,7 @@ __all__ = [
     "NeighbourPreconditioner",
     "NoSurvival",
     "RootProduct",
+    "SinglePrecisionPreconditioner",
     "SolveStatus",
     "Survival",
     "Ulisse",

@@ -1,14 +1,19 @@
-r"""The preconditioner of K + D that costs least: L L' + D of a rank that pays, or L L' + (G'G)^-1 where that is better.
+r"""The preconditioner of K + D that costs least: L L' + D of a rank that pays, L L' + (G'G)^-1, or U'U in float32.
 
 Whether neighbours help is tried by two solves with the data around one, so few that factorisations take no time. They
 are as dense there as all are, and what L leaves is as rough; only what is longer than that neighbourhood is lost, which
 a few neighbours do not know either. In many dimensions nobody is near, and that may be nearly all there is: so
 neighbours must explain something of a datum's variance, too.
+
+A matrix that is far from low rank and not too large has all of its Cholesky factor in single precision instead, where
+the first columns of L say that this costs less: n^3 / 3 operations then beat steps that go through n^2 / 2 entries.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,8 +27,16 @@ from gpext.solvers.neighbour_roots import (
     neighbour_root,
     neighbours_before,
 )
-from gpext.solvers.partial_cholesky import cost_of_step, most_steps, partial_cholesky
+from gpext.solvers.partial_cholesky import (
+    BLOCK,
+    JUDGED,
+    cost_of_columns,
+    cost_of_step,
+    most_steps,
+    partial_cholesky,
+)
 from gpext.solvers.preconditioners import LowRankPreconditioner, NeighbourPreconditioner
+from gpext.solvers.single_precision import Block, SinglePrecisionPreconditioner, cost_of_single_precision
 
 _TRIED = 400  # data
 _SAVED = 0.3  # about what neighbours save where they help, of the most steps that it can take
@@ -31,6 +44,7 @@ _LAST = 150  # columns of L: what one of them took from the trace tells the larg
 _WORTH = 0.85  # of the steps, on the data tried: more and they are not taken
 _EXPLAINED = 0.05  # of the variance: where neighbours explain less, what L leaves is alike everywhere, if at all
 _TRIAL = 2e9  # what it costs, see `partial_cholesky`
+_COLUMNS = 2.5  # times what the formula says: about what columns of L take
 _GROUPED = 200.0  # what an entry of L costs for each of the data together with which it is used, likewise
 
 
@@ -42,9 +56,10 @@ def automatic_preconditioner(
     noise: Tensor,
     points: Tensor,
     *,
+    block: Block | None = None,
     tolerance: float = 1e-8,
     generator: torch.Generator | None = None,
-) -> LowRankPreconditioner | NeighbourPreconditioner:
+) -> LowRankPreconditioner | NeighbourPreconditioner | SinglePrecisionPreconditioner:
     """Return the preconditioner.
 
     Args:
@@ -53,6 +68,7 @@ def automatic_preconditioner(
         diagonal: of K (n,).
         noise: the diagonal of D (n,), positive.
         points: the data (n, d), the nearer the more they are alike by K.
+        block: rows, columns -> those entries of K, in less time; without it, nothing in single precision is tried.
         tolerance: of the solves that it is for.
         generator: for pivots, the order of the data, and which are tried, on the CPU.
 
@@ -61,11 +77,27 @@ def automatic_preconditioner(
     """
     check_noise(noise)
     typical = float(noise.mean())
-    root = partial_cholesky(
-        columns, diagonal, noise=typical, tolerance=tolerance, is_for_few_solves=True, generator=generator
+
+    def is_beaten(L: Tensor) -> bool:
+        return block is not None and _single_precision_costs_less(L, diagonal, noise, tolerance)
+
+    make_root = partial(
+        partial_cholesky,
+        columns,
+        diagonal,
+        noise=typical,
+        tolerance=tolerance,
+        is_for_few_solves=True,
+        generator=generator,
     )
-    left = (diagonal - root.square().sum(-1)).clamp_min(0)  # by rounding alone
+    root = make_root(is_beaten=is_beaten)
+    if block is not None and 0 < root.size(-1) < JUDGED + BLOCK and is_beaten(root):
+        single = SinglePrecisionPreconditioner.of(block, diagonal, noise)
+        if single is not None:
+            return single
+        root = make_root() if root.size(-1) >= JUDGED else root  # which has ended by itself
     n, rank = root.shape
+    left = (diagonal - root.square().sum(-1)).clamp_min(0)  # by rounding alone
     eigenvalue = float(root[:, -_LAST:].square().sum()) / max(min(rank, _LAST), 1)
     saved = _SAVED * most_steps(eigenvalue, typical, tolerance) * cost_of_step(n, rank)
     cost = _TRIAL + _GROUPED * n * rank * (NUM_NEIGHBOURS + 1)
@@ -76,6 +108,29 @@ def automatic_preconditioner(
             if P.rest.explained > _EXPLAINED:
                 return P
     return LowRankPreconditioner.of(root, noise)
+
+
+def _single_precision_costs_less(L: Tensor, diagonal: Tensor, noise: Tensor, tolerance: float) -> bool:
+    """Return whether the whole factor in single precision costs less than going on from the first columns of L (n, k).
+
+    What columns take from the trace, on average of a block, is about an eigenvalue of K, and falls as a power of their
+    number; the most steps, of the best number of columns, are about what is taken after columns that are rather more.
+    """
+    n, k = L.shape
+    taken = [float(columns.square().mean(-1).sum()) for columns in L[:, :JUDGED].split(BLOCK, -1)]
+    power = math.log2(max(taken[1] / taken[3], 1.0)) if k >= JUDGED and taken[3] > 0 else 0.0
+    scale = (diagonal + noise).rsqrt()
+    ones = (L * scale.unsqueeze(-1)).sum(0).square().sum() / n  # nearly the first eigenvector, as entries are positive
+    smallest = (noise * scale.square()).min() + taken[-1] * (k / n) ** power * scale.square().min()
+    single = cost_of_single_precision(n, 1 + float(ones), float(smallest), tolerance)
+    typical = float(noise.mean())
+
+    def cost_with(rank: int) -> float:
+        steps = most_steps(taken[-1] * (k / rank) ** power, typical, tolerance)
+        return _COLUMNS * cost_of_columns(n, k, rank - k) + steps * cost_of_step(n, rank)
+
+    ranks = range(k, n + 1, BLOCK)
+    return single < min(map(cost_with, ranks))
 
 
 @torch.no_grad()

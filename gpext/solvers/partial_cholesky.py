@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-_BLOCK = 50
+BLOCK = 50
+JUDGED = 4 * BLOCK  # columns of L that tell how the eigenvalues fall
 _ENTRY = 60.0  # what an entry of K costs, in floating-point operations of a product of matrices; half by symmetry
 _ROOM = 512  # columns that L has room for at first; twice as many whenever they are full
 _PASS = 130.0  # what an entry of L costs a step, likewise: it is read twice, for a few right-hand sides
@@ -36,6 +37,7 @@ def partial_cholesky(
     pivots: Literal["random", "largest"] = "random",
     tolerance: float = 1e-8,
     is_for_few_solves: bool = False,
+    is_beaten: Callable[[Tensor], bool] | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return L (n, k) with L L' near K, K - L L' positive semidefinite.
@@ -49,6 +51,7 @@ def partial_cholesky(
         tolerance: of the solves the rank is chosen for.
         is_for_few_solves: whether the rank is to cost no more than a solve or two are worth. Else it is rather too high
             than too low: an L that is kept serves many, and what controls a variance has to be near K.
+        is_beaten: whether something else than L will cost less, asked of its first `JUDGED` columns; it ends there.
         generator: for the pivots, on the CPU.
 
     Raises:
@@ -65,7 +68,7 @@ def partial_cholesky(
     room, left = diagonal.new_empty(min(most, _ROOM), n), diagonal.clone()  # of L'
     rows = room[:0]
     trace = [float(left.sum())]
-    block = _BLOCK if pivots == "random" else 1
+    block = BLOCK if pivots == "random" else 1
     in_vain, patience = 0, 1 if is_for_few_solves else _PATIENCE
     while len(rows) < most and trace[-1] > _ROUNDING * trace[0]:
         size = min(block, most - len(rows))
@@ -82,6 +85,8 @@ def partial_cholesky(
         left = (left - added.square().sum(0)).clamp_min_(0)  # by rounding alone
         left[chosen] = 0
         trace.append(float(left.sum()))
+        if is_beaten is not None and len(rows) - len(added) < JUDGED <= len(rows) and is_beaten(rows.mT):
+            break
         if rank is None and noise is not None:
             pays = _pays(trace, block, len(rows), n, noise, tolerance, is_for_few_solves)
             in_vain = 0 if pays else in_vain + 1
@@ -110,6 +115,11 @@ def most_steps(eigenvalue: float, noise: float, tolerance: float) -> float:
     return 0.5 * math.sqrt(1 + eigenvalue / noise) * math.log(2 / tolerance)
 
 
+def cost_of_columns(n: int, rank: int, more: int) -> float:
+    """Return what so many more columns of L cost."""
+    return more * n * (_ENTRY + 3.0 * (rank + 0.5 * (more - BLOCK)) + BLOCK)
+
+
 def cost_of_step(n: int, rank: int) -> float:
     """Return what a product with K and an application of the preconditioner cost."""
     return 0.5 * _ENTRY * n * n + _PASS * n * rank
@@ -133,5 +143,5 @@ def _pays(
     share = _OF_BOUND if is_for_few_solves else 1.0
     now = share * most_steps(last, noise, tolerance)
     after = share * most_steps(last * min(last / before, 1.0) ** (1 / blocks), noise, tolerance)
-    cost = _ENTRY * n * block + 3.0 * n * rank * block + n * block * block + after * _PASS * n * block
+    cost = cost_of_columns(n, rank, block) + after * _PASS * n * block
     return (now - after) * cost_of_step(n, rank) > cost

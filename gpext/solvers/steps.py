@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,12 +32,22 @@ class SolveStatus(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step, column by column."""
+    """One step, column by column. What the next one needs of P is made when it is asked for: the last needs none."""
 
     increment: Tensor  # of the solution (..., n, R)
     residual: Tensor  # by recursion (..., n, R)
-    rz: Tensor  # r'P^-1 r of that residual (..., R)
     is_broken: Tensor  # whether p'A p or r'P^-1 r is not positive (..., R)
+    precondition: Product | None
+
+    @cached_property
+    def z(self) -> Tensor:
+        """P^-1 r of that residual (..., n, R)."""
+        return self.residual if self.precondition is None else self.precondition(self.residual)
+
+    @cached_property
+    def rz(self) -> Tensor:
+        """r'P^-1 r of that residual (..., R)."""
+        return (self.residual * self.z).sum(-2)
 
 
 def cg_steps(matvec: Product, residual: Tensor, precondition: Product | None) -> Iterator[Step]:
@@ -47,12 +58,8 @@ def cg_steps(matvec: Product, residual: Tensor, precondition: Product | None) ->
         residual: b - A x0 (..., n, R).
         precondition: r -> P^-1 r, or None.
     """
-
-    def preconditioned(r: Tensor) -> Tensor:
-        return r if precondition is None else precondition(r)
-
     r = residual
-    z = preconditioned(r)
+    z = r if precondition is None else precondition(r)
     p, rz = z, (r * z).sum(-2)
     is_broken = rz < 0
     while True:
@@ -62,8 +69,8 @@ def cg_steps(matvec: Product, residual: Tensor, precondition: Product | None) ->
         is_broken = is_broken | (live & ~(curvature > 0))
         a = torch.where(live & ~is_broken, rz / curvature, 0.0).unsqueeze(-2)
         r = r - a * q
-        z = preconditioned(r)
-        before, rz = rz, (r * z).sum(-2)
-        yield Step(a * p, r, rz, is_broken)
+        step = Step(a * p, r, is_broken, precondition)
+        yield step
+        before, rz = rz, step.rz
         is_broken = is_broken | (rz < 0)
-        p = z + torch.where(before > 0, rz / before, 0.0).unsqueeze(-2) * p
+        p = step.z + torch.where(before > 0, rz / before, 0.0).unsqueeze(-2) * p

@@ -134,6 +134,19 @@ def test_a_small_matrix_is_stored_at_its_first_product(profiles, square, batch, 
     assert "_stored" not in vars(large)
 
 
+@pytest.mark.parametrize("backend", ["auto", "tiles"])
+@pytest.mark.parametrize("profiles", CASES, ids="-".join)
+def test_a_block_is_that_of_the_matrix_to_rounding_beside_its_diagonal(profiles, backend):
+    """In single precision, but for squared distances, which would lose digits."""
+    op = made(*profiles, square=True, n=300, m=300, backend=backend).detach()
+    for rows, columns in ((slice(0, 300), slice(0, 300)), (slice(40, 90), slice(40, 300)), (slice(299, 300),) * 2):
+        found = op.block(rows, columns)
+        assert found.dtype == torch.float32
+        rounding = 2 * torch.finfo(torch.float32).eps * float(op.diagonal().max())
+        torch.testing.assert_close(found.double(), op.to_dense()[rows, columns], rtol=0, atol=rounding)
+    assert ("_stored" in vars(op)) == (backend == "auto")
+
+
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("square", [True, False])
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)

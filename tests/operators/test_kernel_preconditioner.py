@@ -1,4 +1,4 @@
-"""The preconditioner of a lazy kernel: with neighbours where the choice is free, by L alone where not."""
+"""The preconditioner of a lazy kernel: with neighbours or in single precision if the choice is free, else L alone."""
 
 import copy
 from functools import partial
@@ -10,7 +10,14 @@ from linear_operator.operators import ConstantDiagLinearOperator
 
 from gpext.kernels import keops
 from gpext.operators import KeptPreconditioner, UnbiasedSolveOperator, UnbiasedSolver
-from gpext.solvers import LowRankPreconditioner, NeighbourPreconditioner, automatic, partial_cholesky
+from gpext.solvers import (
+    LowRankPreconditioner,
+    NeighbourPreconditioner,
+    SinglePrecisionPreconditioner,
+    automatic,
+    partial_cholesky,
+    single_precision,
+)
 
 F64 = torch.float64
 N = 500
@@ -21,6 +28,13 @@ def cheap(monkeypatch):
     """Neighbours cost nothing: at sizes of tests they would never pay."""
     monkeypatch.setattr(automatic, "_TRIAL", 0.0)
     monkeypatch.setattr(automatic, "_GROUPED", 0.0)
+
+
+@pytest.fixture
+def enough(monkeypatch):
+    """So few data are enough for a factor in single precision, of panels smaller still."""
+    monkeypatch.setattr(single_precision, "_FEWEST", 1)
+    monkeypatch.setattr(single_precision, "_HEIGHT", 128)
 
 
 def single():
@@ -59,8 +73,23 @@ def test_it_has_neighbours_and_solves(kernel):
     assert abs(float(A.inv_quad_logdet(logdet=True)[1] - true)) < abs(float(without.preconditioner.log_det - true))
 
 
+@pytest.mark.parametrize("kernel", [single, several])
+def test_it_is_in_single_precision_and_solves(enough, kernel):
+    A = operator(kernel, tolerance=0.1, lanczos_probes=5, lanczos_steps=10)
+    assert isinstance(A.preconditioner, SinglePrecisionPreconditioner)
+    dense = A.base.to_dense()
+    b = torch.randn(N, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+    found = A.solve_to(b, 1e-10)
+    torch.testing.assert_close(found.solution, torch.linalg.solve(dense, b), rtol=1e-7, atol=1e-7)
+    assert found.num_steps <= 4
+    true = torch.logdet(dense)
+    estimate, error = A.lanczos_log_det()
+    assert abs(float(estimate - true)) < 4.5 * float(error) + 1e-8
+    torch.testing.assert_close(A.inv_quad_logdet(logdet=True)[1], true, rtol=0, atol=1e-2)
+
+
 @pytest.mark.parametrize("options", [{"rank": 20}, {"keep": KeptPreconditioner()}, {"controlled": True}])
-def test_where_the_low_rank_alone_is_wanted_it_is_alone(options):
+def test_where_the_low_rank_alone_is_wanted_it_is_alone(enough, options):
     assert isinstance(operator(**options).preconditioner, LowRankPreconditioner)
 
 
@@ -81,7 +110,14 @@ def test_the_same_seed_makes_the_same_and_copies_are_equal():
         assert torch.equal(other.preconditioner(b), expected)
 
 
-def test_float32():
+def test_in_single_precision_it_is_the_same_for_the_same_seed_too(enough):
+    A, b = operator(), torch.ones(N, 1, dtype=F64)
+    assert isinstance(A.preconditioner, SinglePrecisionPreconditioner)
+    for other in (operator(), copy.deepcopy(A)):
+        assert torch.equal(other.preconditioner(b), A.preconditioner(b))
+
+
+def test_float32(enough):
     A = operator(dtype=torch.float32, tolerance=1e-2)
     b = torch.ones(N, 1)
     assert isinstance(A.preconditioner, NeighbourPreconditioner)
@@ -91,10 +127,8 @@ def test_float32():
     assert float((found - expected).norm() / expected.norm()) < 1e-2
 
 
-def test_gradients_with_neighbours_are_unbiased(monkeypatch):
-    """Of y' A^-1 y + log|A| in every parameter, by z-scores; so small a matrix has neighbours at a low rank alone."""
-    monkeypatch.setattr(automatic, "partial_cholesky", partial(partial_cholesky, rank=5))
-    monkeypatch.setattr(automatic, "_WORTH", torch.inf)
+def gradients_z(is_of_kind):
+    """Return z-scores of gradients of y' A^-1 y + log|A| in every parameter, over 200 draws."""
     x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
     y = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=F64)
     kernel = keops.ScaleKernel(keops.MaternKernel(nu=0.5)).double()
@@ -110,9 +144,22 @@ def test_gradients_with_neighbours_are_unbiased(monkeypatch):
         else:
             operator = UnbiasedSolveOperator(A, solver=UnbiasedSolver(tolerance=0.3, generator=generator))
             value = sum(operator.inv_quad_logdet(y, logdet=True))
-            assert isinstance(operator.preconditioner, NeighbourPreconditioner)
+            assert isinstance(operator.preconditioner, is_of_kind)
         return torch.stack([g.sum() for g in torch.autograd.grad(value, parameters)])
 
     draws = torch.stack([gradient(exact=False) for _ in range(200)])
-    z = (draws.mean(0) - gradient(exact=True)) / (draws.std(0) / 200**0.5)
-    assert float(z.abs().max()) < 4.5
+    return (draws.mean(0) - gradient(exact=True)) / (draws.std(0) / 200**0.5)
+
+
+def test_gradients_with_neighbours_are_unbiased(monkeypatch):
+    """So small a matrix has neighbours at a low rank alone."""
+    monkeypatch.setattr(automatic, "partial_cholesky", partial(partial_cholesky, rank=5))
+    monkeypatch.setattr(automatic, "_WORTH", torch.inf)
+    assert float(gradients_z(NeighbourPreconditioner).abs().max()) < 4.5
+
+
+def test_gradients_with_a_factor_in_single_precision_are_unbiased(monkeypatch):
+    """So small a matrix would not have one."""
+    monkeypatch.setattr(automatic, "_single_precision_costs_less", lambda *args: True)
+    monkeypatch.setattr(single_precision, "_HEIGHT", 16)
+    assert float(gradients_z(SinglePrecisionPreconditioner).abs().max()) < 4.5

@@ -1,0 +1,178 @@
+r"""The Cholesky factor of A = K + D in single precision, all of it, as a preconditioner of A in double precision.
+
+    P = S^-1 U'U S^-1,     U'U near S A S in float32,     S = diag(A)^{-1/2}
+
+A factor that takes half the time and half the memory is off by its rounding alone, which a few steps of conjugate
+gradients remove [cf. Carson & Higham 2018, Higham & Mary 2022 Sec. 8]. It is stored in float32 and applied in float64:
+P^-1 is one symmetric positive definite matrix then, to rounding in double precision, as conjugate gradients and the
+determinant want it. With S A S, whose diagonal is one, neither the scale of K nor noise that differs by many powers of
+ten leaves the range of float32.
+
+U is made a panel of rows at a time, each from the panels above it and from entries of A that nobody else stores:
+
+    U_ss' U_ss = B_ss,   U_st = N B_st,   N = U_ss'^-1,   B = S A S - (panels above)' (panels above)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import hardshrink
+
+from gpext.solvers.neighbour_roots import check_noise
+from gpext.solvers.partial_cholesky import cost_of_step
+
+Block = Callable[[slice, slice], Tensor]
+
+_HEIGHT = 256  # of a panel
+_WIDTH = 512  # of what is converted at a time: it stays in cache
+_NOTHING = 1e-14  # beside a diagonal of one; products of numbers below that are denormal, and many times as slow
+
+
+_FEWEST = 1500  # data: fewer take a low rank no time to speak of, whatever they are
+MOST_STORED = 2**27  # numbers of U, half a gigabyte: 16383 data, whose matrices are not stored otherwise
+# In floating-point operations of a product of matrices in double precision, as of `partial_cholesky`: ratios of rates,
+# measured on one core with AVX-512, of which a choice needs no more than the first digit.
+_OPERATION = 0.5  # what one in single precision costs
+_MADE = 300.0  # an entry of A, rounded, scaled and freed of what is denormal
+_APPLIED = 64.0  # an entry of U each time that it is read, for a few right-hand sides
+_ROUNDED = 0.1  # of the largest eigenvalue's rounding: the error of the factor, by the steps that it leaves
+
+
+@dataclass(frozen=True)
+class SinglePrecisionPreconditioner:
+    """S^-1 U'U S^-1; call it for P^-1 r."""
+
+    panels: tuple[Tensor, ...]  # rows of U, what is right of their block on the diagonal (h, n - stop), float32
+    inverses: tuple[Tensor, ...]  # N of each (h, h), lower triangles, float64
+    scale: Tensor  # the diagonal of S (n,), float64
+
+    @classmethod
+    def of(cls, block: Block, diagonal: Tensor, noise: Tensor) -> SinglePrecisionPreconditioner | None:
+        """Return the preconditioner; None where A is not positive definite in single precision.
+
+        Args:
+            block: rows, columns -> those entries of K, of any floating type.
+            diagonal: of K (n,).
+            noise: the diagonal of D (n,), positive.
+
+        Raises:
+            ValueError: the noise is not positive.
+        """
+        check_noise(noise)
+        n = len(noise)
+        scale = (diagonal.double() + noise.double()).rsqrt()
+        panels: list[Tensor] = []
+        inverses: list[Tensor] = []
+        for start in range(0, n, _HEIGHT):
+            h = min(_HEIGHT, n - start)
+            rows = slice(start, start + h)
+            B = _scaled(block(rows, slice(start, n)), scale[rows], scale[start:])
+            for above in panels:
+                own = above[:, start - n :]
+                B.addmm_(own[:, :h].mT, own, alpha=-1)
+            chol, info = torch.linalg.cholesky_ex(B[:, :h].double())
+            if bool(info > 0) or not bool(chol.isfinite().all()):
+                return None
+            N = torch.linalg.solve_triangular(chol, torch.eye(h, dtype=chol.dtype, device=chol.device), upper=False)
+            panels.append(hardshrink(N.float() @ B[:, h:], _NOTHING))
+            inverses.append(N)
+        return cls(tuple(panels), tuple(inverses), scale)
+
+    def __call__(self, r: Tensor) -> Tensor:
+        """Return P^-1 r (..., n, R)."""
+        scaled = self.scale.unsqueeze(-1) * r.double()
+        return (self.scale.unsqueeze(-1) * self._up(self._down(scaled))).to(r.dtype)
+
+    def whitened(self, matvec: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return v -> R A R' v, where R P R' = I, as of :class:`LowRankPreconditioner`: R = U'^-1 S.
+
+        Args:
+            matvec: v -> A v for (n, R).
+        """
+        scale = self.scale.unsqueeze(-1)
+        return lambda v: self._down(scale * matvec((scale * self._up(v.double())).to(v.dtype)).double()).to(v.dtype)
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of U: all, n."""
+        return len(self.scale)
+
+    @property
+    def log_det(self) -> Tensor:
+        """log|P| ()."""
+        by_panel = torch.stack([N.diagonal().log().sum() for N in self.inverses])
+        return -2 * (by_panel.sum() + self.scale.log().sum())
+
+    def _down(self, v: Tensor) -> Tensor:
+        """Return U'^-1 v (..., n, R)."""
+        rows = _as_rows(v)
+        for N, panel, start in zip(self.inverses, self.panels, range(0, self.rank, _HEIGHT), strict=True):
+            stop = start + len(N)
+            found = rows[:, start:stop] @ N.mT
+            rows[:, start:stop] = found
+            for first, part in _converted(panel):
+                rows[:, stop + first :][:, : part.size(-1)].addmm_(found, part, alpha=-1)
+        return _as_columns(rows, v)
+
+    def _up(self, v: Tensor) -> Tensor:
+        """Return U^-1 v (..., n, R)."""
+        rows = _as_rows(v)
+        for index in reversed(range(len(self.inverses))):
+            N, start = self.inverses[index], index * _HEIGHT
+            stop = start + len(N)
+            left = rows[:, start:stop].clone()
+            for first, part in _converted(self.panels[index]):
+                left.addmm_(rows[:, stop + first :][:, : part.size(-1)], part.mT, alpha=-1)
+            rows[:, start:stop] = left @ N
+        return _as_columns(rows, v)
+
+
+def cost_of_single_precision(n: int, largest: float, smallest: float, tolerance: float) -> float:
+    """Return what a solve costs with its preconditioner; infinite for too few data, too many, or too ill a condition.
+
+    Steps reduce what is wrong about as those of Chebyshev do, where all eigenvalues of P^-1 A are 1 up to that error.
+
+    Args:
+        n: the number of data.
+        largest: eigenvalue of S A S.
+        smallest: likewise.
+        tolerance: of the solve.
+    """
+    rounding = torch.finfo(torch.float32).eps * largest
+    if not (n >= _FEWEST and n * (n + 1) // 2 <= MOST_STORED and rounding < smallest):
+        return math.inf
+    steps = math.ceil(math.log(2 / tolerance) / math.log(2 * smallest / (_ROUNDED * rounding)))
+    made = _OPERATION * n**3 / 3 + 0.5 * _MADE * n * n
+    return made + steps * (cost_of_step(n, 0) + _APPLIED * n * n)
+
+
+def _scaled(K: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return rows of S A S from their diagonal on (h, m) in float32, for such rows of K."""
+    B = (K.float() * right.float()).mul_(left.float().unsqueeze(-1))
+    B.diagonal().fill_(1.0)
+    return hardshrink(B, _NOTHING)
+
+
+def _converted(panel: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield where they begin, and a few columns of a panel (h, m) at a time in float64, which the next overwrite."""
+    h, m = panel.shape
+    width = _WIDTH if panel.device.type == "cpu" else max(m, 1)
+    buffer = panel.new_empty(h * min(width, m), dtype=torch.float64)
+    for start in range(0, m, width):
+        part = panel[:, start : start + width]
+        yield start, buffer[: part.numel()].view_as(part).copy_(part)
+
+
+def _as_rows(v: Tensor) -> Tensor:
+    """Return a copy of v (..., n, R) as rows (*, n): products of matrices with few of them are quickest."""
+    return v.mT.reshape(-1, v.size(-2)).clone()
+
+
+def _as_columns(rows: Tensor, like: Tensor) -> Tensor:
+    """Return rows (*, n) as columns (..., n, R)."""
+    return rows.view(*like.shape[:-2], like.size(-1), like.size(-2)).mT
