@@ -27,7 +27,14 @@ from torch import Tensor
 
 from gpext.posteriors.negative_sites import NegativeSites, condition_on_negative
 from gpext.posteriors.products import times
-from gpext.posteriors.triangles import factor_within, given_sites, inverse_diagonal, solve_lower, take_columns
+from gpext.posteriors.triangles import (
+    factor_within,
+    given_sites,
+    inverse_diagonal,
+    solve_lower,
+    solve_whole,
+    take_columns,
+)
 from gpext.sites import GaussianSites
 
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
@@ -263,7 +270,7 @@ class DensePosterior:
         blunt = torch.where(is_sharp, 0.0, x)
         right = torch.where(is_sharp, x / torch.where(is_sharp, root, 1.0), 0.0)
         right = right - root * times(self.prior_covariance, blunt)
-        return blunt + root * torch.cholesky_solve(right.unsqueeze(-1), self.chol_positive).squeeze(-1)
+        return blunt + root * solve_whole(self.chol_positive, right.unsqueeze(-1)).squeeze(-1)
 
 
 def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: GaussianSites) -> DensePosterior:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpext.posteriors.products import times
-from gpext.posteriors.triangles import factor_whole, given_sites, solve_lower, take_columns
+from gpext.posteriors.triangles import factor_whole, given_sites, solve_lower, solve_whole, take_columns
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NegativeSites:
     def respond(self, x: Tensor) -> Tensor:
         """Return Q_n B2^-1 Q_n (V1 x)_n, at n (..., N)."""
         there = times(self.covariance.mT, x)
-        solved = torch.cholesky_solve((self.root * there).unsqueeze(-1), self.chol).squeeze(-1)
+        solved = solve_whole(self.chol, (self.root * there).unsqueeze(-1)).squeeze(-1)
         return torch.zeros_like(x).expand(*solved.shape[:-1], x.size(-1)).scatter(-1, self.index, self.root * solved)
 
     def reduce(self, chol_positive: Tensor, root: Tensor) -> Tensor:
