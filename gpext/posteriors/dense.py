@@ -26,15 +26,9 @@ from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
 from gpext.posteriors.negative_sites import NegativeSites, condition_on_negative
+from gpext.posteriors.positive_factor import PositiveFactor
 from gpext.posteriors.products import times
-from gpext.posteriors.triangles import (
-    factor_within,
-    given_sites,
-    inverse_diagonal,
-    solve_lower,
-    solve_whole,
-    take_columns,
-)
+from gpext.posteriors.triangles import take_columns
 from gpext.sites import GaussianSites
 
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough
@@ -51,14 +45,14 @@ class DensePosterior:
     prior_mean: Tensor  # (..., N)
     prior_covariance: Tensor  # (..., N, N)
     sites: GaussianSites
-    chol_positive: Tensor  # L1 (..., N, N)
+    factor: PositiveFactor  # L1
     negative: NegativeSites | None
     positive_definite: Tensor  # (...), bool
 
     @cached_property
     def whitened_positive(self) -> Tensor:
-        """W1 = L1^-1 P K (..., N, N)."""
-        return solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * self.prior_covariance)
+        """W1 = L1^-1 P K (..., n, N), of the n data that the factor has."""
+        return self.factor.whiten(self.prior_covariance)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -98,7 +92,7 @@ class DensePosterior:
             return prior, torch.ones_like(prior)
         lost = tau * prior < _RELIABLE
         if not _most(lost):
-            share = inverse_diagonal(self.chol_positive, _root(self.sites))
+            share = self.factor.inverse_diagonal
             lost = lost | (1 - share < _RELIABLE)
         if _most(lost):
             variance = prior - self.whitened_positive.square().sum(-2)
@@ -112,8 +106,7 @@ class DensePosterior:
         count = int(lost.sum(-1).max())
         if count:
             index = lost.to(tau).topk(count, -1).indices
-            columns = take_columns(self.prior_covariance, index)
-            whitened = solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * columns)
+            whitened = self.factor.whiten(take_columns(self.prior_covariance, index))
             exact = prior.gather(-1, index) - whitened.square().sum(-2)
             variance = variance.scatter(-1, index, exact)
             share = share.scatter(-1, index, 1 - tau.gather(-1, index) * exact)
@@ -126,8 +119,7 @@ class DensePosterior:
         if not count:
             return variance, share
         index = torch.where(is_sharp, tau, 0.0).topk(count, -1).indices
-        unit = torch.eye(variance.size(-1), dtype=variance.dtype, device=variance.device)
-        by_column = solve_lower(self.chol_positive, take_columns(unit, index)).square().sum(-2)
+        by_column = self.factor.inverse_diagonal_at(index)
         there = is_sharp.gather(-1, index)  # in a batch others may have fewer
         by_column = torch.where(there, by_column, share.gather(-1, index))
         sharp = (1 - by_column) / torch.where(there, tau.gather(-1, index), 1.0)
@@ -148,7 +140,7 @@ class DensePosterior:
 
     def covariance_with(self, cross: Tensor) -> Tensor:
         """Return the posterior covariance (..., N, S) of the values and S others, given the prior's."""
-        reduced = solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * cross)
+        reduced = self.factor.whiten(cross)
         covariance = self._given_positive(cross, reduced)
         if self.negative is not None:
             covariance = covariance + self.negative.whitened.mT @ self.negative.condition(cross, reduced)
@@ -157,13 +149,12 @@ class DensePosterior:
     def _given_positive(self, cross: Tensor, reduced: Tensor) -> Tensor:
         """Return the covariance under V1 of the values and others (..., N, S), given the prior's and L1^-1 P cross.
 
-        By `given_sites`, but cross - W1' reduced where there is no positive site.
+        Where there is no positive site it is cross - W1' reduced.
         """
-        root = _root(self.sites)
-        given = given_sites(self.chol_positive, root, reduced)
-        if bool((root > 0).all()):
+        given, positive = self.factor.given(reduced), self.factor.root > 0
+        if bool(positive.all()):
             return given
-        return torch.where((root > 0).unsqueeze(-1), given, cross - self.whitened_positive.mT @ reduced)
+        return torch.where(positive.unsqueeze(-1), given, cross - self.whitened_positive.mT @ reduced)
 
     @property
     def _is_sharp(self) -> Tensor:
@@ -173,7 +164,7 @@ class DensePosterior:
     @property
     def log_det(self) -> Tensor:
         """log|I + K T| (...)."""
-        log_det = 2 * self.chol_positive.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_det = self.factor.log_det
         if self.negative is not None:
             log_det = log_det + 2 * self.negative.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return log_det
@@ -212,11 +203,9 @@ class DensePosterior:
 
         R1 = P B1^-1 P of the positive sites; the negative ones take R1 - S_:n Q_n B2^-1 Q_n S_:n', S = I - R1 K.
         """
-        root = _root(self.sites)
-        inverse = torch.cholesky_inverse(self.chol_positive)
-        response = root.unsqueeze(-1) * inverse * root.unsqueeze(-2)
+        response = self.factor.response
         if self.negative is not None:
-            reduced = self.negative.reduce(self.chol_positive, root)
+            reduced = self.negative.reduce(self.factor)
             response = response - reduced.mT @ reduced
         return response
 
@@ -242,7 +231,7 @@ class DensePosterior:
         dtype = test_mean.dtype
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
-        reduced = solve_lower(self.chol_positive, _root(self.sites).unsqueeze(-1) * cross)
+        reduced = self.factor.whiten(cross)
         covariance = to_linear_operator(test_covariance) + _gram(reduced, -1, dtype)
         if self.negative is not None:
             extra = self.negative.condition(cross, reduced)
@@ -265,12 +254,11 @@ class DensePosterior:
         """
         if self.negative is not None:
             x = x + self.negative.respond(x)
-        root = _root(self.sites)
-        is_sharp = self._is_sharp
+        root, is_sharp = self.factor.root, self._is_sharp
         blunt = torch.where(is_sharp, 0.0, x)
         right = torch.where(is_sharp, x / torch.where(is_sharp, root, 1.0), 0.0)
         right = right - root * times(self.prior_covariance, blunt)
-        return blunt + root * solve_whole(self.chol_positive, right.unsqueeze(-1)).squeeze(-1)
+        return blunt + self.factor.solve(right)
 
 
 def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: GaussianSites) -> DensePosterior:
@@ -282,14 +270,13 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
         sites: (..., N), of any sign.
     """
     prior_mean, covariance, sites = prior_mean.double(), prior_covariance.double(), sites.to(torch.float64)
-    root = _root(sites)
-    chol_positive, ok = factor_within(covariance, root)
+    factor, ok = PositiveFactor.of(covariance, sites.precision.clamp_min(0).sqrt())
     negative = None
     if bool((sites.precision < 0).any()):
         count = int((sites.precision <= 0).sum(-1).max())
-        negative, second_ok = condition_on_negative(covariance, sites.precision, root, chol_positive, count)
+        negative, second_ok = condition_on_negative(covariance, sites.precision, factor, count)
         ok = ok & second_ok
-    return DensePosterior(prior_mean, covariance, sites, chol_positive, negative, ok)
+    return DensePosterior(prior_mean, covariance, sites, factor, negative, ok)
 
 
 def _most(flags: Tensor) -> bool:
@@ -300,8 +287,3 @@ def _gram(columns: Tensor, sign: int, dtype: torch.dtype) -> LinearOperator:
     """Return sign columns' columns."""
     columns = columns.to(dtype)
     return MatmulLinearOperator(sign * columns.mT, columns)
-
-
-def _root(sites: GaussianSites) -> Tensor:
-    """Return P, the root of the positive part of the precisions."""
-    return sites.precision.clamp_min(0).sqrt()

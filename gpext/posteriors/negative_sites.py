@@ -15,8 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gpext.posteriors.positive_factor import PositiveFactor
 from gpext.posteriors.products import times
-from gpext.posteriors.triangles import factor_whole, given_sites, solve_lower, solve_whole, take_columns
+from gpext.posteriors.triangles import factor_whole, solve_lower, solve_whole, take_columns
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class NegativeSites:
 
     index: Tensor  # n (..., k)
     root: Tensor  # Q_n (..., k)
-    whitened_prior: Tensor  # L1^-1 P K_:n (..., N, k)
+    whitened_prior: Tensor  # L1^-1 P K_:n, a row a datum that L1 has (..., *, k)
     covariance: Tensor  # V1_:n (..., N, k)
     chol: Tensor  # L2 (..., k, k)
 
@@ -48,13 +49,11 @@ class NegativeSites:
         solved = solve_whole(self.chol, (self.root * there).unsqueeze(-1)).squeeze(-1)
         return torch.zeros_like(x).expand(*solved.shape[:-1], x.size(-1)).scatter(-1, self.index, self.root * solved)
 
-    def reduce(self, chol_positive: Tensor, root: Tensor) -> Tensor:
+    def reduce(self, factor: PositiveFactor) -> Tensor:
         """Return L2^-1 Q_n S_n: (..., k, N), S_:n = I_:n - P B1^-1 P K_:n."""
-        back = torch.linalg.solve_triangular(chol_positive.mT, self.whitened_prior, upper=True)
+        back = factor.spread(self.whitened_prior)
         ones = torch.ones_like(self.index, dtype=back.dtype).unsqueeze(-2)
-        columns = (-root.unsqueeze(-1) * back).scatter_add(
-            -2, self.index.unsqueeze(-2).expand_as(back[..., :1, :]), ones
-        )
+        columns = (-back).scatter_add(-2, self.index.unsqueeze(-2).expand_as(back[..., :1, :]), ones)
         return solve_lower(self.chol, self.root.unsqueeze(-1) * columns.mT)
 
     def condition(self, cross: Tensor, reduced: Tensor) -> Tensor:
@@ -69,24 +68,23 @@ class NegativeSites:
 
 
 def condition_on_negative(
-    covariance: Tensor, precision: Tensor, root: Tensor, chol_positive: Tensor, count: int
+    covariance: Tensor, precision: Tensor, factor: PositiveFactor, count: int
 ) -> tuple[NegativeSites, Tensor]:
     """Return what the `count` lowest precisions add to V1, and whether V is positive definite.
 
     Args:
         covariance: K (..., N, N).
         precision: of all sites (..., N).
-        root: P (..., N).
-        chol_positive: L1 (..., N, N).
+        factor: L1.
         count: k, at least as many as are negative in any of the batch.
     """
     lowest, index = (-precision).topk(count, -1)
     negative = lowest.clamp_min(0).sqrt()
-    index = index.expand(*chol_positive.shape[:-2], count)
+    index = index.expand(*factor.chol.shape[:-2], count)
     columns = take_columns(covariance, index)
-    whitened = solve_lower(chol_positive, root.unsqueeze(-1) * columns)
+    whitened = factor.whiten(columns)
     inner = take_columns(columns.mT, index) - whitened.mT @ whitened  # V1_nn, as where P = 0
-    remaining = given_sites(chol_positive, root, whitened)
+    remaining = factor.given(whitened)
     remaining = remaining.scatter(-2, index.unsqueeze(-1).expand(inner.shape), inner)
     chol, ok = factor_whole(inner, negative, sign=-1)
     return NegativeSites(index, negative, whitened, remaining, chol), ok

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gpext.posteriors.dense import DensePosterior
 from gpext.posteriors.low_rank import LowRankPosterior
-from gpext.posteriors.triangles import given_sites, solve_lower
 
 _ROUNDING = 1e-10  # per unit of the trace of B1: six digits are left of tau v above it
 
@@ -30,7 +29,7 @@ def rough_covariance(posterior: DensePosterior | LowRankPosterior) -> Tensor:
     blunt = tau * K.diagonal() <= least
     if bool(2 * blunt.sum() > len(tau)):
         return posterior.covariance
-    inverse = torch.cholesky_inverse(posterior.chol_positive)
+    inverse = torch.cholesky_inverse(posterior.factor.whole)
     given = 1 - inverse.diagonal()  # tau v
     blunt = blunt | (given <= least)
     index = blunt.nonzero().squeeze(-1)
@@ -40,9 +39,9 @@ def rough_covariance(posterior: DensePosterior | LowRankPosterior) -> Tensor:
     scale = torch.where(blunt, 1.0, root).reciprocal()
     variance = given * scale.square()
     if len(index):
-        whitened = solve_lower(posterior.chol_positive, root.unsqueeze(-1) * K[:, index])
+        whitened = posterior.factor.whiten(K[:, index])
         inner = K[index][:, index] - whitened.mT @ whitened
-        columns = given_sites(posterior.chol_positive, root, whitened).index_copy_(0, index, 0.5 * (inner + inner.mT))
+        columns = posterior.factor.given(whitened).index_copy_(0, index, 0.5 * (inner + inner.mT))
     V = inverse.mul_(-scale.unsqueeze(-1)).mul_(scale)
     V.diagonal().copy_(variance)
     if len(index):
