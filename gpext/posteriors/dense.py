@@ -131,8 +131,7 @@ class DensePosterior:
         """The posterior covariance V (..., N, N)."""
         covariance = self._given_positive(self.prior_covariance, self.whitened_positive)
         # of the rows of two data, that of the sharper site has the digits of their covariance
-        sharpness = self.sites.precision * self.prior_covariance.diagonal(dim1=-2, dim2=-1)
-        rank = sharpness.argsort(-1).argsort(-1)
+        rank = self._sharpness.argsort(-1).argsort(-1)
         covariance = torch.where(rank.unsqueeze(-1) > rank.unsqueeze(-2), covariance, covariance.mT)
         if self.negative is not None:
             covariance = covariance + self.negative.whitened.mT @ self.negative.whitened
@@ -159,7 +158,12 @@ class DensePosterior:
     @property
     def _is_sharp(self) -> Tensor:
         """Whether the precision of a site is above the prior's (..., N)."""
-        return self.sites.precision * self.prior_covariance.diagonal(dim1=-2, dim2=-1) > 1
+        return self._sharpness > 1
+
+    @property
+    def _sharpness(self) -> Tensor:
+        """The precisions of the sites in those of the prior (..., N)."""
+        return self.sites.precision * self.prior_covariance.diagonal(dim1=-2, dim2=-1)
 
     @property
     def log_det(self) -> Tensor:

@@ -65,23 +65,21 @@ class PositiveFactor:
     @property
     def response(self) -> Tensor:
         """P B^-1 P (..., N, N)."""
-        root = self._some(self.root.unsqueeze(-1))
-        inner = root * torch.cholesky_inverse(self.chol) * root.mT
+        inner = self._column * torch.cholesky_inverse(self.chol) * self._column.mT
         return inner if self.index is None else self._within(inner, inner.new_zeros(len(self.root), len(self.root)))
 
     def whiten(self, columns: Tensor) -> Tensor:
         """Return L^-1 P columns (..., n, S), for (..., N, S)."""
-        return solve_lower(self.chol, self._some(self.root.unsqueeze(-1)) * self._some(columns))
+        return solve_lower(self.chol, self._column * self._some(columns))
 
     def spread(self, whitened: Tensor) -> Tensor:
         """Return P L^-T whitened (..., N, S), for (..., n, S)."""
-        return self._all(self._some(self.root.unsqueeze(-1)) * self._solve_upper(whitened))
+        return self._all(self._column * self._solve_upper(whitened))
 
     def solve(self, vector: Tensor) -> Tensor:
         """Return P B^-1 vector (..., N)."""
-        return self._all(
-            self._some(self.root.unsqueeze(-1)) * solve_whole(self.chol, self._some(vector.unsqueeze(-1)))
-        ).squeeze(-1)
+        solved = solve_whole(self.chol, self._some(vector.unsqueeze(-1)))
+        return self._all(self._column * solved).squeeze(-1)
 
     def given(self, reduced: Tensor) -> Tensor:
         """Return the covariance of the values and others given sites, P^-1 L^-T reduced; zero where P is (..., N, S).
@@ -91,8 +89,12 @@ class PositiveFactor:
         Args:
             reduced: what :meth:`whiten` makes of the prior covariance of the values and the others (..., n, S).
         """
-        root = self._some(self.root.unsqueeze(-1))
-        return self._all(self._solve_upper(reduced) / torch.where(root > 0, root, torch.inf))
+        return self._all(self._solve_upper(reduced) / torch.where(self._column > 0, self._column, torch.inf))
+
+    @property
+    def _column(self) -> Tensor:
+        """P of the data that L has (..., n, 1)."""
+        return self._some(self.root.unsqueeze(-1))
 
     def _solve_upper(self, right: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.chol.mT, right, upper=True)

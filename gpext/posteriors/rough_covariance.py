@@ -35,8 +35,7 @@ def rough_covariance(posterior: DensePosterior | LowRankPosterior) -> Tensor:
     index = blunt.nonzero().squeeze(-1)
     if 2 * len(index) > len(tau):
         return posterior.covariance
-    root = tau.sqrt()
-    scale = torch.where(blunt, 1.0, root).reciprocal()
+    scale = torch.where(blunt, 1.0, posterior.factor.root).reciprocal()
     variance = given * scale.square()
     if len(index):
         whitened = posterior.factor.whiten(K[:, index])

@@ -1,4 +1,4 @@
-"""Cholesky factors L of B = I + R C R, R diagonal and often zero, and the diagonal of B^-1."""
+"""Cholesky factors L of B = I + R C R or I - R C R, R diagonal, what they solve, and the diagonal of B^-1."""
 
 from __future__ import annotations
 
