@@ -111,8 +111,9 @@ class CoupledPosterior(JointPosterior):
         dtype = test_mean.dtype
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
-        alone = to_linear_operator(self.first.predict(test_mean, cross, test_covariance).lazy_covariance_matrix)
-        seen = self.sites.direction.unsqueeze(-1) * self.first.covariance_with(cross)
+        reduced = self.first.factor.whiten(cross)
+        alone = self.first.covariance_of(test_covariance, cross, reduced, dtype)
+        seen = self.sites.direction.unsqueeze(-1) * self.first.covariance_with(cross, reduced)
         return self._joint(mean, alone, seen.movedim(-3, -2).flatten(-2), dtype)
 
     def _joint(

@@ -137,9 +137,8 @@ class DensePosterior:
             covariance = covariance + self.negative.whitened.mT @ self.negative.whitened
         return covariance
 
-    def covariance_with(self, cross: Tensor) -> Tensor:
-        """Return the posterior covariance (..., N, S) of the values and S others, given the prior's."""
-        reduced = self.factor.whiten(cross)
+    def covariance_with(self, cross: Tensor, reduced: Tensor) -> Tensor:
+        """Return the posterior covariance of the values and S others (..., N, S); arguments as of `covariance_of`."""
         covariance = self._given_positive(cross, reduced)
         if self.negative is not None:
             covariance = covariance + self.negative.whitened.mT @ self.negative.condition(cross, reduced)
@@ -235,12 +234,24 @@ class DensePosterior:
         dtype = test_mean.dtype
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
-        reduced = self.factor.whiten(cross)
-        covariance = to_linear_operator(test_covariance) + _gram(reduced, -1, dtype)
-        if self.negative is not None:
-            extra = self.negative.condition(cross, reduced)
-            covariance = covariance + _gram(extra, 1, dtype)
+        covariance = self.covariance_of(test_covariance, cross, self.factor.whiten(cross), dtype)
         return MultivariateNormal(mean.to(dtype), covariance)
+
+    def covariance_of(
+        self, prior_covariance: Tensor | LinearOperator, cross: Tensor, reduced: Tensor, dtype: torch.dtype
+    ) -> LinearOperator:
+        """Return the posterior covariance of S other values (..., S, S), lazily, from the prior's.
+
+        Args:
+            prior_covariance: theirs (..., S, S).
+            cross: that of the values and them (..., N, S).
+            reduced: L1^-1 P cross.
+            dtype: of what is returned.
+        """
+        covariance = to_linear_operator(prior_covariance) + _gram(reduced, -1, dtype)
+        if self.negative is not None:
+            covariance = covariance + _gram(self.negative.condition(cross, reduced), 1, dtype)
+        return covariance
 
     @property
     def _residual_shift(self) -> Tensor:
