@@ -42,6 +42,12 @@ PROBLEMS: dict[str, tuple[str, ...]] = {
     "susy": ("logit",),
     "magic": ("logit",),
 }
+# On these nothing of gpext was chosen: they were first run when its schedules and defaults stood.
+FURTHER_PROBLEMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("spambase", "electricity", "shuttle", "letter"), ("logit",)),
+    **dict.fromkeys(("kin40k", "pol", "elevators", "california", "naval", "bike"), ROBUST),
+}
+ALL_PROBLEMS = PROBLEMS | FURTHER_PROBLEMS
 QUICK_PROBLEMS: dict[str, tuple[str, ...]] = {"synthetic_regression": ROBUST, "synthetic_binary": ("logit",)}
 Cell = tuple[str, str, int, str]  # data set, likelihood, minibatch size, float type
 TOLERANCE = 0.01  # nats; a method has arrived when it is this close to the best value of any method
@@ -335,7 +341,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="synthetic data and tiny sizes, under a minute")
-    parser.add_argument("--datasets", nargs="+", choices=sorted(PROBLEMS), default=list(PROBLEMS))
+    parser.add_argument("--datasets", nargs="+", choices=sorted(ALL_PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--likelihoods", nargs="+", choices=[*ROBUST, "logit"], default=[*ROBUST, "logit"])
     parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=list(METHODS))
     parser.add_argument("--steps", choices=["default", "grid"], default="default", help="step sizes of the methods")
@@ -362,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(report(json.loads(args.output.read_text(encoding="utf-8"))))
         return 0
     torch.set_num_threads(args.threads)
-    problems: Mapping[str, Sequence[str]] = {name: PROBLEMS[name] for name in args.datasets}
+    problems: Mapping[str, Sequence[str]] = {name: ALL_PROBLEMS[name] for name in args.datasets}
     if args.quick:
         problems = QUICK_PROBLEMS
         args.batch_size, args.seeds, args.budget, args.num_inducing = [100], 1, 1.0, 20

@@ -98,6 +98,12 @@ def _covtype() -> Table:
     return Table(np.asarray(features[15120::50], float), np.asarray(targets[15120::50] == 2, float))
 
 
+def _california() -> Table:
+    from sklearn.datasets import fetch_california_housing
+
+    return Table(*fetch_california_housing(return_X_y=True))
+
+
 def _synthetic(binary: bool) -> Callable[[], Table]:
     """A smooth surface in 4 dimensions with heavy-tailed noise or logit labels: for tests, and where no data are."""
 
@@ -151,6 +157,16 @@ SOURCES: dict[str, Source] = {
     "covtype": Source("binary", "covtype_every50th", positive=1, fetch=_covtype),
     "susy": Source("binary", "susy_21k"),
     "magic": Source("binary", "magic04", fetch=_openml(1120, positive="g")),
+    "spambase": Source("binary", "spambase", fetch=_openml(44, positive="1")),
+    "electricity": Source("binary", "electricity"),
+    "shuttle": Source("binary", "shuttle", positive=0),
+    "letter": Source("binary", "letter", positive=0, fetch=_openml(6, positive="A")),
+    "kin40k": Source("regression", "kin40k"),
+    "pol": Source("regression", "pol"),
+    "elevators": Source("regression", "elevators", fetch=_openml(216)),
+    "california": Source("regression", "california_housing", fetch=_california),
+    "naval": Source("regression", "naval", target="y_turbine"),
+    "bike": Source("regression", "bike_hourly"),
     "heart": Source("binary", "heart_cleveland"),
     "heart_statlog": Source("binary", "heart_statlog", fetch=_openml(53, positive="present")),
     "ionosphere": Source("binary", "ionosphere", fetch=_openml(59, positive="g")),
