@@ -55,8 +55,27 @@ def test_moments_agree_with_the_explicit_inverse(problem):
     assert bool(posterior.positive_definite.all())
     torch.testing.assert_close(posterior.mean, m, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(posterior.covariance, V, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(posterior.variance, V.diagonal(dim1=-2, dim2=-1), rtol=1e-10, atol=1e-10)
+    v = V.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(posterior.variance, v, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.cavity_share, 1 - problem[2].precision * v, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(posterior.log_det, log_det, rtol=1e-10, atol=1e-10)
+    at_mean = (problem[2].shift * m - 0.5 * problem[2].precision * m.square()).sum(-1)
+    torch.testing.assert_close(posterior.log_peak, posterior.log_normalizer - at_mean, rtol=1e-9, atol=1e-9)
+
+
+def test_members_of_a_batch_have_negative_sites_of_their_own_number():
+    mu, K, sites = random_problem(8, batch=(3,))
+    precision = sites.precision.clone()
+    precision[1] = precision[1].abs()
+    precision[2, :6] = precision[2, :6].abs()
+    sites = GaussianSites(sites.shift, precision)
+    assert (precision < 0).sum(-1).tolist() == [4, 0, 1]
+    posterior = condition_dense(mu, K, sites)
+    m, V, _ = by_inverse(mu, K, sites)
+    v = V.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(posterior.mean, m, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.variance, v, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior.cavity_share, 1 - precision * v, rtol=1e-10, atol=1e-10)
 
 
 def test_problems_do_have_negative_precisions():
