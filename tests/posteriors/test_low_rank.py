@@ -41,7 +41,18 @@ def both(mean, root, diagonal, sites):
 
 
 @pytest.mark.parametrize(
-    "name", ["mean", "weights", "variance", "cavity_share", "covariance", "log_det", "log_normalizer", "leave_one_out"]
+    "name",
+    [
+        "mean",
+        "weights",
+        "variance",
+        "cavity_share",
+        "covariance",
+        "log_det",
+        "log_normalizer",
+        "log_peak",
+        "leave_one_out",
+    ],
 )
 def test_everything_agrees_with_the_dense_posterior(case, name):
     low_rank, dense = both(*case)
@@ -96,7 +107,9 @@ def test_a_problem_keeps_the_structure_of_its_prior():
     def problem(prior, jitter=0.0):
         return Problem.of(prior, likelihood, y, jitter)
 
-    distribution = LowRankPrior(mean, root, diagonal).distribution
+    prior = LowRankPrior(mean, root, diagonal)
+    distribution = prior.distribution
+    torch.testing.assert_close(prior.variance, distribution.variance)
     kept = problem(distribution, 0.5).prior
     assert isinstance(kept, LowRankPrior)
     torch.testing.assert_close(kept.diagonal, diagonal + 0.5)
