@@ -55,9 +55,14 @@ def moving_a_parameter(model):
 
 
 def evaluations(monkeypatch):
-    """The sizes of what `whiten` is asked for."""
-    sizes, whiten = [], SiteVariationalStrategy.whiten
-    monkeypatch.setattr(SiteVariationalStrategy, "whiten", lambda self, x: sizes.append(x.size(-2)) or whiten(self, x))
+    """The sizes of what `prepare` is asked for."""
+    sizes, prepare = [], SiteVariationalStrategy.prepare
+
+    def counted(self, x, *others):
+        sizes.append(x.size(-2))
+        return prepare(self, x, *others)
+
+    monkeypatch.setattr(SiteVariationalStrategy, "prepare", counted)
     return sizes
 
 
