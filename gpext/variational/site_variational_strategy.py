@@ -247,8 +247,9 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
-        dense = dense_covariance(self.model.forward(self.inducing_points).lazy_covariance_matrix)
-        return dense + torch.diag_embed(dense.new_full(dense.shape[:-1], self.jitter_val))
+        covariance = dense_covariance(self.model.forward(self.inducing_points).lazy_covariance_matrix).clone()
+        covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter_val)
+        return covariance
 
     def cross_blocks(self, x: Tensor) -> CrossBlocks:
         """Return K_zx, the prior variances k_ii + jitter and the prior mean mu_i, in the autograd graph."""
