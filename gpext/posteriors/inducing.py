@@ -119,20 +119,30 @@ class InducingPosterior:
         return 0.5 * (self.mean.square().sum(-1) + trace - self.mean.size(-1) + log_det)
 
 
-def condition_inducing(natural_vector: Tensor, precision: Tensor) -> InducingPosterior:
-    """Return q(v) from its natural parameters eta (..., M) and Lambda (..., M, M); float64.
+def condition_inducing(
+    natural_vector: Tensor, precision: Tensor, *, dtype: torch.dtype = torch.float64
+) -> InducingPosterior:
+    """Return q(v) from its natural parameters eta (..., M) and Lambda (..., M, M).
+
+    Args:
+        natural_vector: eta.
+        precision: Lambda.
+        dtype: to work in: float32 is enough for marginals in float32, but not for a divergence. Where its rounding
+            errors leave Lambda without a factor, float64 after all.
 
     Raises:
         torch.linalg.LinAlgError: the precision is not positive definite.
     """
     try:
-        chol = torch.linalg.cholesky(precision.double())
+        chol = torch.linalg.cholesky(precision.to(dtype))
     except torch.linalg.LinAlgError as error:
+        if dtype != torch.float64:
+            return condition_inducing(natural_vector, precision)
         raise torch.linalg.LinAlgError(
             "the precision of q(u) is not positive definite: a site precision is too negative, or the parameters were "
             "moved by an optimiser other than a natural-gradient step. Lower the rate or work in float64."
         ) from error
-    half_mean = torch.linalg.solve_triangular(chol, natural_vector.double().unsqueeze(-1), upper=False).squeeze(-1)
+    half_mean = torch.linalg.solve_triangular(chol, natural_vector.to(dtype).unsqueeze(-1), upper=False).squeeze(-1)
     return InducingPosterior(chol, half_mean)
 
 

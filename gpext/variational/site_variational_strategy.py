@@ -233,7 +233,9 @@ class SiteVariationalStrategy(VariationalStrategy):
                 chol = self._factor()
                 pull = partial(backpropagate, inducing_covariance, cross, chol)
             data = Prepared(whiten(chol, cross), y, augmentation)
-        return see(self.posterior(), data, likelihood, num_data, share, bound, gradient, pull)
+        # Of q(u) only marginals are asked for, and they are of the model's dtype, unless there is a bound to compute.
+        dtype = self.inducing_points.dtype if bound == "augmented" and gradient is None else torch.float64
+        return see(self.posterior(dtype), data, likelihood, num_data, share, bound, gradient, pull)
 
     @torch.no_grad()
     def prepare(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, bound: LikelihoodTerm) -> Prepared:
@@ -312,15 +314,15 @@ class SiteVariationalStrategy(VariationalStrategy):
             self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
             self.variational_params_initialized.fill_(1)
 
-    def posterior(self) -> InducingPosterior:
-        """Return q(v) of the whitened inducing values, initialising it to the prior if it is new.
+    def posterior(self, dtype: torch.dtype = torch.float64) -> InducingPosterior:
+        """Return q(v) of the whitened inducing values in a dtype, initialising it to the prior if it is new.
 
         Raises:
             torch.linalg.LinAlgError: its precision is not positive definite.
         """
         self.initialise()
         eta, half = self._natural()
-        return condition_inducing(eta, -2 * half)
+        return condition_inducing(eta, -2 * half, dtype=dtype)
 
     def _natural(self) -> tuple[Tensor, Tensor]:
         """Return eta (..., M) and -Lambda / 2 (..., M, M), outside the graph."""
