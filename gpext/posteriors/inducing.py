@@ -72,9 +72,8 @@ class InducingPosterior:
     @cached_property
     def mean(self) -> Tensor:
         """m_v (..., M)."""
-        return torch.linalg.solve_triangular(self.chol_precision.mT, self.half_mean.unsqueeze(-1), upper=True).squeeze(
-            -1
-        )
+        half = self.half_mean.unsqueeze(-1)
+        return torch.linalg.solve_triangular(self.chol_precision.mT, half, upper=True).squeeze(-1)
 
     def marginals(self, whitened: Tensor, prior_mean: Tensor, conditional_variance: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of q(f_i) (..., N), mu_i + r_i' C' m_v and k_ii - q_ii + |r_i|^2, R = C^-1 A.
