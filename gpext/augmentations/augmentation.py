@@ -15,7 +15,8 @@ The square is kept completed: alpha - beta f + gamma f^2 loses every digit when 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -117,16 +118,18 @@ class Augmentation:
         precision = 2 * w * self.curvature
         return self.potential + precision * self.center, precision
 
+    def split(self, size: int, num_data: int) -> list[Augmentation]:
+        """Return the terms of `size` of all `num_data` data after another."""
+        return _split(self, size, num_data)
+
     def _in_chunks(self, integral: Callable[..., Tensor], mean: Tensor, variance: Tensor) -> Tensor:
         """Return the integral of log phi (or phi) over f, by adaptive quadrature, a few thousand data at a time."""
         mean, variance = torch.broadcast_tensors(mean, variance)
         size = mean.size(-1) if mean.dim() else 1
         if size <= _CHUNK:
             return self._integral(integral, mean, variance)
-        parts = []
-        for start in range(0, size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            parts.append(self._slice(part, size)._integral(integral, mean[..., part], variance[..., part]))
+        pieces = self.split(_CHUNK, size), mean.split(_CHUNK, -1), variance.split(_CHUNK, -1)
+        parts = [part._integral(integral, m, v) for part, m, v in zip(*pieces, strict=True)]
         return torch.cat(parts, -1)
 
     def _integral(self, integral: Callable[..., Tensor], mean: Tensor, variance: Tensor) -> Tensor:
@@ -134,12 +137,15 @@ class Augmentation:
         knots = self.center.expand(shape).unsqueeze(0)
         return integral(lambda f: self.radial.log_phi(self.squared_distance(f)), mean, variance, knots=knots)
 
-    def _slice(self, part: slice, size: int) -> Augmentation:
-        """Return the terms of some of the data."""
 
-        def cut(instance: Any) -> dict[str, Tensor]:
-            values = {f.name: getattr(instance, f.name) for f in fields(instance)}
-            return {n: v[..., part] for n, v in values.items() if isinstance(v, Tensor) and v.shape[-1:] == (size,)}
-
-        radial = replace(self.radial, **cut(self.radial)) if is_dataclass(self.radial) else self.radial
-        return replace(self, radial=radial, **cut(self))
+def _split(instance: Any, size: int, num_data: int) -> list[Any]:
+    """Return a dataclass cut along the data wherever it holds a number for each."""
+    count = math.ceil(num_data / size)
+    pieces: dict[str, Sequence[Any]] = {}
+    for name in (f.name for f in fields(instance)):
+        value = getattr(instance, name)
+        if isinstance(value, Tensor):
+            pieces[name] = value.split(size, -1) if value.shape[-1:] == (num_data,) else [value] * count
+        elif is_dataclass(value):
+            pieces[name] = _split(value, size, num_data)
+    return [replace(instance, **{name: each[i] for name, each in pieces.items()}) for i in range(count)]

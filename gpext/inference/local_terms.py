@@ -63,7 +63,7 @@ def exact_terms(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> L
 
 def augmented_sites(augmentation: Augmentation, mean: Tensor, variance: Tensor) -> GaussianSites:
     """Return the sites at the optimal q(w) for the marginals N(mean, variance), all (..., N) [GWO20 Alg. 1]."""
-    shape = torch.broadcast_tensors(mean, variance)[0].shape
+    shape = mean.shape if mean.shape == variance.shape else torch.broadcast_shapes(mean.shape, variance.shape)
     shift, precision = augmentation.site(augmentation.radial.mean(augmentation.tilt(mean, variance)))
     return GaussianSites(shift.expand(shape).to(mean.dtype), precision.expand(shape).to(mean.dtype))
 

@@ -14,6 +14,7 @@ from gpext.posteriors.inducing import (
     forward_solve,
     prior_gradients,
     project,
+    squared_norms,
 )
 from gpext.posteriors.joint import JointPosterior
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
@@ -56,5 +57,6 @@ __all__ = [
     "prior_gradients",
     "project",
     "rough_covariance",
+    "squared_norms",
     "symmetric_matrix",
 ]

@@ -38,8 +38,17 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
 
 
 def forward_solve(chol: Tensor, right: Tensor) -> Tensor:
-    """Return L^-1 R (..., M, N) by X L' = R': in float32 half the time of L X = R (MKL on AMD), in float64 the same."""
-    return torch.linalg.solve_triangular(chol.mT, right.mT, upper=True, left=False).mT
+    """Return L^-1 R (..., M, N), in float32 by X L' = R': half the time of L X = R (MKL on AMD; 15 % less on Intel)."""
+    if right.dtype == torch.float32:
+        return torch.linalg.solve_triangular(chol.mT, right.mT, upper=True, left=False).mT
+    return torch.linalg.solve_triangular(chol, right, upper=False)
+
+
+def squared_norms(columns: Tensor) -> Tensor:
+    """Return |a_i|^2 (..., N) of the columns of A (..., M, N): in one pass, if the numbers of each lie together."""
+    if columns.stride(-2) == 1:
+        return torch.linalg.vector_norm(columns, dim=-2).square()
+    return columns.square().sum(-2)
 
 
 def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -47,20 +56,27 @@ def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: 
 
     Each datum counts `weight` times.
     """
-    residual = sites.shift - sites.precision * prior_mean
+    precision = weight * sites.precision
+    residual = weight * sites.shift - precision * prior_mean
     vector = (whitened @ residual.unsqueeze(-1)).squeeze(-1)
-    return weight * vector, symmetric_product(whitened * (weight * sites.precision).unsqueeze(-2), whitened)
+    return vector, symmetric_product(whitened * precision.unsqueeze(-2), whitened)
 
 
 @dataclass(frozen=True)
 class InducingPosterior:
-    """q(v) = N(mean, (C C')^-1) over the whitened inducing values."""
+    """q(v) = N(m_v, (C C')^-1) over the whitened inducing values."""
 
-    mean: Tensor  # (..., M)
     chol_precision: Tensor  # C (..., M, M), lower
+    half_mean: Tensor  # C' m_v = C^-1 eta (..., M)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """m_v (..., M)."""
+        half = self.half_mean.unsqueeze(-1)
+        return torch.linalg.solve_triangular(self.chol_precision.mT, half, upper=True).squeeze(-1)
 
     def marginals(self, whitened: Tensor, prior_mean: Tensor, conditional_variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of q(f_i) (..., N).
+        """Return mean and variance of q(f_i) (..., N), mu_i + r_i' C' m_v and k_ii - q_ii + |r_i|^2, R = C^-1 A.
 
         Args:
             whitened: A (..., M, N).
@@ -71,10 +87,10 @@ class InducingPosterior:
             torch.linalg.LinAlgError: a variance is negative: the prior variance has outgrown what the dtype and the
                 jitter can carry.
         """
-        mean = prior_mean + (self.mean.to(whitened.dtype).unsqueeze(-2) @ whitened).squeeze(-2)
         reduced = forward_solve(self.chol_precision.to(whitened.dtype), whitened)
-        variance = conditional_variance + reduced.square_().sum(-2)
-        if bool(variance.min() < 0):
+        mean = prior_mean + (self.half_mean.to(whitened.dtype).unsqueeze(-2) @ reduced).squeeze(-2)
+        variance = conditional_variance + squared_norms(reduced)
+        if float(variance.min()) < 0:
             raise torch.linalg.LinAlgError(
                 f"the marginals of q(f) have lost their digits in {whitened.dtype}: the smallest variance is "
                 f"{variance.min().item():.3g}. Raise jitter_val, rescale the data or work in float64; modules of a "
@@ -102,21 +118,31 @@ class InducingPosterior:
         return 0.5 * (self.mean.square().sum(-1) + trace - self.mean.size(-1) + log_det)
 
 
-def condition_inducing(natural_vector: Tensor, precision: Tensor) -> InducingPosterior:
-    """Return q(v) from its natural parameters eta (..., M) and Lambda (..., M, M); float64.
+def condition_inducing(
+    natural_vector: Tensor, precision: Tensor, *, dtype: torch.dtype = torch.float64
+) -> InducingPosterior:
+    """Return q(v) from its natural parameters eta (..., M) and Lambda (..., M, M).
+
+    Args:
+        natural_vector: eta.
+        precision: Lambda.
+        dtype: to work in: float32 is enough for marginals in float32, but not for a divergence. Where its rounding
+            errors leave Lambda without a factor, float64 after all.
 
     Raises:
         torch.linalg.LinAlgError: the precision is not positive definite.
     """
-    chol, info = torch.linalg.cholesky_ex(precision.double())
-    if bool(info.any()):
+    try:
+        chol = torch.linalg.cholesky(precision.to(dtype))
+    except torch.linalg.LinAlgError as error:
+        if dtype != torch.float64:
+            return condition_inducing(natural_vector, precision)
         raise torch.linalg.LinAlgError(
             "the precision of q(u) is not positive definite: a site precision is too negative, or the parameters were "
             "moved by an optimiser other than a natural-gradient step. Lower the rate or work in float64."
-        )
-    half_way = torch.linalg.solve_triangular(chol, natural_vector.double().unsqueeze(-1), upper=False)
-    mean = torch.linalg.solve_triangular(chol.mT, half_way, upper=True).squeeze(-1)
-    return InducingPosterior(mean, chol)
+        ) from error
+    half_mean = torch.linalg.solve_triangular(chol, natural_vector.to(dtype).unsqueeze(-1), upper=False).squeeze(-1)
+    return InducingPosterior(chol, half_mean)
 
 
 def back_substitute(chol: Tensor, posterior: InducingPosterior, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import hyperparameters
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import FactorCache, SiteVariationalStrategy, Whitened
+from gpext.variational import FactorCache, Prepared, SiteVariationalStrategy
 
 Rate = float | Callable[[int], float]
 
@@ -29,7 +29,7 @@ BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, FloatingPointError)  # of t
 _EPOCHS = 50
 _PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
 _WRITE, _STOP, _INTERRUPT = 1, 2, 3  # what a rank may wish after a step
-_TOGETHER = 1024  # data whose kernel is evaluated at once
+_TOGETHER = 2048  # data whose kernel is evaluated at once
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
@@ -62,22 +62,24 @@ class SiteStepper:
         self.rate, self.bound, self.gradient = rate, bound, gradient
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
-        self._ahead: FactorCache[Whitened] = FactorCache()
+        self._ahead: FactorCache[list[Prepared]] = FactorCache()
+        self._depends: list[Tensor | float] = []  # on what these depend
         self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate)] if self._parameters else []
 
     def step(self, x: Tensor, y: Tensor, batches: Minibatches) -> float:
         """Take a step on the next minibatch of x and y; return the objective per datum as last computed, before one."""
         number = batches.num_drawn
-        index = batches.draw().to(x.device)
+        position = batches.advance()
         rate = self.rate(number) if callable(self.rate) else self.rate
         moving = number % self.interval == 0  # the hyperparameters, too
         if moving:
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
+            index = batches.of_epoch(position, position + 1).to(x.device)
+            for parameter in self._parameters:
+                parameter.grad = None
         try:
             value = self.strategy.update(
-                x[..., index, :] if moving else partial(self._whitened, x, batches),
-                self.likelihood.take(y, index),
+                x[..., index, :] if moving else partial(self._prepared, x, y, batches, position),
+                self.likelihood.take(y, index) if moving else None,
                 self.likelihood,
                 rate,
                 self.num_data,
@@ -96,26 +98,29 @@ class SiteStepper:
             self.objective = float(value.sum())
         return self.objective
 
-    def _whitened(self, x: Tensor, batches: Minibatches) -> Whitened:
-        """Return what the inducing values say of the minibatch drawn last.
+    def _prepared(self, x: Tensor, y: Tensor, batches: Minibatches, position: int) -> Prepared:
+        """Return what there is to know of the minibatch drawn last, at `position` of its epoch, before q(u) is.
 
-        It is made for a thousand data at once, those of the steps until the hyperparameters move again, and kept while
-        these stay as they are. Which data these are depends on the number of the step alone, so that a resumed run goes
-        on bit for bit.
+        It is made for a few thousand data at once, those of the steps until the hyperparameters move again, and kept
+        while these stay as they are. Which data these are depends on the number of the step alone, so that a resumed
+        run goes on bit for bit.
         """
-        size, number = batches.batch_size, batches.num_drawn - 1
-        position = number % batches.per_epoch
-        start = max(position - number % self.interval + 1, 0)  # of the steps in q(u) alone, in this epoch
-        stop = min(position - number % self.interval + self.interval, batches.per_epoch)
+        size, after = batches.batch_size, (batches.num_drawn - 1) % self.interval  # of the hyperparameters' last step
+        if after == 1 or not self._depends:
+            self._depends = [*self.strategy.prior_key(), *self.likelihood.parameters()]
+        start = max(position - after + 1, 0)  # of the steps in q(u) alone, in this epoch
         together = max(_TOGETHER // size, 1)
         first = position - (position - start) % together
-        key = [*self.strategy.prior_key(), number - position + first]
-        whitened = self._ahead.get(key)
-        if whitened is None:
-            index = batches.of_epoch(first, min(first + together, stop))
-            whitened = self.strategy.whiten(x[..., index.to(x.device), :])
-            self._ahead.put(key, whitened)
-        return whitened.take(slice((position - first) * size, (position - first + 1) * size))
+        key = [*self._depends, batches.num_drawn - position + first]
+        prepared = self._ahead.get(key)
+        if prepared is None:
+            stop = min(position - after + self.interval, batches.per_epoch)
+            index = batches.of_epoch(first, min(first + together, stop)).to(x.device)
+            targets = self.likelihood.take(y, index)
+            data = self.strategy.prepare(x[..., index, :], targets, self.likelihood, self.bound)
+            prepared = data.split(size, self.likelihood)
+            self._ahead.put(key, prepared)
+        return prepared[position - first]
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -265,11 +270,16 @@ class Minibatches:
 
     def draw(self) -> Tensor:
         """Return the indices (batch_size,) of the next minibatch."""
+        position = self.advance()
+        return self.of_epoch(position, position + 1)
+
+    def advance(self) -> int:
+        """Go on to the next minibatch and return its number in its epoch."""
         position = self.num_drawn % self.per_epoch
         if position == 0 and self.num_drawn > 0:
             self._start_epoch()
         self.num_drawn += 1
-        return self.of_epoch(position, position + 1)
+        return position
 
     def of_epoch(self, start: int, stop: int) -> Tensor:
         """Return the indices of the minibatches from number `start` to before `stop` of this epoch."""

@@ -4,16 +4,16 @@ from gpext.variational.batch_checks import check_batch, check_columns, check_dty
 from gpext.variational.collapsed_bound import CollapsedBound
 from gpext.variational.inducing_points import greedy_inducing_points, kmeans_inducing_points
 from gpext.variational.latent_variational_strategy import LatentVariationalStrategy, Rule
-from gpext.variational.prior_blocks import FactorCache, Whitened
+from gpext.variational.prior_blocks import FactorCache, Prepared
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
 
 __all__ = [
     "CollapsedBound",
     "FactorCache",
     "LatentVariationalStrategy",
+    "Prepared",
     "Rule",
     "SiteVariationalStrategy",
-    "Whitened",
     "check_batch",
     "check_columns",
     "check_dtype",

@@ -5,9 +5,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpext.augmentations import Augmentation
 from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
-from gpext.likelihoods.checks import check_finite, whole_number
+from gpext.likelihoods.checks import check_finite, check_tensor, whole_number
+
+
+def checked_data(
+    x: object,
+    y: object,
+    likelihood: LatentLikelihood,
+    bound: LikelihoodTerm,
+    inducing_points: Tensor,
+    num_data: int | None,
+    share: int | None,
+) -> tuple[Tensor, Tensor, Augmentation | None]:
+    """Return data that a model of such inputs and the likelihood can take, with what :func:`augmentation_for` does.
+
+    Raises:
+        TypeError, ValueError: as :func:`check_batch`, and as :meth:`LatentLikelihood.check`.
+    """
+    check_tensor("targets", y)
+    assert isinstance(y, Tensor)
+    augmentation = augmentation_for(bound, likelihood, y)
+    check_tensor("inputs", x)
+    assert isinstance(x, Tensor)
+    check_batch(x, likelihood.datum_shape(y), num_data, share)
+    check_dtype(x, inducing_points)
+    check_columns(x, inducing_points)
+    return x, y, augmentation
+
+
+def augmentation_for(bound: LikelihoodTerm, likelihood: LatentLikelihood, y: Tensor) -> Augmentation | None:
+    """Return the augmentation of the targets, which are checked, if its sites are asked for."""
+    if bound == "augmented":
+        return require_augmentation(likelihood).augmentation(y)
+    likelihood.check(y)
+    return None
 
 
 def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None, share: int | None = None) -> int:

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpext.inference import LikelihoodTerm, LocalTerms, augmented_sites, augmented_terms, exact_terms
 from gpext.likelihoods import LatentLikelihood
+from gpext.likelihoods.checks import is_finite
 from gpext.parallel import Ranks
-from gpext.posteriors import InducingPosterior, condition_inducing, lower_blocks, symmetric_matrix
+from gpext.posteriors import InducingPosterior, condition_inducing, lower_blocks, project, symmetric_matrix
 from gpext.variational.bound_gradients import gradients_apart
+from gpext.variational.prior_blocks import Prepared
 
 _MOST_HALVINGS = 30  # counts of a million want twenty
 
@@ -29,8 +32,67 @@ class Batch:
     gain_at: Callable[[InducingPosterior], Tensor]  # the same at another q(u)
 
 
+Pull = Callable[[Tensor, InducingPosterior, LocalTerms, float], None]
+"""Adds a multiple of the derivatives of sum_i F_i, of A and q(u), to `.grad`."""
+
+
+@torch.no_grad()
+def see(
+    posterior: InducingPosterior,
+    data: Prepared,
+    likelihood: LatentLikelihood,
+    num_data: int | None,
+    share: int | None,
+    bound: LikelihoodTerm,
+    gradient: LikelihoodTerm | None = None,
+    pull: Pull | None = None,
+) -> Batch:
+    """Return what data say at a q(u), and with a `gradient` give the terms F_i of that bound to `pull`.
+
+    Raises:
+        FloatingPointError: the step is not finite.
+    """
+    seen, y, augmentation = data.whitened, data.targets, data.augmentation
+    size = seen.mean.size(-1)
+    num_data = num_data or size
+    scale = (num_data if share is None else share) / size
+    mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
+    if augmentation is None:
+        terms = exact_terms(likelihood, y, mean, variance)
+        sites = terms.best_sites(mean)
+    else:
+        sites = augmented_sites(augmentation, mean, variance)
+    vector, gram = project(seen.matrix, seen.mean, sites, weight=scale)
+    if not is_finite(vector):
+        raise FloatingPointError(
+            "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
+            "infinite, or a value overflowed; check them, rescale the data or work in float64."
+        )
+    local = None
+    if pull is not None:
+        if gradient == "augmented":
+            local = augmented_terms(likelihood, y, mean, variance, sites)
+        else:
+            local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
+        pull(seen.matrix, posterior, local, -scale / num_data)
+
+    def gain_at(moved: InducingPosterior) -> Tensor:
+        marginals = moved.marginals(seen.matrix, seen.mean, seen.conditional_variance)
+        return scale * likelihood.expected_log_density(y, *marginals).double().sum(-1)
+
+    return Batch(
+        posterior,
+        num_data,
+        vector,
+        gram,
+        None if local is None else scale * local.total,
+        scale * terms.total if bound == "exact" else None,
+        gain_at,
+    )
+
+
 def see_together(
-    see: Callable[[], Batch],
+    of_rank: Callable[[], Batch],
     ranks: Ranks,
     vector: Tensor,
     gram: Tensor,
@@ -42,7 +104,7 @@ def see_together(
     """Return what the batches of all ranks say together, and add their derivatives to `.grad`.
 
     Args:
-        see: returns what this rank's batch says, and adds its derivatives to the `.grad` of the parameters.
+        of_rank: returns what this rank's batch says, and adds its derivatives to the `.grad` of the parameters.
         ranks: processes with the same q(u) and parameters.
         vector: of the shape of a batch's.
         gram: of the shape of a batch's.
@@ -53,7 +115,7 @@ def see_together(
     seen: list[Batch] = []
 
     def of_this_rank() -> list[Tensor]:
-        batch = see()
+        batch = of_rank()
         seen.append(batch)
         slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         totals = [torch.zeros_like(total) if own is None else own for own in (batch.total, batch.gain)]

@@ -20,8 +20,10 @@ from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpext.augmentations import Augmentation
 from gpext.kernels import direct_covariance
-from gpext.posteriors import forward_solve
+from gpext.likelihoods import LatentLikelihood
+from gpext.posteriors import forward_solve, squared_norms
 
 Key = Sequence[Tensor | float]
 Made = TypeVar("Made")
@@ -44,16 +46,42 @@ class Whitened:
     mean: Tensor  # mu_i (..., N)
     conditional_variance: Tensor  # k_ii - q_ii (..., N): what they leave of the prior variance
 
-    def take(self, index: slice) -> Whitened:
-        """Return the same for some of the inputs."""
-        return Whitened(self.matrix[..., index], self.mean[..., index], self.conditional_variance[..., index])
+    def split(self, size: int) -> list[Whitened]:
+        """Return the same for `size` inputs after another."""
+        parts = (part.split(size, -1) for part in (self.matrix, self.mean, self.conditional_variance))
+        return [Whitened(*each) for each in zip(*parts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What there is to know of a batch before its q(u) is: it holds while the hyperparameters stay as they are."""
+
+    whitened: Whitened
+    targets: Tensor  # (..., N), or what the likelihood takes
+    augmentation: Augmentation | None  # of these targets, if its sites are asked for
+
+    def split(self, size: int, likelihood: LatentLikelihood) -> list[Prepared]:
+        """Return the same for `size` data after another."""
+        whitened = self.whitened.split(size)
+        targets = self.targets.split(size, -1 - likelihood.target_dims(self.targets))
+        if self.augmentation is None:
+            return [Prepared(*each, None) for each in zip(whitened, targets, strict=True)]
+        augmentations = self.augmentation.split(size, self.whitened.mean.size(-1))
+        return [Prepared(*each) for each in zip(whitened, targets, augmentations, strict=True)]
 
 
 @torch.no_grad()
 def whiten(chol: Tensor, cross: CrossBlocks) -> Whitened:
     """Return A = L^-1 K_zx and what goes with it, L (..., M, M) of K_zz."""
     matrix = forward_solve(chol.to(cross.covariance.dtype), cross.covariance)
-    return Whitened(matrix, cross.mean.detach(), cross.variance - matrix.square().sum(-2))
+    return Whitened(matrix, cross.mean.detach(), cross.variance - squared_norms(matrix))
+
+
+def known_rows(covariance: LinearOperator, size: int) -> tuple[Tensor, Tensor] | None:
+    """Return the first `size` rows and the diagonal, if they can be asked of the kernel at once."""
+    if not isinstance(covariance, LazyEvaluatedKernelTensor) or covariance.x1 is not covariance.x2 or covariance.params:
+        return None
+    return direct_covariance(covariance.kernel, covariance.x1[..., :size, :], covariance.x1)
 
 
 def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Tensor]:

@@ -28,27 +28,22 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
 from torch import Tensor
 
-from gpext.inference import (
-    LikelihoodTerm,
-    augmented_sites,
-    augmented_terms,
-    exact_terms,
-    require_augmentation,
-)
+from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import check_finite, check_tensor, is_finite
+from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.parallel import Ranks
-from gpext.posteriors import InducingPosterior, condition_inducing, factorise, project
-from gpext.variational.batch_checks import check_batch, check_columns, check_dtype, check_latents, require_term
+from gpext.posteriors import InducingPosterior, condition_inducing, factorise
+from gpext.variational.batch_checks import augmentation_for, check_latents, checked_data, require_term
 from gpext.variational.bound_gradients import backpropagate
-from gpext.variational.natural_step import Batch, rising_rate, see_together, total_divergence
+from gpext.variational.natural_step import Batch, rising_rate, see, see_together, total_divergence
 from gpext.variational.prior_blocks import (
     CrossBlocks,
     FactorCache,
-    Whitened,
+    Prepared,
     dense_covariance,
     hyperparameters,
     is_changed_together,
+    known_rows,
     outside_inference_mode,
     split_covariance,
     whiten,
@@ -139,8 +134,8 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def update(
         self,
-        x: Tensor | Callable[[], Whitened],
-        y: Tensor,
+        x: Tensor | Callable[[], Prepared],
+        y: Tensor | None,
         likelihood: LatentLikelihood,
         rate: float = 1.0,
         num_data: int | None = None,
@@ -153,9 +148,9 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
-            x: inputs (..., B, d); or, without a `gradient`, a function that returns what :meth:`whiten` has made of
-                them at the present hyperparameters, of finite inputs.
-            y: targets (..., B), or what the likelihood takes.
+            x: inputs (..., B, d); or, without a `gradient`, a function that returns what :meth:`prepare` has made of
+                them and of the targets at the present hyperparameters, for the same `bound`.
+            y: targets (..., B), or what the likelihood takes; None where `x` is a function.
             likelihood: any likelihood of gpext.
             rate: rho in (0, 1].
             num_data: N, if (x, y) is a minibatch; their number by default.
@@ -182,17 +177,16 @@ class SiteVariationalStrategy(VariationalStrategy):
         bound = require_term(likelihood, bound)
         self.check_latents(likelihood)
         ranks = Ranks.alone() if ranks is None else ranks
-        see = partial(self._see, x, y, likelihood, rate, num_data, share, bound, gradient)
-        distribution = self._variational_distribution
-        eta, half = distribution.natural_vec.detach(), distribution.natural_mat.detach()  # half is -Lambda / 2
+        look = partial(self._look, x, y, likelihood, rate, num_data, share, bound, gradient)
         if ranks.size == 1:
-            batch = see()
+            batch = look()
         else:
+            eta, half = self._natural()
             scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
             moving = gradient is not None
             parameters = [*self.model.hyperparameters(), *likelihood.parameters()] if moving else []
             step = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
-            batch = see_together(see, ranks, eta, half, scalar, parameters, of=step)
+            batch = see_together(look, ranks, eta, half, scalar, parameters, of=step)
         if batch.gain is not None:
             here = batch.gain - total_divergence(batch.posterior, likelihood)
 
@@ -200,6 +194,7 @@ class SiteVariationalStrategy(VariationalStrategy):
                 (expected,) = ranks.sum(lambda: [batch.gain_at(moved)], [here])
                 return expected - total_divergence(moved, likelihood)
 
+            eta, half = self._natural()
             rate = rising_rate(eta, -2 * half, batch.vector, batch.gram, rate, here, bound_at)
         self.move(batch.vector, batch.gram, rate)
         if batch.total is None:
@@ -207,10 +202,10 @@ class SiteVariationalStrategy(VariationalStrategy):
         return (batch.total - total_divergence(batch.posterior, likelihood)) / batch.num_data
 
     @torch.no_grad()
-    def _see(
+    def _look(
         self,
-        x: Tensor | Callable[[], Whitened],
-        y: Tensor,
+        x: Tensor | Callable[[], Prepared],
+        y: Tensor | None,
         likelihood: LatentLikelihood,
         rate: float,
         num_data: int | None,
@@ -225,84 +220,60 @@ class SiteVariationalStrategy(VariationalStrategy):
             raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
         if gradient == "augmented":
             require_augmentation(likelihood)
-        check_tensor("targets", y)
-        augmentation = None
-        if bound == "augmented":
-            augmentation = require_augmentation(likelihood).augmentation(y)  # checks the targets, too
+        pull = None
+        if gradient is None and y is None and not isinstance(x, Tensor) and callable(x):
+            data = x()
         else:
-            likelihood.check(y)
-        data = likelihood.datum_shape(y)
-        if gradient is None and not isinstance(x, Tensor) and callable(x):
-            size, seen = data[-1], x()
-        else:
-            check_tensor("inputs", x)
-            assert isinstance(x, Tensor)
-            size = check_batch(x, data, num_data, share)
-            check_dtype(x, self.inducing_points)
-            check_columns(x, self.inducing_points)
+            x, y, augmentation = checked_data(x, y, likelihood, bound, self.inducing_points, num_data, share)
             if gradient is None:
-                seen = self.whiten(x)
+                chol, cross = self._factor(), self.cross_blocks(x)
             else:
                 with torch.enable_grad():
-                    cross, inducing_covariance = self.cross_blocks(x), self.inducing_covariance()
-                chol = factorise(inducing_covariance.detach())
-                seen = whiten(chol, cross)
-        num_data = num_data or size
-        scale = (num_data if share is None else share) / size
-        posterior = self.posterior()
-        mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
-        if augmentation is None:
-            terms = exact_terms(likelihood, y, mean, variance)
-            sites = terms.best_sites(mean)
-        else:
-            sites = augmented_sites(augmentation, mean, variance)
-        vector, gram = project(seen.matrix, seen.mean, sites, weight=scale)
-        if not is_finite(vector):
-            raise FloatingPointError(
-                "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
-                "infinite, or a value overflowed; check them, rescale the data or work in float64."
-            )
-        local = None
-        if gradient is not None:
-            if gradient == "augmented":
-                local = augmented_terms(likelihood, y, mean, variance, sites)
-            else:
-                local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
-            backpropagate(inducing_covariance, cross, chol, seen.matrix, posterior, local, -scale / num_data)
-
-        def gain_at(moved: InducingPosterior) -> Tensor:
-            marginals = moved.marginals(seen.matrix, seen.mean, seen.conditional_variance)
-            return scale * likelihood.expected_log_density(y, *marginals).double().sum(-1)
-
-        return Batch(
-            posterior,
-            num_data,
-            vector,
-            gram,
-            None if local is None else scale * local.total,
-            scale * terms.total if bound == "exact" else None,
-            gain_at,
-        )
+                    inducing_covariance, cross = self.prior_blocks(x)
+                chol = self._factor()
+                pull = partial(backpropagate, inducing_covariance, cross, chol)
+            data = Prepared(whiten(chol, cross), y, augmentation)
+        # Of q(u) only marginals are asked for, and they are of the model's dtype, unless there is a bound to compute.
+        dtype = self.inducing_points.dtype if bound == "augmented" and gradient is None else torch.float64
+        return see(self.posterior(dtype), data, likelihood, num_data, share, bound, gradient, pull)
 
     @torch.no_grad()
-    def whiten(self, x: Tensor) -> Whitened:
-        """Return what the inducing values say of inputs x (..., N, d) at the present hyperparameters."""
-        return whiten(self._factor(), self.cross_blocks(x))
+    def prepare(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, bound: LikelihoodTerm) -> Prepared:
+        """Return what :meth:`update` has to know of good data (x, y) at the present hyperparameters, whatever q(u) is.
+
+        Raises:
+            TypeError, ValueError: the targets are not what the likelihood takes.
+            torch.linalg.LinAlgError: K_zz is not positive definite.
+        """
+        return Prepared(whiten(self._factor(), self.cross_blocks(x)), y, augmentation_for(bound, likelihood, y))
 
     def inducing_covariance(self) -> Tensor:
         """Return K_zz + jitter I (..., M, M), in the autograd graph."""
-        dense = dense_covariance(self.model.forward(self.inducing_points).lazy_covariance_matrix)
-        return dense + torch.diag_embed(dense.new_full(dense.shape[:-1], self.jitter_val))
+        covariance = dense_covariance(self.model.forward(self.inducing_points).lazy_covariance_matrix).clone()
+        covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter_val)
+        return covariance
 
     def cross_blocks(self, x: Tensor) -> CrossBlocks:
         """Return K_zx, the prior variances k_ii + jitter and the prior mean mu_i, in the autograd graph."""
+        size, prior = self.inducing_points.size(-2), self._prior_together(x)
+        cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
+        return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
+
+    def prior_blocks(self, x: Tensor) -> tuple[Tensor, CrossBlocks]:
+        """Return K_zz, up to the jitter, and the :meth:`cross_blocks`, of one evaluation if the kernel is known."""
+        size, prior = self.inducing_points.size(-2), self._prior_together(x)
+        known = known_rows(prior.lazy_covariance_matrix, size)
+        if known is None:
+            return self.inducing_covariance(), self.cross_blocks(x)
+        inducing, cross = known[0].split([size, x.size(-2)], -1)
+        return inducing, CrossBlocks(cross, known[1][..., size:] + self.jitter_val, prior.mean[..., size:])
+
+    def _prior_together(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior at the inducing points and, after them, inputs x (..., N, d)."""
         inducing_points = self.inducing_points
         if inducing_points.shape[:-2] != x.shape[:-2]:
             x, inducing_points = self._expand_inputs(x, inducing_points)
-        prior = self.model.forward(torch.cat([inducing_points, x], dim=-2))
-        size = inducing_points.size(-2)
-        cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
-        return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
+        return self.model.forward(torch.cat([inducing_points, x], dim=-2))
 
     def check_latents(self, likelihood: LatentLikelihood) -> None:
         """Raise ValueError unless there is a q(u) for each latent of a datum."""
@@ -329,11 +300,11 @@ class SiteVariationalStrategy(VariationalStrategy):
         return [*hyperparameters(self.model), self.inducing_points, self.jitter_val]
 
     def _factor(self) -> Tensor:
-        """Return L with L L' = K_zz + jitter I in the model's dtype, kept while the hyperparameters stay the same."""
+        """Return L with L L' = K_zz + jitter I, float64, kept while the hyperparameters stay the same."""
         key = self.prior_key()
         chol = self._factors.get(key)
         if chol is None:
-            chol = factorise(self.inducing_covariance()).to(self.inducing_points.dtype)
+            chol = factorise(self.inducing_covariance())
             self._factors.put(key, chol)
         return chol
 
@@ -343,22 +314,27 @@ class SiteVariationalStrategy(VariationalStrategy):
             self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
             self.variational_params_initialized.fill_(1)
 
-    def posterior(self) -> InducingPosterior:
-        """Return q(v) of the whitened inducing values, initialising it to the prior if it is new.
+    def posterior(self, dtype: torch.dtype = torch.float64) -> InducingPosterior:
+        """Return q(v) of the whitened inducing values in a dtype, initialising it to the prior if it is new.
 
         Raises:
             torch.linalg.LinAlgError: its precision is not positive definite.
         """
         self.initialise()
+        eta, half = self._natural()
+        return condition_inducing(eta, -2 * half, dtype=dtype)
+
+    def _natural(self) -> tuple[Tensor, Tensor]:
+        """Return eta (..., M) and -Lambda / 2 (..., M, M), outside the graph."""
         distribution = self._variational_distribution
-        return condition_inducing(distribution.natural_vec, -2 * distribution.natural_mat)
+        return distribution.natural_vec.detach(), distribution.natural_mat.detach()
 
     @torch.no_grad()
     def move(self, vector: Tensor, gram: Tensor, rate: float) -> None:
         """Set eta <- (1 - rate) eta + rate vector and Lambda <- (1 - rate) Lambda + rate (I + gram)."""
-        distribution = self._variational_distribution
-        eta, half = distribution.natural_vec, distribution.natural_mat  # half is -Lambda / 2
+        eta, half = self._natural()
         eta.lerp_(vector.to(eta.dtype), rate)
         half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate)
         half.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
-        self._clear_cache()
+        if self.__dict__.get("_memoize_cache"):
+            self._clear_cache()

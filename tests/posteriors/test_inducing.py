@@ -128,6 +128,32 @@ def test_an_indefinite_precision_is_refused_with_the_remedy():
         condition_inducing(torch.zeros(2, dtype=F64), -torch.eye(2, dtype=F64))
 
 
+def test_a_precision_that_float32_cannot_factorise_is_factorised_in_float64():
+    """[[5, b], [b, c]], c the next whole number above b^2 / 5: its numbers are exact in float32, its factor is not."""
+    failures = 0
+    for b in range(8000, 9000):
+        precision = torch.tensor([[5.0, b], [b, b * b // 5 + 1]])
+        failures += int(torch.linalg.cholesky_ex(precision).info > 0)  # else there is nothing to fall back from
+        eta = precision @ torch.ones(2)
+        chosen, whole = (condition_inducing(eta, precision, dtype=d) for d in (torch.float32, F64))
+        if chosen.chol_precision.dtype == F64:
+            torch.testing.assert_close(chosen.chol_precision, whole.chol_precision, rtol=0.0, atol=0.0)
+            torch.testing.assert_close(chosen.mean, whole.mean, rtol=0.0, atol=0.0)
+    assert failures > 0
+
+
+def test_marginals_in_float32_follow_float64():
+    mu, K, sites = random_problem()
+    _, whitened, conditional = pieces(K)
+    vector, gram = project(whitened, mu, sites)
+    natural = vector.float(), (gram + torch.eye(M, dtype=F64)).float()
+    expected = condition_inducing(*natural).marginals(whitened, mu, conditional)
+    posterior = condition_inducing(*natural, dtype=torch.float32)
+    assert posterior.chol_precision.dtype == torch.float32
+    for a, b in zip(posterior.marginals(whitened.float(), mu.float(), conditional.float()), expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
 def test_marginals_that_have_lost_their_digits_are_refused_with_the_remedy():
     mu, K, sites = random_problem()
     _, whitened, conditional = pieces(K)

@@ -29,8 +29,8 @@ def problem(dtype=F64):
 
 def trained(num_steps, dtype=F64, **options):
     mll, x, y = problem(dtype)
-    make_callback = options.pop("make_callback", lambda model: None)
-    result = fit(mll, x, y, max_steps=num_steps, callback=make_callback(mll.model), **OPTIONS, **options)
+    make_callback = options.pop("make_callback", lambda mll: None)
+    result = fit(mll, x, y, max_steps=num_steps, callback=make_callback(mll), **OPTIONS, **options)
     return [result.trace, *(p.detach() for p in mll.parameters())]
 
 
@@ -39,10 +39,14 @@ def assert_same(actual, expected, tolerance):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-def moving_a_parameter(model):
+def moving_a_parameter(mll):
     """Within a run of steps that leaves the hyperparameters alone."""
 
+    model = mll.model
+
     def callback(step, value):
+        if step == 18:
+            mll.likelihood.raw_noise.data.add_(1.0)
         if step == 30:
             model.covar_module.base_kernel.raw_lengthscale.data.add_(0.5)
         if step == 39:
@@ -55,9 +59,14 @@ def moving_a_parameter(model):
 
 
 def evaluations(monkeypatch):
-    """The sizes of what `whiten` is asked for."""
-    sizes, whiten = [], SiteVariationalStrategy.whiten
-    monkeypatch.setattr(SiteVariationalStrategy, "whiten", lambda self, x: sizes.append(x.size(-2)) or whiten(self, x))
+    """The sizes of what `prepare` is asked for."""
+    sizes, prepare = [], SiteVariationalStrategy.prepare
+
+    def counted(self, x, *others):
+        sizes.append(x.size(-2))
+        return prepare(self, x, *others)
+
+    monkeypatch.setattr(SiteVariationalStrategy, "prepare", counted)
     return sizes
 
 
@@ -66,7 +75,7 @@ def test_the_setting_is_one_with_several_steps_between_two_of_the_hyperparameter
     assert (N // SIZE) % 4 != 0  # an epoch ends between
 
 
-@pytest.mark.parametrize("make_callback", [lambda model: None, moving_a_parameter])
+@pytest.mark.parametrize("make_callback", [lambda mll: None, moving_a_parameter])
 def test_together_is_one_by_one(make_callback, monkeypatch):
     sizes = evaluations(monkeypatch)
     together = trained(60, make_callback=make_callback)

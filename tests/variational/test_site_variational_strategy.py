@@ -226,7 +226,7 @@ def test_the_key_of_the_factor_has_every_hyperparameter_and_no_other():
 def test_another_jitter_is_seen():
     x, y, likelihood = inputs(N, 2, seed=1), MEMBERS["student_t"].targets(N), MEMBERS["student_t"].likelihood
     used, fresh = randomise(SparseGP(inputs(M, 2))), randomise(SparseGP(inputs(M, 2), jitter_val=0.1))
-    used.base.whiten(x)
+    used.base.prepare(x, y, likelihood, "augmented")
     used.base.jitter_val = 0.1
     for model in (used, fresh):
         model.base.update(x, y, likelihood, 0.5)
@@ -237,8 +237,10 @@ def test_another_jitter_is_seen():
 def test_an_update_from_what_is_known_of_the_inputs(member, bound):
     x, y = inputs(N, 2, seed=1), member.targets(N)
     known, seen = (randomise(SparseGP(inputs(M, 2))) for _ in range(2))
-    whitened = known.base.whiten(torch.cat([x, inputs(4, 2, seed=2)]))
-    known.base.update(lambda: whitened.take(slice(0, N)), y, member.likelihood, 0.5, 2 * N, bound=bound)
+    more = torch.cat([x, inputs(N, 2, seed=2)]), torch.cat([y, y.flip(0)])
+    first, second = known.base.prepare(*more, member.likelihood, bound).split(N, member.likelihood)
+    torch.testing.assert_close(second.targets, y.flip(0))
+    known.base.update(lambda: first, None, member.likelihood, 0.5, 2 * N, bound=bound)
     seen.base.update(x, y, member.likelihood, 0.5, 2 * N, bound=bound)
     assert_same(natural(known), natural(seen))
 
@@ -247,7 +249,10 @@ def test_derivatives_want_the_inputs_themselves():
     model, member = SparseGP(inputs(M, 2)), MEMBERS["student_t"]
     with pytest.raises(TypeError, match=r"inputs must be a torch.Tensor; got function"):
         model.base.update(
-            lambda: model.base.whiten(inputs(N, 2)), member.targets(N), member.likelihood, gradient="exact"
+            lambda: model.base.prepare(inputs(N, 2), member.targets(N), member.likelihood, "augmented"),
+            member.targets(N),
+            member.likelihood,
+            gradient="exact",
         )
 
 
