@@ -98,7 +98,7 @@ class Run:
             objective,
             len(self.trace),
             seconds,
-            torch.tensor(self.trace, dtype=torch.float64),
+            torch.tensor(self.trace, dtype=torch.float64, device="cpu"),
             message,
             state or {},
         )
