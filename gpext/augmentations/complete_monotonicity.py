@@ -43,6 +43,8 @@ def check_completely_monotone(log_phi: Callable[[Tensor], Tensor]) -> None:
     with torch.enable_grad():
         r = grid.view(-1, 1, 1)
         base = log_phi(r).detach().double()
+        if base.shape[:1] + base.shape[-1:] != (len(grid), 1):
+            raise ValueError(f"phi must be elementwise; it made {tuple(base.shape)} of a tensor of {tuple(r.shape)}.")
         r = r.broadcast_to(base.shape).clone().requires_grad_(True)
         usable = base > math.log(1e-55)  # the fifth derivative of a logarithm has phi^5 in a denominator
         # phi(r) / phi(r0) around each grid point r0: no underflow, whatever phi(r0) is

@@ -34,7 +34,21 @@ def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
             torch's Bernoulli clamps the probabilities in the tails.
         targets: (..., N).
         f: latent values, broadcastable with the targets.
+
+    Raises:
+        ValueError: the slope in f is wanted, and autograd cannot follow it.
     """
+    value = _log_prob(likelihood, targets, f)
+    if torch.is_grad_enabled() and f.requires_grad and not value.requires_grad:
+        raise ValueError(
+            f"autograd finds no dependence of log p(y | f) of {type(likelihood).__qualname__} on f: compute the "
+            "distribution from f by torch functions that have a derivative (no detach(), numpy or comparison), or use "
+            "gpext.inference.EP(), which needs none."
+        )
+    return value
+
+
+def _log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
     if hasattr(likelihood, "log_prob"):
         return likelihood.log_prob(targets, f)
     if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):

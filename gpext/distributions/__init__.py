@@ -1,7 +1,7 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
 from gpext.distributions.batch_mixture import BatchMixture
-from gpext.distributions.categorical import Categorical, CompoundCategorical
+from gpext.distributions.categorical import Categorical, CompoundCategorical, OrderedCategorical
 from gpext.distributions.circular import Arc, CircularDistribution
 from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
 from gpext.distributions.compound_beta import CompoundBeta
@@ -50,6 +50,7 @@ __all__ = [
     "Matern32",
     "Mixture",
     "NegativeBinomial",
+    "OrderedCategorical",
     "Poisson",
     "PolyaGamma",
     "PositiveDistribution",

@@ -1,4 +1,4 @@
-"""Classes: torch's Categorical with draws from a generator, and one with the logarithms of small probabilities."""
+"""Classes: torch's Categorical with draws from a generator, ordered ones, and logarithms of small probabilities."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ class Categorical(base_distributions.Categorical):
         """Draws of shape sample_shape + batch_shape; from torch's global generator by default."""
         with drawn_from(generator):
             return super().sample(torch.Size(sample_shape))
+
+
+class OrderedCategorical(Categorical):
+    """Categorical of classes 0, ..., K - 1 whose order means something: `cdf`, `icdf` and `quantile`."""
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value), for values that broadcast with the batch shape."""
+        if self._validate_args:
+            self._validate_sample(value)
+        shape = torch.broadcast_shapes(value.shape, self.batch_shape)
+        below = self.probs.cumsum(-1).clamp(max=1).expand(*shape, -1)
+        return below.gather(-1, value.long().expand(shape).unsqueeze(-1)).squeeze(-1)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """The smallest class k with P(Y <= k) >= value, as an integer."""
+        within = self.probs.cumsum(-1)[..., :-1] < value.unsqueeze(-1)  # all of it is in the last class
+        return within.sum(-1)
+
+    def quantile(self, q: Tensor | float) -> Tensor:
+        """The same as `icdf`."""
+        return self.icdf(torch.as_tensor(q, dtype=self.probs.dtype, device=self.probs.device))
 
 
 class CompoundCategorical(Categorical):

@@ -58,11 +58,13 @@ class RadialTransform:
         self.phi, self.log_phi = phi, log_phi
 
     def __call__(self, r: Tensor) -> Tensor:
-        """Return log phi(r) as the user wrote it, with no check, in whatever dtype r has."""
-        if self.log_phi is not None:
-            return self.log_phi(r)
-        assert self.phi is not None  # by construction
-        return self.phi(r).log()
+        """Return log phi(r) as the user wrote it, with no check of its values, in whatever dtype r has.
+
+        Raises:
+            TypeError: phi does not return a tensor.
+        """
+        value = self._given(r)
+        return value if self.phi is None else value.log()
 
     def checked(self, r: Tensor) -> Tensor:
         """Return log phi(r); raises InversionError where it is not finite."""
@@ -79,12 +81,16 @@ class RadialTransform:
         Raises:
             TypeError: phi does not return a tensor.
         """
+        return self._given(r).shape
+
+    def _given(self, r: Tensor) -> Tensor:
+        """Return phi(r) or log phi(r), whichever the user gave."""
         function, name = (self.phi, "phi") if self.log_phi is None else (self.log_phi, "log_phi")
         assert function is not None  # by construction
         value = function(r)
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must map tensors to tensors, elementwise; it returned {type(value).__name__}.")
-        return value.shape
+        return value
 
     def is_elementwise(self, device: torch.device) -> bool:
         """Whether parameters inside phi have no batch shape of their own."""

@@ -54,7 +54,7 @@ class Bernoulli(base_distributions.Bernoulli):
 
     def icdf(self, value: Tensor | float) -> Tensor:
         """The smallest class k with P(Y <= k) >= value."""
-        return (torch.as_tensor(value) > torch.sigmoid(-self.logits)).to(self.logits.dtype)
+        return (torch.as_tensor(value, device=self.logits.device) > torch.sigmoid(-self.logits)).to(self.logits.dtype)
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """The same as `icdf`."""

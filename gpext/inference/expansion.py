@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, num_latents
-from gpext.likelihoods import AugmentedLikelihood
+from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.likelihoods.curvature import BlockCurvature
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites, block_times
@@ -116,11 +116,14 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
                 stacklevel=4,
             )
         return
-    target = targets.flatten()[:1]
+    if isinstance(likelihood, LatentLikelihood):  # others may have parameters of each datum, as fixed noise has
+        targets = targets.flatten()[:1]
     f = torch.linspace(-3.3, 3.1, 15, dtype=torch.float64, device=targets.device)
-    f = torch.cat([f, f + target.double()])
+    f = f.view(-1, *targets.dim() * (1,)).expand(-1, *targets.shape)
+    f = torch.cat([f, f + targets.double()])
     with torch.no_grad():
-        _, slope, bend = log_prob_derivatives(likelihood, target, f, 2)
+        _, *derivatives = log_prob_derivatives(likelihood, targets, f, 2)
+    slope, bend = (values.flatten(1)[:, 0] for values in derivatives)
     rounding = 1e-8 * slope.abs().max()
     # A kink leaves few different slopes: one alone, or as many as there are points, are of a tail that bends elsewhere.
     levels = 1 + int((slope.sort().values.diff() > rounding).sum())

@@ -229,7 +229,7 @@ def _take_turns(block: Tensor, mean: Tensor, old: GaussianSites, responses: _Res
         inverse = 1 / v if v > 0 else math.nan
         r, b = inverse - taus[i], mean_i * inverse - nus[i]
         dr, db = r - r0, b - b0
-        is_far = is_far or abs(dr) > _FAR * r0 or abs(db) * v**0.5 > _FAR
+        is_far = is_far or abs(dr) > _FAR * r0 or db * db * v > _FAR**2
         tau, nu = tau + tau_r * dr + tau_b * db, nu + nu_r * dr + nu_b * db
         if not r + tau > 0:  # too far for the first order, or nothing left of v
             tau, nu, is_far = taus[i], nus[i], True

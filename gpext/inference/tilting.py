@@ -49,7 +49,8 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
     """
     if num_latents(likelihood) is not None:
         raise TypeError(
-            f"EP takes one latent function per datum; {type(likelihood).__qualname__} has {likelihood.num_latents}. "
+            "EP takes one latent function per datum, without an axis of its own (num_latents = None); "
+            f"{type(likelihood).__qualname__} has num_latents = {likelihood.num_latents}. "
             f"Use gpext.inference.KL(){' or Laplace()' * hasattr(likelihood, 'curvature')}."
         )
     rate = power / widening

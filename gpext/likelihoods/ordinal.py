@@ -22,7 +22,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from gpext.bounds import Quadrature, SoftplusTerms
-from gpext.distributions import Categorical
+from gpext.distributions import OrderedCategorical
 from gpext.likelihoods.checks import check_classes, whole_number
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import gauss_legendre
@@ -136,15 +136,15 @@ class OrdinalLikelihood(LatentLikelihood):
         return torch.where(edges.is_last, edges.lower, edges.upper).detach().unsqueeze(0)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
-        """Return p(y | f), a Categorical distribution with batch shape that of f."""
+        """Return p(y | f), an OrderedCategorical distribution with batch shape that of f."""
         log_probs = [self._log_prob(label, function_samples) for label in self._classes(function_samples)]
-        return Categorical(logits=torch.stack(log_probs, -1))
+        return OrderedCategorical(logits=torch.stack(log_probs, -1))
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
-        """Return the Categorical distribution of y at the marginals of function_dist; small probabilities are exact."""
+        """Return p(y) at the marginals of function_dist, an OrderedCategorical; small probabilities are exact."""
         mean, variance = self._marginals(function_dist)
         log_probs = [self.log_density(label, mean, variance) for label in self._classes(mean)]
-        return Categorical(logits=torch.stack(log_probs, -1))
+        return OrderedCategorical(logits=torch.stack(log_probs, -1))
 
     def _classes(self, like: Tensor) -> list[Tensor]:
         return [torch.full(like.shape, k, dtype=torch.long, device=like.device) for k in range(self.num_classes)]

@@ -87,8 +87,9 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
     :math:`h^2 = (y - f)^2`: additive noise with density C phi((y - f)^2), normalised numerically.
 
     Args:
-        phi: completely monotone with phi(0) = 1, elementwise on a tensor of any shape. An `nn.Module` is registered,
-            so its parameters are learned with the others.
+        phi: completely monotone with phi(0) = 1, elementwise on a tensor of any shape; for Gibbs sampling also on
+            complex128 tensors (no clamp, maximum or softplus). An `nn.Module` is registered, so its parameters are
+            learned with the others.
         log_phi: log phi, where phi would underflow (e.g. exp(-sqrt r) beyond r = 5e5). Exactly one of the two.
         potential: g(y); zero by default.
         alpha, beta, gamma: the quadratic, functions of y; all three or none.

@@ -119,7 +119,7 @@ class SGLD(torch.optim.Optimizer):
         size = sum(p.numel() for p in self._parameters)
         is_identity = preconditioner is None
         if preconditioner is None:
-            preconditioner = torch.ones(size, dtype=torch.float64)
+            preconditioner = torch.ones(size, dtype=torch.float64, device="cpu")
         check_tensor("preconditioner", preconditioner)
         if preconditioner.shape not in (torch.Size([size]), torch.Size([size, size])):
             raise ValueError(
@@ -200,14 +200,18 @@ class SGLD(torch.optim.Optimizer):
     def _eps(self) -> Tensor:
         """Return the step size of every number (P,)."""
         sizes = [(sum(p.numel() for p in group["params"]), group["lr"]) for group in self.param_groups]
-        return torch.cat([torch.full((size,), lr, dtype=torch.float64) for size, lr in sizes])
+        return torch.cat([torch.full((size,), lr, dtype=torch.float64, device="cpu") for size, lr in sizes])
 
     def _noise(self, size: int) -> Tensor:
         """Return xi (P,), or half the sum of that and the one before."""
-        xi = torch.randn(size, dtype=torch.float64, generator=self.generator)
+
+        def drawn() -> Tensor:
+            return torch.randn(size, dtype=torch.float64, generator=self.generator, device="cpu")
+
+        xi = drawn()
         if not self.averaged:
             return xi
-        before = torch.randn(size, dtype=torch.float64, generator=self.generator) if self._xi is None else self._xi
+        before = drawn() if self._xi is None else self._xi
         self._xi = xi
         return 0.5 * (before + xi)
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.infer.mcmc import HMC, NUTS
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from gpext.inference.gibbs import draw_latent, draw_sites
@@ -73,6 +74,7 @@ class GibbsKernel(ProgramKernel):
         TypeError: when it is set up: a likelihood that sees f has no augmentation.
         ValueError: when it is set up: no such site, nothing sees it, or there are discrete sites; or later: a
             likelihood sees something else than a f + b.
+        NotImplementedError: when it is set up: a plate draws a part of its indices.
 
     Example:
         >>> kernel = GibbsKernel(model, "f", inner=partial(NUTS, target_accept_prob=0.9))  # doctest: +SKIP
@@ -190,9 +192,10 @@ class GibbsKernel(ProgramKernel):
             raise ValueError(
                 f"no latent GP site named {self.latent!r} in the program; those made by gpext.ppl.latent_gp: {known}."
             )
-        discrete = [name for name, _ in trace.iter_stochastic_nodes() if name not in params]
+        nodes = trace.iter_stochastic_nodes()  # plates among them; one that draws its indices Pyro has refused before
+        discrete = [name for name, node in nodes if name not in params and not site_is_subsample(node)]
         if discrete:
-            raise ValueError(f"GibbsKernel has no moves for the discrete or subsampled sites {discrete}.")
+            raise ValueError(f"GibbsKernel has no moves for the discrete sites {discrete}.")
 
 
 def _seen(name: str, observation: Observation, f: Tensor) -> _Seen | None:

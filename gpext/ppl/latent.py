@@ -66,34 +66,58 @@ class WhitenedPrior:
         centred = (latent - self.prior.mean).unsqueeze(-1)
         return torch.linalg.solve_triangular(self.chol, centred, upper=False).squeeze(-1).to(self.dtype)
 
-    def sample(self, name: str) -> Tensor:
-        """Sample v and return f, both as sites of the program."""
+    def sample(self, name: str, event_dim: int | None = None) -> Tensor:
+        """Sample v and return f, both as sites of the program; see :func:`latent_gp`."""
         shape = self.prior.mean.shape
+        size = len(shape) if event_dim is None else event_dim
         zero = torch.zeros(shape, dtype=self.dtype, device=self.chol.device)
-        standard = dist.Normal(zero, torch.ones_like(zero)).to_event(len(shape))
+        standard = dist.Normal(zero, torch.ones_like(zero)).to_event(size)
         whitened = pyro.sample(name + WHITENED, standard, infer={"whitened_prior": self})
-        return pyro.deterministic(name, self.color(whitened).to(self.dtype), event_dim=len(shape))
+        if event_dim is None:
+            _check_plates(name, shape, whitened.shape[: -len(shape)])
+        return pyro.deterministic(name, self.color(whitened).to(self.dtype), event_dim=size)
 
 
-def latent_gp(name: str, prior: MultivariateNormal, *, jitter: float = 0.0) -> Tensor:
+def _check_plates(name: str, shape: torch.Size, plates: torch.Size) -> None:
+    """Refuse a batch that may be the plates' own: repeated in each of them it would have as many functions too many."""
+    batch = shape[:-1]
+    if any(own == plate > 1 for own, plate in zip(reversed(batch), reversed(plates), strict=False)):
+        raise ValueError(
+            f"the prior of {name!r} has batch shape {tuple(batch)} inside plates of shape {tuple(plates)}: say "
+            f"event_dim=1 if the plates index this batch, event_dim={len(shape)} if each of them has such a batch."
+        )
+
+
+def latent_gp(name: str, prior: MultivariateNormal, *, jitter: float = 0.0, event_dim: int | None = None) -> Tensor:
     """Sample f ~ N(mu, K + jitter I) in a Pyro program, by way of whitened values.
 
     The sites are `name` + "_whitened", with prior N(0, I), and `name`, deterministic. Their whole shape is one event, a
-    batch of latent functions included: they are independent, and need no plate.
+    batch of latent functions included: they are independent, and need no plate. Inside a plate a prior without a batch
+    is repeated, one function a plate index; one whose batch the plate indexes needs `event_dim=1`:
+
+        with pyro.plate("groups", 3):
+            lengthscale = pyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))  # (3,)
+            f = latent_gp("f", prior(lengthscale), event_dim=1)                 # (3, N)
 
     Args:
         name: of f.
-        prior: a gpytorch MultivariateNormal, mean (..., N).
+        prior: a gpytorch MultivariateNormal, mean (..., N). One of a dense matrix that is not positive definite as it
+            stands torch refuses before any jitter: give `kernel(x)`, or `linear_operator.to_linear_operator(K)`.
         jitter: added to the diagonal of K.
+        event_dim: how many last dimensions of f are one event, 1 for each function by itself; None for all.
 
     Returns:
         f (..., N), in the dtype of the prior.
 
     Raises:
         TypeError: the prior is no MultivariateNormal, or one of several tasks.
+        ValueError: without `event_dim`, a batch inside plates that may be theirs; one that is not 1, ..., dim of f.
         torch.linalg.LinAlgError: K + jitter I is not positive definite. Pyro's samplers reject such a proposal.
     """
-    return WhitenedPrior.of(name, prior, jitter).sample(name)
+    whitened = WhitenedPrior.of(name, prior, jitter)
+    if event_dim is not None and not 1 <= event_dim <= prior.mean.dim():
+        raise ValueError(f"event_dim must be 1, ..., {prior.mean.dim()}, or None; got {event_dim!r}.")
+    return whitened.sample(name, event_dim)
 
 
 def latent_model(

@@ -171,7 +171,7 @@ class ChainSampler(ABC):
         everyone.require_same("options", *plan.options, *options)
         everyone.require_alike([*self.target.data, *self.target.fixed])
         path, state = everyone.together(opened)
-        earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64)
+        earlier = torch.zeros(len(state.walkers), 0, self.target.moved.size, dtype=torch.float64, device="cpu")
         earlier = (earlier if resume is None else resume.raw)[spread.rank :: spread.size]
         state = dataclasses.replace(state, walkers=tuple(spread.own(state.walkers)))  # those of this rank
         walkers = [self._walker(each) for each in state.walkers]
@@ -222,7 +222,9 @@ class ChainSampler(ABC):
         r_hat = split_r_hat(raw)
         if status is None:
             status = SamplingStatus.MIXED if r_hat < WELL_MIXED else SamplingStatus.NOT_MIXED
-        acceptance = torch.tensor([self._walker(each).acceptance for each in state.walkers], dtype=torch.float64)
+        acceptance = torch.tensor(
+            [self._walker(each).acceptance for each in state.walkers], dtype=torch.float64, device="cpu"
+        )
         accepted = "" if bool(acceptance.isnan().all()) else f"acceptance {acceptance.nanmean().item():.2f}, "
         message = (
             f"{self.name}, {raw.size(0)} chains of {raw.size(1)} draws in {seconds:.1f} s, {accepted}largest split "
@@ -248,7 +250,7 @@ class ChainSampler(ABC):
 
 def _offspring(number: int, generator: torch.Generator) -> tuple[torch.Generator, list[Tensor]]:
     """Return the generator, and the states of one for each chain."""
-    seeds = torch.randint(2**62, (number,), generator=generator).tolist()
+    seeds = torch.randint(2**62, (number,), generator=generator, device="cpu").tolist()
     return generator, [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
 
 

@@ -131,7 +131,7 @@ class Hyperparameters:
     def read(self) -> Tensor:
         """Return the present coordinates (P,), float64."""
         if not self.slots:
-            return torch.zeros(0, dtype=torch.float64)
+            return torch.zeros(0, dtype=torch.float64, device="cpu")
         return torch.cat([slot.read() for slot in self.slots])
 
     @torch.no_grad()
@@ -146,7 +146,7 @@ class Hyperparameters:
         Args:
             coordinate: which of the P.
         """
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for slot, which in zip(self.slots, self._priors_of, strict=True):
             if slot.place.start <= coordinate < slot.place.stop:
                 for prior, closure, owner in (self._priors[k] for k in which):

@@ -78,7 +78,7 @@ class HyperPosterior:
         if num_draws < 1 or not len(raw):
             raise ValueError(f"expected at least one draw to average over; got {num_draws} of {len(raw)}.")
         x = checked_inputs(x, self.target.model.train_inputs[0])
-        chosen = torch.linspace(0, len(raw) - 1, min(num_draws, len(raw))).round().long()
+        chosen = torch.linspace(0, len(raw) - 1, min(num_draws, len(raw)), device="cpu").round().long()
         means, variances = [], []
         for index in chosen.tolist():
             self.target.moved.write(raw[index])

@@ -47,8 +47,9 @@ class LogPosterior:
     ) -> None:
         if not isinstance(mll, ExactMarginalLogLikelihood):
             raise TypeError(
-                f"expected an ExactMarginalLogLikelihood or a subclass of it; got {type(mll).__qualname__}. For other "
-                "likelihoods gpext.samplers.GibbsSampler(model) moves hyperparameters."
+                f"expected an ExactMarginalLogLikelihood or a subclass of it; got {type(mll).__qualname__}. Those "
+                "of other likelihoods move in gpext.samplers.GibbsSampler(model), if there is an augmentation, and in "
+                "pyro.infer.NUTS on a gpext.ppl.latent_model whose prior is a function that samples them."
             )
         self.mll = copy.deepcopy(mll).train()
         self.model = self.mll.model

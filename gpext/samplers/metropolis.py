@@ -131,11 +131,11 @@ class _Walk:
 
     def step(self, *, adapt: bool) -> None:
         at = self._at
-        noise = torch.randn(len(at["place"]), dtype=torch.float64, generator=self._generator)
+        noise = torch.randn(len(at["place"]), dtype=torch.float64, generator=self._generator, device="cpu")
         proposal = at["place"] + math.exp(at["log_size"]) * (torch.linalg.cholesky(at["covariance"]) @ noise)
         value = self._target.value(proposal)
         probability = math.exp(min(value - at["value"], 0.0)) if math.isfinite(value) else 0.0
-        accepted = float(torch.rand((), dtype=torch.float64, generator=self._generator)) < probability
+        accepted = float(torch.rand((), dtype=torch.float64, generator=self._generator, device="cpu")) < probability
         moved = {"place": proposal, "value": value} if accepted else {}
         counts = {"tried": at["tried"] + 1, "accepted": at["accepted"] + accepted}
         after = {**at, **moved, "generator": self._generator.get_state()}

@@ -40,11 +40,11 @@ def mode_and_scale(target: LogPosterior, generator: torch.Generator) -> tuple[Te
         if value == -torch.inf:
             raise torch.linalg.LinAlgError("no such model")
         theta.grad = -subset.gradient(theta.detach())
-        return torch.tensor(-value, dtype=torch.float64)
+        return torch.tensor(-value, dtype=torch.float64, device=theta.device)
 
     minimize_lbfgs(loss, [theta], max_steps=200, tolerance=1e-6)
     mode = theta.detach()
-    steps = _STEP * torch.eye(subset.moved.size, dtype=torch.float64)
+    steps = _STEP * torch.eye(subset.moved.size, dtype=torch.float64, device=mode.device)
     columns = [(subset.gradient(mode - step) - subset.gradient(mode + step)) / (2 * _STEP) for step in steps]
     hessian = torch.stack(columns)
     values, axes = torch.linalg.eigh(0.5 * (hessian + hessian.mT) * (target.num_data / subset.num_data))
@@ -54,7 +54,7 @@ def mode_and_scale(target: LogPosterior, generator: torch.Generator) -> tuple[Te
 
 def scattered(mode: Tensor, M: Tensor, number: int, generator: torch.Generator) -> Tensor:
     """Return starts of chains (C, P) drawn from N(mode, M)."""
-    noise = torch.randn(number, len(mode), dtype=torch.float64, generator=generator)
+    noise = torch.randn(number, len(mode), dtype=torch.float64, generator=generator, device="cpu")
     return mode + noise @ torch.linalg.cholesky(M).mT
 
 
@@ -63,7 +63,7 @@ def _of_subset(target: LogPosterior, generator: torch.Generator) -> LogPosterior
     model = copy.deepcopy(target.model)
     number = target.num_data
     if number > _SUBSET:
-        index = torch.randperm(number, generator=generator)[:_SUBSET]
+        index = torch.randperm(number, generator=generator, device="cpu")[:_SUBSET]
         inputs = tuple(x[index.to(x.device)] for x in model.train_inputs)
         model.set_train_data(inputs, model.train_targets[index.to(model.train_targets.device)], strict=False)
     exact = ExactMarginalLogLikelihood(model.likelihood, model)

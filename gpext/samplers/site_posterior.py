@@ -126,7 +126,7 @@ def conditional_mode(
     x, y = model.train_inputs[0], model.train_targets
     share = min(_SUBSET / len(y), 1.0)
     if share < 1:
-        index = torch.randperm(len(y), generator=generator)[:_SUBSET].to(y.device)
+        index = torch.randperm(len(y), generator=generator, device="cpu")[:_SUBSET].to(y.device)
         model.set_train_data(x[index], y[index], strict=False)
     posterior = SitePosterior(model, names, None, jitter)
     likelihood: AugmentedLikelihood = model.likelihood

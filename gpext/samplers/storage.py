@@ -96,7 +96,7 @@ class Store:
         size = max(_CHUNK_BYTES // per_draw, 1)
         self._buffer = Chunk(
             like.new_empty((sum(self._sizes), size, *rest)),
-            torch.empty((sum(self._sizes), size, num_raw), dtype=torch.float64),
+            torch.empty((sum(self._sizes), size, num_raw), dtype=torch.float64, device="cpu"),
         )
 
     @property

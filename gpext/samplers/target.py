@@ -93,7 +93,7 @@ class Target:
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the hyperparameters of every chain at the start (C, P)."""
-        return torch.zeros(num_chains, 0, dtype=torch.float64)
+        return torch.zeros(num_chains, 0, dtype=torch.float64, device="cpu")
 
     def prior(self, raw: Tensor) -> DensePrior:
         """Return the priors of chains with hyperparameters (C, P): a batch of C, or one for all."""
@@ -197,7 +197,7 @@ class ModelTarget(Target):
         try:
             prior = self.prior_at(raw)
         except HyperparameterError:
-            return torch.tensor(-torch.inf, dtype=torch.float64)
+            return torch.tensor(-torch.inf, dtype=torch.float64, device="cpu")
         posterior = prior.condition(sites)
         return _or_nowhere(posterior.log_normalizer.sum().cpu() + self._moved.log_prior(coordinate))
 

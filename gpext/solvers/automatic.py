@@ -186,7 +186,7 @@ def share_of_steps(
     rows, columns = torch.broadcast_tensors(tried.unsqueeze(-1), tried)
     K = entries(rows.reshape(-1), columns.reshape(-1)).view(m, m)
     A = K + torch.diag(noise[tried])
-    b = torch.randn(m, 1, dtype=torch.float64, generator=generator).to(A)
+    b = torch.randn(m, 1, dtype=torch.float64, generator=generator, device="cpu").to(A)
     corrected = with_neighbours(lambda i, j: K[i, j], L, left[tried], noise[tried], points[tried], generator=generator)
     steps = [
         conjugate_gradients(A.matmul, b, precondition=P, tolerance=tolerance, max_steps=2 * m).num_steps

@@ -28,7 +28,7 @@ def trace_probes(size: int, number: int, *, like: Tensor, generator: torch.Gener
     """
     if number >= size:
         return torch.eye(size, dtype=like.dtype, device=like.device) * size**0.5
-    signs = torch.randint(2, (size, number), generator=generator)
+    signs = torch.randint(2, (size, number), generator=generator, device="cpu")
     return (2 * signs - 1).to(like)
 
 

@@ -81,7 +81,7 @@ def check_noise(noise: Tensor) -> None:
 
 def data_with_neighbours(left: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return in random order those (k,) of n data of whose variance some is left, beside the noise."""
-    order = torch.randperm(len(left), generator=generator).to(left.device)
+    order = torch.randperm(len(left), generator=generator, device="cpu").to(left.device)
     return order[(left > _LITTLE * noise)[order]]
 
 
@@ -97,13 +97,13 @@ def neighbours_before(points: Tensor, order: Tensor) -> Tensor:
     x = points[order].double().cpu()
     if x.size(-1) > _AXES and len(x) > 1:
         x = x @ torch.linalg.eigh(torch.cov(x.mT)).eigenvectors[:, -_AXES:]
-    m, own = NUM_NEIGHBOURS, torch.arange(len(x)).unsqueeze(-1)
+    m, own = NUM_NEIGHBOURS, torch.arange(len(x), device="cpu").unsqueeze(-1)
     before = own.repeat(1, m)
     stop = len(x)
     while stop > 1:
         start, sought = (stop // 2, 3 * m + 1) if stop > 8 * m else (1, stop)
         _, near = KDTree(x[:stop].numpy()).query(x[start:stop].numpy(), sought, eps=_SLACK)
-        near = torch.as_tensor(near)
+        near = torch.as_tensor(near, device="cpu")
         is_before = near < own[start:stop]
         first = (~is_before).to(torch.int8).argsort(dim=-1, stable=True)[:, :m]
         chosen = torch.where(is_before.gather(-1, first), near.gather(-1, first), own[start:stop])

@@ -25,7 +25,7 @@ def nystrom(
         like: a tensor of the dtype and on the device to work in.
         generator: for the directions, on the CPU.
     """
-    normal = torch.randn(size, rank, dtype=torch.float64, generator=generator).to(like)
+    normal = torch.randn(size, rank, dtype=torch.float64, generator=generator, device="cpu").to(like)
     Q = torch.linalg.qr(normal).Q
     Y = matvec(Q)
     shift = torch.finfo(Y.dtype).eps * float(Y.norm())  # keeps what follows positive definite; taken off again

@@ -127,7 +127,7 @@ def log_survival(law: Survival, j: int, fall: Tensor, share_columns: bool) -> Te
 
 def _levels(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
     """Return -log u with u uniform: increment j is reached where it is -log P_j or more."""
-    return -(1 - torch.rand(shape, dtype=torch.float64, generator=generator)).log()
+    return -(1 - torch.rand(shape, dtype=torch.float64, generator=generator, device="cpu")).log()
 
 
 class Run:

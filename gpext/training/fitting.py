@@ -138,7 +138,7 @@ def fit(
                 if strategy is None:
                     return fit_objective(run, x, y, tolerance)
                 sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
-                order = torch.randperm(share, generator=generator).to(x.device)
+                order = torch.randperm(share, generator=generator, device="cpu").to(x.device)
                 x, y = x[..., order, :], mll.likelihood.take(y, order)
                 return fit_collapsed(
                     run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks

@@ -26,7 +26,7 @@ from gpext.distributions import Mixture
 from gpext.training.fitting import fit
 from gpext.training.result import FitResult, FitStatus
 
-_DEG_FREE = torch.linspace(math.log(math.log(1.5)), math.log(math.log(20.0)), 15, dtype=torch.float64).exp().exp()
+_DEG_FREE = torch.linspace(math.log(math.log(1.5)), math.log(math.log(20.0)), 15, dtype=torch.float64).cpu().exp().exp()
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def fit_grid(
             members[index] = member
             bar.update()
     order = range(len(points))
-    log_evidence = torch.tensor([num_terms * results[j].objective for j in order], dtype=torch.float64)
+    log_evidence = torch.tensor([num_terms * results[j].objective for j in order], dtype=torch.float64, device="cpu")
     log_evidence = torch.where(log_evidence.isfinite(), log_evidence, -math.inf)
     if not bool((log_evidence > -math.inf).any()):
         raise ValueError(f"training broke down at every value of {parameter}: {results[0].message}")
@@ -175,7 +175,7 @@ def _fit(mll: MarginalLogLikelihood, x: Tensor, y: Tensor, *, max_steps: int | N
         result = fit(mll, x, y, max_steps=max_steps, tolerance=tolerance, progress=False)
     except (torch.linalg.LinAlgError, FloatingPointError) as error:  # there is no evidence where it starts
         mll.eval()
-        nothing = torch.empty(0)
+        nothing = torch.empty(0, device="cpu")
         return FitResult(FitStatus.BREAKDOWN, math.nan, 0, 0.0, nothing, f"broke down at the start: {error}", {})
     if result.status is FitStatus.INTERRUPTED:
         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 from tqdm import tqdm
 
-from gpext.training.runaway import grown, positive_parameters
+from gpext.training.remarks import positive_parameters, remarks
 
 Callback = Callable[[int, float], bool | None]
 
@@ -41,7 +41,8 @@ class FitResult:
         seconds: time spent.
         trace: the objective per datum after each step, (num_steps,), float64; of a subset or a minibatch while training
             on one.
-        message: one sentence on how it went; it names parameters that have grown a million times.
+        message: one sentence on how it went; it names parameters that have grown or fallen a million times, and those
+            whose gradient was zero throughout.
         state_dict: pass it as `state` to another `fit` to go on where this one ended (minibatches; picklable).
     """
 
@@ -90,14 +91,14 @@ class Run:
         seconds = time.perf_counter() - self._started
         if objective is None:
             objective = self.trace[-1] if self.trace else float("nan")
-        note = "; ".join(filter(None, [note, grown(self._at_start, positive_parameters(self.mll))]))
+        note = "; ".join(filter(None, [note, remarks(self.mll, self._at_start)]))
         message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
         return FitResult(
             status,
             objective,
             len(self.trace),
             seconds,
-            torch.tensor(self.trace, dtype=torch.float64),
+            torch.tensor(self.trace, dtype=torch.float64, device="cpu"),
             message,
             state or {},
         )

@@ -141,3 +141,21 @@ def test_parameters_inside_phi_are_learned_through_the_bound():
 def test_phi_without_a_derivative_is_refused(phi):
     with pytest.raises(ValueError, match="phi must depend on r by torch functions"):
         check_completely_monotone(lambda r: phi(r).log())
+
+
+@pytest.mark.parametrize(
+    ("phi", "error", "message"),
+    [
+        (
+            lambda r: math.exp(-r.flatten()[0]),
+            TypeError,
+            "phi must map tensors to tensors, elementwise; it returned float",
+        ),
+        (lambda r: torch.ones(()), ValueError, r"elementwise; it made \(\) of a tensor of \(121, 1, 1\)"),
+        (lambda r: torch.exp(-r).flatten(), ValueError, r"elementwise; it made \(121,\) of"),
+    ],
+    ids=["a number", "a scalar", "flat"],
+)
+def test_phi_that_is_not_elementwise_is_refused(phi, error, message):
+    with pytest.raises(error, match=message):
+        SuperGaussianLikelihood(phi)

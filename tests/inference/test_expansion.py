@@ -1,10 +1,11 @@
 """Which likelihoods have the curvature that Laplace and Taylor need."""
 
+import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 
-from gpext.inference import Laplace
+from gpext.inference import Laplace, Taylor
 from gpext.likelihoods import (
     BayesianSVMLikelihood,
     LaplaceLikelihood,
@@ -38,3 +39,23 @@ def test_cutpoints_far_from_zero_are_those_near_it(kind, shift):
 def test_kinks_have_none(kind, label):
     with pytest.raises(TypeError, match="no second derivative"):
         Laplace().infer(prior(0.0), kind().double(), torch.full((N,), label, dtype=F64))
+
+
+def test_noise_of_each_datum_is_of_each_datum():
+    """All rules agree on the evidence of Gaussian noise, whose variances are fixed; kinks are found there, too."""
+    x = torch.linspace(0, 3, 6, dtype=F64)
+    K = torch.exp(-0.5 * (x - x.unsqueeze(-1)).square()) + 1e-6 * torch.eye(6, dtype=F64)
+    prior, noise, y = MultivariateNormal(torch.zeros_like(x), K), 0.1 + 0.2 * x, x.sin()
+    expected = MultivariateNormal(torch.zeros_like(x), K + noise.diag()).log_prob(y)
+    fixed = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
+    for rule in (Laplace(), Taylor()):
+        result = rule.infer(prior, fixed, y)
+        torch.testing.assert_close(result.log_evidence, expected)
+        assert bool(result.log_loo.isfinite().all())
+
+    class LaplaceNoise(gpytorch.likelihoods.Likelihood):
+        def forward(self, f):
+            return torch.distributions.Laplace(f, noise)
+
+    with pytest.raises(TypeError, match="no second derivative"):
+        Laplace().infer(prior, LaplaceNoise(), y)

@@ -117,9 +117,27 @@ def test_gpytorchs_beta_has_tails():
     torch.testing.assert_close(result.loo_tail, expected, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["ordinal_logit", "ordinal_probit"])
+def test_an_ordered_class_belongs_to_both_tails(name):
+    likelihood, prior, y = CASES[name].problem(10)
+    result = EP().infer(prior(), likelihood, y)
+    mean, variance = result.conditioned.leave_one_out
+    mass = torch.stack([likelihood.log_density(0 * y + k, mean, variance).exp() for k in range(likelihood.num_classes)])
+    below, above = (
+        sum(mass[k] * keep(k) for k in range(likelihood.num_classes)) for keep in (lambda k: k <= y, lambda k: k >= y)
+    )
+    expected = (2 * torch.minimum(below, above)).clamp(max=1)
+    torch.testing.assert_close(result.loo_tail, expected.detach(), rtol=1e-8, atol=1e-10)
+
+
+class Binomial(gpytorch.likelihoods.Likelihood):
+    def forward(self, f):
+        return torch.distributions.Binomial(10, logits=f)
+
+
 def test_without_a_distribution_function_there_is_no_tail():
-    likelihood, prior, y = CASES["ordinal_logit"].problem(6)
-    report = outlier_report(KL().infer(prior(), likelihood, y))
+    _, prior, y = CASES["poisson"].problem(6)
+    report = outlier_report(KL().infer(prior(), Binomial(), y.clamp(max=10)))
     assert bool(report.tail_probability.isnan().all())
     assert bool(report.log_loo.isfinite().all())
     assert "nan" in str(report)

@@ -9,7 +9,7 @@ from gpext.inference.fixed_point import visit
 from gpext.inference.local_terms import bound_terms
 from gpext.inference.problem import Problem
 from gpext.inference.scalar import solve_scalar
-from gpext.inference.sequential import sweep_sequentially
+from gpext.inference.sequential import _State, sweep_sequentially
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
 
@@ -63,3 +63,14 @@ def test_a_blocked_sweep_is_the_plain_one(name, n, rate):
     torch.testing.assert_close(after.posterior.covariance, covariance, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(trace[0], after.value, rtol=1e-5, atol=1e-4)
     assert after.value >= start.value
+
+
+def test_a_variance_that_rounding_has_made_negative_ends_the_sweep():
+    """The first datum gets a site so sharp that nothing is left of the second, which is all but the same."""
+    problem, terms_at, sites = make("student_t", 2, 0.0)
+    terms = terms_at(slice(None))
+    state = _State(problem, visit(problem, terms, sites))
+    state.covariance = torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-9]], dtype=torch.float64)
+    state.mean = state.shift = state.precision = torch.zeros(2, dtype=torch.float64)
+    responses = [[1.0, 0.0, 1e15, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+    assert not state.visit_block(slice(0, 2), terms, responses)

@@ -79,6 +79,26 @@ def test_it_samples_the_posterior_of_the_whole_program():
     assert 0.5 < draws.diagnostics[0]["latent acceptance rate"] < 0.99
 
 
+def test_plates_are_no_sites_to_move():
+    """Offsets as one event and offsets in a plate are one program: the same draws, of one function or one a group."""
+    likelihood, y = student_t().requires_grad_(False), tensor(0.4, 3.0, -1.0)
+    where, two = torch.tensor([0, 1, 0]), torch.zeros(2, dtype=F64)
+
+    def together():
+        b = pyro.sample("b", dist.Normal(two, 0.7).to_event(1))
+        f = ppl.latent_gp("f", prior().expand(torch.Size([2])))
+        ppl.observe("y", likelihood, f + b[where], y.expand(2, 3))
+
+    def in_plates():
+        with pyro.plate("groups", 2):
+            b = pyro.sample("b", dist.Normal(two, 0.7))
+            f = ppl.latent_gp("f", prior().expand(torch.Size([2])), event_dim=1)
+        ppl.observe("y", likelihood, f + b[where], y.expand(2, 3))
+
+    for name, draws in draw(together, num_samples=4, warmup=2).samples.items():
+        torch.testing.assert_close(draws, draw(in_plates, num_samples=4, warmup=2).samples[name])
+
+
 def test_with_no_other_sites_every_draw_is_the_exact_conditional():
     likelihood, y = laplace().requires_grad_(False), tensor(1.2)
     one = torch.ones(1, dtype=F64)
@@ -149,6 +169,11 @@ def test_float32_and_a_batch():
     assert draws.diagnostics[0]["latent acceptance rate"] > 0.9  # one but for rounding
 
 
+def subsampled(f, y):
+    with pyro.plate("part", 3, subsample_size=2) as part:
+        pyro.sample("z", dist.Normal(f[part], 2.0), obs=y[part])
+
+
 REFUSED = {
     "another name": (lambda f, y: ppl.observe("y", student_t(), f, y), ValueError, "no latent GP site named 'g'.*'f'"),
     "nothing sees it": (lambda f, y: ppl.observe("y", student_t(), 0 * y, y), ValueError, "no likelihood sees 'f'"),
@@ -160,10 +185,15 @@ REFUSED = {
     "fewer data": (lambda f, y: ppl.observe("y", student_t(), f[:2], y[:2]), ValueError, "one latent value a datum"),
     "a power": (lambda f, y: ppl.observe("y", student_t(), f**3, y), ValueError, "must see a f . b"),
     "a sum": (lambda f, y: ppl.observe("y", student_t(), f.cumsum(-1), y), ValueError, "must see a f . b"),
+    "a subsampling plate": (
+        lambda f, y: [ppl.observe("y", student_t(), f, y), subsampled(f, y)],
+        NotImplementedError,
+        "subsample sites",
+    ),
     "a discrete site": (
         lambda f, y: ppl.observe("y", student_t(), f + pyro.sample("d", dist.Bernoulli(tensor(0.5)[0]))[..., None], y),
         ValueError,
-        "discrete or subsampled",
+        r"no moves for the discrete sites \['d'\]",
     ),
 }
 

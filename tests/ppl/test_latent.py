@@ -63,6 +63,47 @@ def test_a_plate_repeats_the_site():
     assert program().shape == (5, 1, 4)
 
 
+def test_a_plate_that_indexes_a_batch_of_functions_holds_one_each():
+    """Density and values are those of the batch as one event, in a plate of three, and of seven copies side by side."""
+    prior = gaussian(3)
+
+    def program():
+        with pyro.plate("groups", 3):
+            return ppl.latent_gp("f", prior, event_dim=1)
+
+    def copies():
+        with pyro.plate("particles", 7, dim=-2):
+            return program()
+
+    def whole():
+        return ppl.latent_gp("f", prior)
+
+    v = torch.randn(7, 3, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    side_by_side = trace_of(copies, {"f_whitened": v})
+    assert side_by_side.nodes["f"]["value"].shape == copies().shape == (7, 3, 4)
+    for i in range(7):
+        one, expected = (trace_of(model, {"f_whitened": v[i]}) for model in (program, whole))
+        torch.testing.assert_close(one.nodes["f"]["value"], expected.nodes["f"]["value"])
+        torch.testing.assert_close(side_by_side.nodes["f"]["value"][i], expected.nodes["f"]["value"])
+        torch.testing.assert_close(one.log_prob_sum(), expected.log_prob_sum())
+    assert side_by_side.nodes["f_whitened"]["log_prob"].shape == (7, 3)
+
+
+def test_a_batch_that_may_be_the_plates_own_is_refused_unless_it_is_said_whose_it_is():
+    def program(size, batch, event_dim=None):
+        with pyro.plate("groups", size):
+            return ppl.latent_gp("f", gaussian(*batch), event_dim=event_dim)
+
+    for size, batch in ((3, (3,)), (3, (2, 3))):
+        with pytest.raises(ValueError, match=rf"batch shape .* plates of shape \({size},\).*event_dim=1 if"):
+            program(size, batch)
+    assert program(3, (3,), event_dim=2).shape == (3, 3, 4)
+    assert program(5, (3,)).shape == (5, 3, 4)  # no batch of five: several functions in each
+    for wrong in (0, 3):
+        with pytest.raises(ValueError, match=r"event_dim must be 1, \.\.\., 2"):
+            program(3, (3,), event_dim=wrong)
+
+
 def test_a_singular_covariance_is_refused_with_its_jitter():
     singular = torch.ones(3, 3, dtype=F64) - 1e-3 * torch.eye(3, dtype=F64)
     ones = MultivariateNormal(torch.zeros(3, dtype=F64), to_linear_operator(singular))
