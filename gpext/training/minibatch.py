@@ -211,7 +211,7 @@ def fit_minibatches(
         """Whether an epoch has just ended, after others of which the last gained nothing."""
         if not run.trace or len(run.trace) % per_epoch:
             return False
-        epochs = torch.tensor(run.trace, dtype=torch.float64).view(-1, per_epoch).mean(-1)
+        epochs = torch.tensor(run.trace, dtype=torch.float64, device="cpu").view(-1, per_epoch).mean(-1)
         return len(epochs) > patience and bool(epochs[-patience:].max() - epochs[:-patience].max() < tolerance)
 
     def wished(value: float) -> int:
@@ -297,4 +297,4 @@ class Minibatches:
 
     def _start_epoch(self) -> None:
         self._epoch_state = self.generator.get_state()
-        self._order = torch.randperm(self.num_data, generator=self.generator)
+        self._order = torch.randperm(self.num_data, generator=self.generator, device="cpu")

@@ -94,7 +94,8 @@ def _distinct_sample(inputs: Inputs, num_inducing: int, max_points: int, seed: i
         raise ValueError(f"expected inputs of shape (N, d); got {tuple(points.shape)}.")
     check_finite("inputs", points)
     if len(points) > max_points:
-        points = points[torch.randperm(len(points), generator=generator)[:max_points].to(points.device)]
+        order = torch.randperm(len(points), generator=generator, device="cpu")
+        points = points[order[:max_points].to(points.device)]
     points = torch.unique(points, dim=0)
     if len(points) < num_inducing:
         raise ValueError(
@@ -116,8 +117,8 @@ def _reservoir(loader: Iterable, size: int, generator: torch.Generator) -> Tenso
             fill = min(size - (0 if kept is None else len(kept)), len(x))
             kept = x[:fill].clone() if kept is None else torch.cat([kept, x[:fill]])
         rest = x[fill:]
-        order = torch.arange(seen + fill, seen + len(x))
-        slots = (torch.rand(len(rest), generator=generator, dtype=torch.float64) * (order + 1)).long()
+        order = torch.arange(seen + fill, seen + len(x), device="cpu")
+        slots = (torch.rand(len(rest), generator=generator, dtype=torch.float64, device="cpu") * (order + 1)).long()
         for slot, row in zip(slots[slots < size].tolist(), rest[(slots < size).to(rest.device)], strict=True):
             kept[slot] = row
         seen += len(x)

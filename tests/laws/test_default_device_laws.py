@@ -14,6 +14,7 @@ from gpext.operators import UnbiasedSolver
 from gpext.samplers import AugmentedSGLDSampler, GibbsSampler, MetropolisHastings, SGLDSampler
 from gpext.solvers import conjugate_gradients, lanczos_log_det, nystrom, partial_cholesky, unbiased_cg
 from gpext.solvers.automatic import share_of_steps, with_neighbours
+from gpext.variational import greedy_inducing_points, kmeans_inducing_points
 from tests import accelerator
 from tests.accelerator import accelerated, sent
 from tests.laws.test_device_laws import NEW, Exact, Latent, Sparse, inputs, moved, targets
@@ -33,14 +34,25 @@ def there(x):
     return x.device == accelerator.DEVICE and bool(x.isfinite().all())
 
 
-def test_training_of_a_sparse_model():
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_training_of_a_sparse_model(batch_size):
     model, likelihood, x, y = Sparse(), StudentTLikelihood().double(), inputs(), targets("real")
     new = NEW.clone()
     with by_default():
         mll = gpext.mlls.AugmentedELBO(sent(likelihood), sent(model), num_data=len(y))
-        result = gpext.fit(mll, sent(x), sent(y), max_steps=4, progress=False)
+        result = gpext.fit(mll, sent(x), sent(y), batch_size=batch_size, max_steps=8, progress=False)
         assert result.trace.device.type == "cpu"
         assert there(likelihood(model(sent(new))).mean)
+
+
+@pytest.mark.parametrize("from_loader", [False, True])
+def test_inducing_points(from_loader):
+    x = inputs(20)
+    with by_default():
+        kernel = sent(gpytorch.kernels.RBFKernel().double())
+        source = [(each,) for each in sent(x).split(6)] if from_loader else sent(x)
+        assert there(kmeans_inducing_points(source, 3, max_points=10))
+        assert there(greedy_inducing_points(source, 3, kernel, max_points=10))
 
 
 def test_training_of_a_latent_gp():
