@@ -139,12 +139,25 @@ def test_a_small_matrix_is_stored_at_its_first_product(profiles, square, batch, 
 def test_a_block_is_that_of_the_matrix_to_rounding_beside_its_diagonal(profiles, backend):
     """In single precision, but for squared distances, which would lose digits."""
     op = made(*profiles, square=True, n=300, m=300, backend=backend).detach()
+    scale = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=op.dtype)
+    expected = scale.unsqueeze(-1) * op.to_dense() * scale
+    rounding = 2 * torch.finfo(torch.float32).eps * float(expected.diagonal().max())
     for rows, columns in ((slice(0, 300), slice(0, 300)), (slice(40, 90), slice(40, 300)), (slice(299, 300),) * 2):
-        found = op.block(rows, columns)
+        found = op.block(rows, columns, scale)
         assert found.dtype == torch.float32
-        rounding = 2 * torch.finfo(torch.float32).eps * float(op.diagonal().max())
-        torch.testing.assert_close(found.double(), op.to_dense()[rows, columns], rtol=0, atol=rounding)
+        torch.testing.assert_close(found.double(), expected[rows, columns], rtol=0, atol=rounding)
     assert ("_stored" in vars(op)) == (backend == "auto")
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize("profiles", CASES, ids="-".join)
+def test_columns_are_those_of_the_matrix(profiles, square, batch):
+    op = made(*profiles, square=square, n=90, m=90, batch=batch)
+    index = torch.tensor([7, 80, 3])
+    found = op.columns(index)
+    torch.testing.assert_close(found, op.to_dense()[..., index], rtol=1e-13, atol=1e-13)
+    assert not found.requires_grad
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
