@@ -109,7 +109,7 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
 
 
 def block(factors: Sequence[Factor], left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return left_i K_ij right_j (n, m), s left out, of a matrix that is no square, in float32 or the factors' dtype."""
+    """Return left_i K_ij right_j (n, m), s left out, of a matrix that is no square, in float32 or their own dtype."""
     packed = _Packed(factors, by_columns=True)
     out = left.new_empty(len(left), len(right), dtype=dtype)
     packed.call("entries" if dtype == left.dtype else "rounded", left.contiguous(), right.contiguous(), out)

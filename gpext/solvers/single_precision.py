@@ -8,9 +8,12 @@ P^-1 is one symmetric positive definite matrix then, to rounding in double preci
 determinant want it. With S A S, whose diagonal is one, neither the scale of K nor noise that differs by many powers of
 ten leaves the range of float32.
 
-U is made a panel of rows at a time, each from the panels above it and from entries of A that nobody else stores:
+U, n^2 / 2 numbers of four bytes, is made a panel of rows at a time, each from the panels above it and from entries of A
+that nobody else stores:
 
     U_ss' U_ss = B_ss,   U_st = N B_st,   N = U_ss'^-1,   B = S A S - (panels above)' (panels above)
+
+Nearly all of its time is that of the products of matrices that make B.
 """
 
 from __future__ import annotations
@@ -28,10 +31,8 @@ from gpext.solvers.partial_cholesky import cost_of_step
 Block = Callable[[slice, slice, Tensor], Tensor]  # rows, columns, the diagonal of S (n,) -> those entries of S K S
 
 _HEIGHT = 256  # of a panel
-_WIDTH = 512  # of what is converted at a time: it stays in cache
+_WIDTH = 512  # of what each thread converts at a time: it stays in cache
 _NOTHING = 1e-14  # beside a diagonal of one; products of numbers below that are denormal, and many times as slow
-
-
 _FEWEST = 1500  # data: fewer take a low rank no time to speak of, whatever they are
 MOST_STORED = 3 * 2**27  # numbers of U, 1.5 GiB: 28377 data, whose matrices are not stored otherwise
 # In floating-point operations of a product of matrices in double precision, as of `partial_cholesky`: ratios of rates,
