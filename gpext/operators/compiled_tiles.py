@@ -1,4 +1,4 @@
-r"""The products and derivatives of `tiles` by a small C++ program, compiled for this processor on first use.
+r"""The products, derivatives and entries of `tiles` by a small C++ program, compiled for this processor on first use.
 
     (K v)_i = sum_j prod_f p_f(t_fij) v_j,   t = c |x - y|^2,  see `profiles`
 
@@ -104,8 +104,16 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
     packed = _Packed(factors, part)
     w, columns = _stretches(v), v.size(-1)
     out = v.new_zeros(packed.threads, packed.num_rows, columns, w.size(-1))
-    packed.call("product", columns, w.data_ptr(), out.data_ptr())
+    packed.call("product", ctypes.c_int64(columns), w, out)
     return _spread(out.sum(0), len(factors[0].x))
+
+
+def block(factors: Sequence[Factor], left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return left_i K_ij right_j (n, m), s left out, of a matrix that is no square, in float32 or their own dtype."""
+    packed = _Packed(factors, by_columns=True)
+    out = left.new_empty(len(left), len(right), dtype=dtype)
+    packed.call("entries" if dtype == left.dtype else "rounded", left.contiguous(), right.contiguous(), out)
+    return out
 
 
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
@@ -116,7 +124,7 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WH
     by_x = [t.new_zeros(packed.threads, packed.num_rows, *t.shape[1:]) for t in packed.columns]
     by_y = by_x if packed.square else [t.new_zeros(packed.threads, *t.shape) for t in packed.columns]
     sums = [(ctypes.c_void_p * len(each))(*(t.data_ptr() for t in each)) for each in (by_x, by_y)]
-    packed.call("derivatives", u.size(-1), left.data_ptr(), right.data_ptr(), value.data_ptr(), *sums)
+    packed.call("derivatives", ctypes.c_int64(u.size(-1)), left, right, value, *sums)
     return Derivatives(
         value.sum().to(u.dtype),
         [_derivative(f, own.sum(0), len(f.x)) for f, own in zip(factors, by_x, strict=True)],
@@ -126,9 +134,9 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WH
 
 
 class _Packed:
-    """Factors laid out as the program wants them, and the rows of tiles to visit."""
+    """Factors laid out as the program wants them, and the rows of tiles to visit, or its columns."""
 
-    def __init__(self, factors: Sequence[Factor], part: Part) -> None:
+    def __init__(self, factors: Sequence[Factor], part: Part = WHOLE, *, by_columns: bool = False) -> None:
         first = factors[0]
         n, m = len(first.x), len(first.columns)
         rows = [_padded(f.x * _UNITS[f.profile]) for f in factors]
@@ -136,7 +144,7 @@ class _Packed:
         self.square = first.y is None
         self.columns = [t.mT.contiguous() for t in columns]
         self.num_rows = len(rows[0])
-        starts = share(range(self.num_rows), part)
+        starts = share(range(len(self.columns[0]) if by_columns else self.num_rows), part)
         self.threads = num_threads(len(starts), n * m, first.x.device)
         self._kept = rows, (ctypes.c_int64 * len(starts))(*starts)
         self._factors = (_Factor * len(factors))(
@@ -149,11 +157,11 @@ class _Packed:
         self._shares = _Shares(self.threads, len(starts), ctypes.addressof(self._kept[1]))
         self._suffix = _SUFFIXES[first.x.dtype]
 
-    def call(self, name: str, columns: int, *arrays: int | ctypes.Array[ctypes.c_void_p]) -> None:
+    def call(self, name: str, *arguments: Tensor | ctypes.c_int64 | ctypes.Array[ctypes.c_void_p]) -> None:
         """Let the program do its work, without Python's lock."""
-        pointers = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in arrays]
+        passed = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments]
         function = getattr(_program(), f"{name}_{self._suffix}")
-        function(ctypes.byref(self._matrix), ctypes.byref(self._shares), ctypes.c_int64(columns), *pointers)
+        function(ctypes.byref(self._matrix), ctypes.byref(self._shares), *passed)
 
 
 def _padded(t: Tensor) -> Tensor:

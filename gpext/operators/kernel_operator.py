@@ -17,6 +17,7 @@ from gpext.operators import compiled_tiles, keops_products, tiles
 from gpext.operators.bilinear_form import BilinearForm
 from gpext.operators.kernel_factors import factors_one_by_one, one_by_one, split_factors
 from gpext.operators.profiles import FACTORS, smooth_value
+from gpext.operators.tiles import Factor
 from gpext.parallel import Ranks
 
 Backend = Literal["auto", "tiles", "keops", "dense"]
@@ -151,12 +152,30 @@ class KernelOperator(LinearOperator):
         return (torch.stack(each) if self.batch_shape else each[0]).view(self.shape).mul_(self.outputscale)
 
     @torch.no_grad()
-    def block(self, rows: slice, columns: slice) -> Tensor:
-        """Return those entries of a matrix that is no batch, in float32 but for distances, without derivatives."""
+    def block(self, rows: slice, columns: slice, scale: Tensor) -> Tensor:
+        """Return scale_i K_ij scale_j (scale (n,)) of a matrix that is no batch, in float32 but for distances."""
+        left, right = scale[rows], scale[columns]
         if self._is_stored:
-            return self._stored[rows, columns].float()
-        (factors,) = factors_one_by_one(self[rows, columns].factors, self.batch_shape)
-        return tiles.matrix(factors, torch.float32).mul_(self.outputscale.float())
+            return (self._stored[rows, columns] * right).mul_(left.unsqueeze(-1)).float()
+        factors, left = self._factors_between(rows, columns), self.outputscale.squeeze() * left
+        if compiled_tiles.serves(factors):
+            return compiled_tiles.block(factors, left, right, torch.float32)
+        return tiles.matrix(factors, torch.float32).mul_(right.float()).mul_(left.float().unsqueeze(-1))
+
+    @torch.no_grad()
+    def columns(self, index: Tensor) -> Tensor:
+        """Return columns (..., n, B), without derivatives."""
+        if self.square and not self.batch_shape:
+            factors = self._factors_between(index, slice(None))  # rows, which are the same
+            if compiled_tiles.serves(factors):
+                left, right = self.outputscale.view(-1).expand(len(index)), self.outputscale.new_ones(self.size(-1))
+                return compiled_tiles.block(factors, left, right, self.dtype).mT
+        return self[..., index].to_dense()
+
+    def _factors_between(self, rows: slice | Tensor, columns: slice) -> list[Factor]:
+        """Return the factors of a part of a matrix that is no batch."""
+        (factors,) = factors_one_by_one(self.factors, self.batch_shape)
+        return [Factor(f.profile, f.x[rows], f.columns[columns], f.alpha) for f in factors]
 
     def bilinear_form(self, left: Tensor, right: Tensor) -> Tensor:
         """Return sum_r left_r' K right_r (...) for (..., n, R) and (..., m, R), value and derivatives from one pass.

@@ -33,10 +33,7 @@ def kernel_preconditioner(K: LinearOperator, noise: Tensor, solver: UnbiasedSolv
         noise: the diagonal of D (n,).
         solver: its rank, what it keeps, what it is for, and its generator.
     """
-
-    def columns(index: Tensor) -> Tensor:
-        return K[:, index].to_dense()
-
+    columns = partial(_columns, K)
     # The random part goes about that much further.
     accuracy = 1e-8 if solver.controlled else max(0.1 * solver.tolerance, 1e-8)
     points = _points(K)
@@ -76,9 +73,16 @@ def _points(K: LinearOperator) -> Tensor | None:
     return torch.cat(known, -1) if len(known) == len(each) else None
 
 
-def _block(K: LinearOperator, rows: slice, columns: slice) -> Tensor:
-    """Return those entries of a K that says between which inputs it is."""
+def _columns(K: LinearOperator, index: Tensor) -> Tensor:
+    """Return columns (n, B) of K."""
     if isinstance(K, SumLinearOperator):
-        return torch.stack([_block(term, rows, columns) for term in K.linear_ops]).sum(0)
+        return torch.stack([_columns(term, index) for term in K.linear_ops]).sum(0)
+    return K.columns(index) if isinstance(K, KernelOperator) else K[:, index].to_dense()
+
+
+def _block(K: LinearOperator, rows: slice, columns: slice, scale: Tensor) -> Tensor:
+    """Return those entries of S K S, S = diag(scale), of a K that says between which inputs it is."""
+    if isinstance(K, SumLinearOperator):
+        return torch.stack([_block(term, rows, columns, scale) for term in K.linear_ops]).sum(0)
     assert isinstance(K, KernelOperator)
-    return K.block(rows, columns)
+    return K.block(rows, columns, scale)

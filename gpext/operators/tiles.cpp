@@ -1,4 +1,4 @@
-// Tiles of radial kernel matrices, for products and derivatives: see compiled_tiles.py, which packs what comes in.
+// Tiles of radial kernel matrices, for products, entries and derivatives: see compiled_tiles.py, which packs what comes in.
 //
 // Inputs, vectors and sums come in stretches of COLUMNS data, the last filled up with zeros: (stretch, row, COLUMNS).
 // A tile is one stretch against another, a strip of it at a time: that of the kernel matrix, then what it is for.
@@ -87,6 +87,16 @@ template <class Work> void share_out(const Shares& shares, const Work& work) {
 #endif
 }
 
+// Put a strip of the matrix in K.
+template <class T>
+inline void whole(const Matrix<T>& matrix, int64_t rows, int i, int64_t columns, Span span, Strip<T>& K, Strip<T>& other) {
+    evaluate<T, false>(matrix.factors[0], rows, i, columns, span, K, K);
+    for (int64_t f = 1; f < matrix.number; ++f) {
+        evaluate<T, false>(matrix.factors[f], rows, i, columns, span, other, other);
+        multiply<T>(K, other, span, K);
+    }
+}
+
 // ---- products -------------------------------------------------------------------------------------------------------
 
 // Add K v of C right-hand sides to `out` and, where mirrored, K' v of the rows to `sums`.
@@ -120,11 +130,7 @@ template <class T> void product(const Matrix<T>& matrix, int64_t rows, int64_t R
     const int64_t size = R * COLUMNS<T>;
     std::vector<Sums<T>> sums(R);
     const auto work = [&](int i, int64_t columns, Span span) {
-        evaluate<T, false>(matrix.factors[0], rows, i, columns, span, K, K);
-        for (int64_t f = 1; f < matrix.number; ++f) {
-            evaluate<T, false>(matrix.factors[f], rows, i, columns, span, other, other);
-            multiply<T>(K, other, span, K);
-        }
+        whole<T>(matrix, rows, i, columns, span, K, other);
         const T *right = v + columns * size, *left = v + rows * size + i;
         T *own = out + rows * size + i, *sum = sums.data()->at;
         int64_t c = 0;
@@ -140,6 +146,30 @@ template <class T> void product(const Matrix<T>& matrix, int64_t rows, int64_t R
     matrix.visit(rows, work, [&](int64_t columns) {
         if (matrix.square) add(sums, out + columns * size);
     });
+}
+
+// ---- entries --------------------------------------------------------------------------------------------------------
+
+// Put left_i K_ij right_j of all rows and a stretch of columns in `out` (n, m), rounded.
+template <class T, class Out>
+void entries(const Matrix<T>& matrix, int64_t columns, const T* left, const T* right, Out* out) {
+    alignas(64) Strip<T> K, other;
+    const int width = Matrix<T>::count(matrix.m, columns);
+    right += columns * COLUMNS<T>;
+    out += columns * COLUMNS<T>;
+    for (int64_t rows = 0; rows < matrix.stretches_of_rows(); ++rows) {
+        const int height = Matrix<T>::count(matrix.n, rows);
+        for (int i = 0; i < height; i += ROWS) {
+            const Span span = matrix.span(rows, i, columns);
+            whole<T>(matrix, rows, i, columns, span, K, other);
+            for (int r = 0; r < std::min(ROWS, height - i); ++r) {
+                const int64_t row = rows * COLUMNS<T> + i + r;
+                const T own = left[row];
+                Out* __restrict to = out + row * matrix.m;
+                for (int j = 0; j < width; ++j) to[j] = Out(own * right[j] * K[r][j]);
+            }
+        }
+    }
 }
 
 // ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -249,6 +279,14 @@ std::vector<T*> own(const Matrix<T>& matrix, int64_t k, int64_t stretches, T* co
     extern "C" void product_##NAME(const Matrix<T>* matrix, const Shares* shares, int64_t R, const T* v, T* out) {     \
         const int64_t size = matrix->stretches_of_rows() * R * COLUMNS<T>;                                             \
         share_out(*shares, [&](int64_t k, int64_t rows) { product<T>(*matrix, rows, R, v, out + k * size); });         \
+    }                                                                                                                  \
+    extern "C" void entries_##NAME(const Matrix<T>* matrix, const Shares* shares, const T* left, const T* right,       \
+                                   T* out) {                                                                           \
+        share_out(*shares, [&](int64_t, int64_t columns) { entries(*matrix, columns, left, right, out); });            \
+    }                                                                                                                  \
+    extern "C" void rounded_##NAME(const Matrix<T>* matrix, const Shares* shares, const T* left, const T* right,       \
+                                   float* out) {                                                                       \
+        share_out(*shares, [&](int64_t, int64_t columns) { entries(*matrix, columns, left, right, out); });            \
     }                                                                                                                  \
     extern "C" void derivatives_##NAME(const Matrix<T>* matrix, const Shares* shares, int64_t R, const T* u,           \
                                        const T* v, double* found, T* const* by_x, T* const* by_y) {                    \

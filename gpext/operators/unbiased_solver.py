@@ -23,7 +23,7 @@ class UnbiasedSolver:
         survival: its law; by default as the residual falls (see :mod:`gpext.solvers.survival`).
         rank: of the preconditioner of K + D; 0 for none. If None it is chosen by what it saves, and where it helps, the
             kernel is a lazy one and nothing is kept or controlled, nearest neighbours complete it, or all of a Cholesky
-            factor in float32 takes its place, half a gigabyte at most (`gpext.solvers.single_precision.MOST_STORED`).
+            factor in float32 takes its place, 1.5 GiB at most (`gpext.solvers.single_precision.MOST_STORED`).
         keep: the preconditioner's root from solve to solve, of one model; None to make it anew for each matrix.
         max_steps: most products with A in one solve; 10 n by default.
         log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another

@@ -68,7 +68,7 @@ def automatic_preconditioner(
         diagonal: of K (n,).
         noise: the diagonal of D (n,), positive.
         points: the data (n, d), the nearer the more they are alike by K.
-        block: rows, columns -> those entries of K, in less time; without it, nothing in single precision is tried.
+        block: entries of K in float32, as of :class:`SinglePrecisionPreconditioner`; without it none of that is tried.
         tolerance: of the solves that it is for.
         generator: for pivots, the order of the data, and which are tried, on the CPU.
 

@@ -8,9 +8,12 @@ P^-1 is one symmetric positive definite matrix then, to rounding in double preci
 determinant want it. With S A S, whose diagonal is one, neither the scale of K nor noise that differs by many powers of
 ten leaves the range of float32.
 
-U is made a panel of rows at a time, each from the panels above it and from entries of A that nobody else stores:
+U, n^2 / 2 numbers of four bytes, is made a panel of rows at a time, each from the panels above it and from entries of A
+that nobody else stores:
 
     U_ss' U_ss = B_ss,   U_st = N B_st,   N = U_ss'^-1,   B = S A S - (panels above)' (panels above)
+
+Nearly all of its time is that of the products of matrices that make B.
 """
 
 from __future__ import annotations
@@ -21,20 +24,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import hardshrink
 
 from gpext.solvers.neighbour_roots import check_noise
 from gpext.solvers.partial_cholesky import cost_of_step
 
-Block = Callable[[slice, slice], Tensor]
+Block = Callable[[slice, slice, Tensor], Tensor]  # rows, columns, the diagonal of S (n,) -> those entries of S K S
 
 _HEIGHT = 256  # of a panel
-_WIDTH = 512  # of what is converted at a time: it stays in cache
+_WIDTH = 512  # of what each thread converts at a time: it stays in cache
 _NOTHING = 1e-14  # beside a diagonal of one; products of numbers below that are denormal, and many times as slow
-
-
 _FEWEST = 1500  # data: fewer take a low rank no time to speak of, whatever they are
-MOST_STORED = 2**27  # numbers of U, half a gigabyte: 16383 data, whose matrices are not stored otherwise
+MOST_STORED = 3 * 2**27  # numbers of U, 1.5 GiB: 28377 data, whose matrices are not stored otherwise
 # In floating-point operations of a product of matrices in double precision, as of `partial_cholesky`: ratios of rates,
 # measured on one core with AVX-512, of which a choice needs no more than the first digit.
 _OPERATION = 0.5  # what one in single precision costs
@@ -56,7 +56,7 @@ class SinglePrecisionPreconditioner:
         """Return the preconditioner; None where A is not positive definite in single precision.
 
         Args:
-            block: rows, columns -> those entries of K, of any floating type.
+            block: of K, in float32.
             diagonal: of K (n,).
             noise: the diagonal of D (n,), positive.
 
@@ -71,7 +71,9 @@ class SinglePrecisionPreconditioner:
         for start in range(0, n, _HEIGHT):
             h = min(_HEIGHT, n - start)
             rows = slice(start, start + h)
-            B = _scaled(block(rows, slice(start, n)), scale[rows], scale[start:])
+            B = block(rows, slice(start, n), scale)
+            torch.hardshrink(B, _NOTHING, out=B)
+            B.diagonal().fill_(1.0)
             for above in panels:
                 own = above[:, start - n :]
                 B.addmm_(own[:, :h].mT, own, alpha=-1)
@@ -79,7 +81,8 @@ class SinglePrecisionPreconditioner:
             if bool(info > 0) or not bool(chol.isfinite().all()):
                 return None
             N = torch.linalg.solve_triangular(chol, torch.eye(h, dtype=chol.dtype, device=chol.device), upper=False)
-            panels.append(hardshrink(N.float() @ B[:, h:], _NOTHING))
+            panel = torch.linalg.solve_triangular(chol.mT.float(), B[:, h:].mT, upper=True, left=False).mT
+            panels.append(torch.hardshrink(panel, _NOTHING, out=panel))
             inverses.append(N)
         return cls(tuple(panels), tuple(inverses), scale)
 
@@ -110,26 +113,36 @@ class SinglePrecisionPreconditioner:
 
     def _down(self, v: Tensor) -> Tensor:
         """Return U'^-1 v (..., n, R)."""
-        rows = _as_rows(v)
+        rows = v.mT.reshape(-1, self.rank).clone()  # (*, n): that way round products are quickest here
+        room = self._room
         for N, panel, start in zip(self.inverses, self.panels, range(0, self.rank, _HEIGHT), strict=True):
             stop = start + len(N)
             found = rows[:, start:stop] @ N.mT
             rows[:, start:stop] = found
-            for first, part in _converted(panel):
-                rows[:, stop + first :][:, : part.size(-1)].addmm_(found, part, alpha=-1)
-        return _as_columns(rows, v)
+            for own, part in zip(rows[:, stop:].split(room.size(-1), -1), _converted(panel, room), strict=True):
+                own.addmm_(found, part, alpha=-1)
+        return rows.view(v.mT.shape).mT
 
     def _up(self, v: Tensor) -> Tensor:
         """Return U^-1 v (..., n, R)."""
-        rows = _as_rows(v)
+        columns = v.movedim(-2, 0).reshape(self.rank, -1).clone()  # (n, *), here
+        room = self._room
         for index in reversed(range(len(self.inverses))):
             N, start = self.inverses[index], index * _HEIGHT
             stop = start + len(N)
-            left = rows[:, start:stop].clone()
-            for first, part in _converted(self.panels[index]):
-                left.addmm_(rows[:, stop + first :][:, : part.size(-1)], part.mT, alpha=-1)
-            rows[:, start:stop] = left @ N
-        return _as_columns(rows, v)
+            left = columns[start:stop].clone()
+            parts = _converted(self.panels[index], room)
+            for own, part in zip(columns[stop:].split(room.size(-1)), parts, strict=True):
+                left.addmm_(part, own, alpha=-1)
+            columns[start:stop] = N.mT @ left
+        return columns.view(v.movedim(-2, 0).shape).movedim(0, -2)
+
+    @property
+    def _room(self) -> Tensor:
+        """Where a part of a panel is converted (h, width): on a CPU it stays in cache, that of each thread."""
+        on_cpu = self.scale.device.type == "cpu"
+        width = _WIDTH * torch.get_num_threads() if on_cpu else self.rank
+        return self.scale.new_empty(min(_HEIGHT, self.rank), min(width, self.rank))
 
 
 def cost_of_single_precision(n: int, largest: float, smallest: float, tolerance: float) -> float:
@@ -151,28 +164,7 @@ def cost_of_single_precision(n: int, largest: float, smallest: float, tolerance:
     return made + steps * (cost_of_step(n, 0) + _APPLIED * n * n)
 
 
-def _scaled(K: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return rows of S A S from their diagonal on (h, m) in float32, for such rows of K."""
-    B = (K.float() * right.float()).mul_(left.float().unsqueeze(-1))
-    B.diagonal().fill_(1.0)
-    return hardshrink(B, _NOTHING)
-
-
-def _converted(panel: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield where they begin, and a few columns of a panel (h, m) at a time in float64, which the next overwrite."""
-    h, m = panel.shape
-    width = _WIDTH if panel.device.type == "cpu" else max(m, 1)
-    buffer = panel.new_empty(h * min(width, m), dtype=torch.float64)
-    for start in range(0, m, width):
-        part = panel[:, start : start + width]
-        yield start, buffer[: part.numel()].view_as(part).copy_(part)
-
-
-def _as_rows(v: Tensor) -> Tensor:
-    """Return a copy of v (..., n, R) as rows (*, n): products of matrices with few of them are quickest."""
-    return v.mT.reshape(-1, v.size(-2)).clone()
-
-
-def _as_columns(rows: Tensor, like: Tensor) -> Tensor:
-    """Return rows (*, n) as columns (..., n, R)."""
-    return rows.view(*like.shape[:-2], like.size(-1), like.size(-2)).mT
+def _converted(panel: Tensor, room: Tensor) -> Iterator[Tensor]:
+    """Yield in float64 as many columns of a panel (h, m) at a time as there is room for, which the next overwrite."""
+    for part in panel.split(room.size(-1), -1):
+        yield room.view(-1)[: part.numel()].view_as(part).copy_(part)

@@ -134,17 +134,32 @@ def test_a_small_matrix_is_stored_at_its_first_product(profiles, square, batch, 
     assert "_stored" not in vars(large)
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("backend", ["auto", "tiles"])
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)
 def test_a_block_is_that_of_the_matrix_to_rounding_beside_its_diagonal(profiles, backend):
     """In single precision, but for squared distances, which would lose digits."""
     op = made(*profiles, square=True, n=300, m=300, backend=backend).detach()
+    scale = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=op.dtype)
+    expected = scale.unsqueeze(-1) * op.to_dense() * scale
+    rounding = 2 * torch.finfo(torch.float32).eps * float(expected.diagonal().max())
     for rows, columns in ((slice(0, 300), slice(0, 300)), (slice(40, 90), slice(40, 300)), (slice(299, 300),) * 2):
-        found = op.block(rows, columns)
+        found = op.block(rows, columns, scale)
         assert found.dtype == torch.float32
-        rounding = 2 * torch.finfo(torch.float32).eps * float(op.diagonal().max())
-        torch.testing.assert_close(found.double(), op.to_dense()[rows, columns], rtol=0, atol=rounding)
+        torch.testing.assert_close(found.double(), expected[rows, columns], rtol=0, atol=rounding)
     assert ("_stored" in vars(op)) == (backend == "auto")
+
+
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("square", [True, False])
+@pytest.mark.parametrize("profiles", CASES, ids="-".join)
+def test_columns_are_those_of_the_matrix(profiles, square, batch):
+    op = made(*profiles, square=square, n=90, m=100, batch=batch)
+    index = torch.tensor([7, 80, 3])
+    found = op.columns(index)
+    torch.testing.assert_close(found, op.to_dense()[..., index], rtol=1e-13, atol=1e-13)
+    assert not found.requires_grad
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
@@ -179,6 +194,22 @@ def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatc
     theirs = torch.autograd.grad((u * (op.to_dense() @ v)).sum(), op._args)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("profiles", [("matern32",), ("matern12", "rbf")], ids="-".join)
+def test_blocks_and_columns_are_whole_whatever_the_threads(threads, profiles, monkeypatch):
+    monkeypatch.setattr(tiles, "_FEW", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    op = made(*profiles, n=1100).detach()
+    dense, scale = op.to_dense(), torch.linspace(0.5, 1.5, 1100, dtype=F64)
+    index = torch.randperm(1100, generator=torch.Generator().manual_seed(0))[:50]
+    torch.testing.assert_close(op.columns(index), dense[:, index], rtol=1e-13, atol=1e-13)
+    rounding = 4 * torch.finfo(torch.float32).eps * float(dense.diagonal().max())
+    for rows, columns in ((slice(0, 300), slice(0, 1100)), (slice(257, 514), slice(257, 1100))):
+        expected = scale[rows].unsqueeze(-1) * dense[rows, columns] * scale[columns]
+        torch.testing.assert_close(op.block(rows, columns, scale).double(), expected, rtol=0, atol=rounding)
 
 
 @pytest.mark.parametrize("number", [2, 3, 7])

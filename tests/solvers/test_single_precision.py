@@ -38,12 +38,16 @@ def free(monkeypatch):
     monkeypatch.setattr(single_precision, "_FEWEST", 1)
 
 
+def block_of(K):
+    return lambda rows, columns, scale: (scale[rows].unsqueeze(-1) * K[rows, columns] * scale[columns]).float()
+
+
 def made(K, noise):
-    return SinglePrecisionPreconditioner.of(lambda rows, columns: K[rows, columns], K.diagonal(), noise)
+    return SinglePrecisionPreconditioner.of(block_of(K), K.diagonal(), noise)
 
 
 def automatically(x, K, noise, **options):
-    options = {"block": lambda rows, columns: K[rows, columns], "generator": generator(), **options}
+    options = {"block": block_of(K), "generator": generator(), **options}
     return automatic_preconditioner(lambda i: K[:, i], entries_of(K), K.diagonal(), noise, x, **options)
 
 
