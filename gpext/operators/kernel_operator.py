@@ -154,6 +154,7 @@ class KernelOperator(LinearOperator):
     @torch.no_grad()
     def block(self, rows: slice, columns: slice, scale: Tensor) -> Tensor:
         """Return scale_i K_ij scale_j (scale (n,)) of a matrix that is no batch, in float32 but for distances."""
+        scale = scale.to(self.dtype)
         left, right = scale[rows], scale[columns]
         if self._is_stored:
             return (self._stored[rows, columns] * right).mul_(left.unsqueeze(-1)).float()

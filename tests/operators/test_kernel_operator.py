@@ -137,12 +137,13 @@ def test_a_small_matrix_is_stored_at_its_first_product(profiles, square, batch, 
 @pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("backend", ["auto", "tiles"])
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)
-def test_a_block_is_that_of_the_matrix_to_rounding_beside_its_diagonal(profiles, backend):
-    """In single precision, but for squared distances, which would lose digits."""
-    op = made(*profiles, square=True, n=300, m=300, backend=backend).detach()
-    scale = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=op.dtype)
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_a_block_is_that_of_the_matrix_to_rounding_beside_its_diagonal(profiles, backend, dtype):
+    """In single precision, but for squared distances, which lose digits in it, as those of a matrix in it have."""
+    op = made(*profiles, square=True, n=300, m=300, backend=backend, dtype=dtype).detach()
+    scale = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=F64)
     expected = scale.unsqueeze(-1) * op.to_dense() * scale
-    rounding = 2 * torch.finfo(torch.float32).eps * float(expected.diagonal().max())
+    rounding = (2 if dtype == F64 else 30) * torch.finfo(torch.float32).eps * float(expected.diagonal().max())
     for rows, columns in ((slice(0, 300), slice(0, 300)), (slice(40, 90), slice(40, 300)), (slice(299, 300),) * 2):
         found = op.block(rows, columns, scale)
         assert found.dtype == torch.float32
