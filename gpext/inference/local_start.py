@@ -44,7 +44,8 @@ def settle_locally(problem: Problem, terms: Terms, start: GaussianSites) -> Gaus
     sites, last = start.to(torch.float64), _FARTHEST
     for _ in range(_MOST_ROUNDS):
         local = condition_dense(own_mean, own_covariance, GaussianSites(sites.shift[index], sites.precision[index]))
-        m, v = local.mean[:, 0], local.variance[:, 0]
+        there = local.predict(own_mean[:, :1], own_covariance[..., :1], own_covariance[:, :1, :1])
+        m, v = there.mean.squeeze(-1), there.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1).squeeze(-1)
         if not bool((local.positive_definite & (v > 0)).all()):
             return start
         found = terms(m, v).best_sites(m)

@@ -56,7 +56,7 @@ def test_a_prior_of_short_reach_starts_nearer():
     assert after < 1e-3
 
 
-@pytest.mark.parametrize("n, spacing, variance", [(80, 0.01, 1.0), (80, 0.5, 1e4), (16, 0.5, 1.0)])
+@pytest.mark.parametrize(("n", "spacing", "variance"), [(80, 0.01, 1.0), (80, 0.5, 1e4), (16, 0.5, 1.0)])
 def test_elsewhere_sites_stay_as_they_were(n, spacing, variance):
     _, _, start, found = started(along_a_line(n, spacing, variance), BernoulliLogitLikelihood(), labels(n))
     assert found is start
