@@ -2,8 +2,8 @@ r"""Sites to start from where a datum has few others near it: the best ones unde
 
     q_i(f_i) = int N(f_S | mu_S, K_SS) prod_{j in S} t_j(f_j) df_{S\i} / Z,    S the nearest of i, itself among them
 
-gives marginals to every datum, these give sites, and a few rounds settle. That is O(N k^3) a round, beside the O(N^3) of a
-look at the posterior of all. Where K reaches further than S, or the rounds do not draw together, as where prior
+gives marginals to every datum, these give sites, and a few rounds settle. That is O(N k^3) a round, beside the O(N^3)
+of a look at the posterior of all. Where K reaches further than S, or the rounds do not draw together, as where prior
 variances are large, the sites stay as they were.
 """
 
