@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
 from gpext.inference.fixed_point import Terms, climb, conclude
+from gpext.inference.local_start import settle_locally
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
@@ -107,7 +108,7 @@ class KL:
         def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
             return bound_terms(local, mean, variance)
 
-        starts = [lambda: independent_sites(problem, terms), problem.no_sites]
+        starts = [lambda: first_sites(problem, terms), problem.no_sites]
         if start is not None:
             starts.insert(0, lambda: start)
         name = f"KL({self.bound!r})"
@@ -146,8 +147,13 @@ class KL:
         return log_sum_exp_curvature(multinomial.counts, multinomial.total)
 
 
+def first_sites(problem: Problem, terms: Terms) -> GaussianSites:
+    """Return sites to start from, found without N x N algebra."""
+    return settle_locally(problem, terms, independent_sites(problem, terms))
+
+
 def independent_sites(problem: Problem, terms: Terms) -> GaussianSites:
-    """Return the best sites of data that are each alone with their prior marginal, to start from: no N x N algebra."""
+    """Return the best sites of data that are each alone with their prior marginal, to start from."""
     with torch.no_grad():
         precision = 1 / problem.prior.variance.expand(problem.mean.shape)
         ones = torch.ones_like(precision)  # likelihoods are about as wide as this, priors may be far wider
