@@ -19,7 +19,7 @@ from gpext.sites import GaussianSites
 _NEAREST = 16  # of all data, k
 _MOST_ROUNDS = 10
 _FARTHEST, _NEAR = 0.3, 0.01  # steps, in standard deviations and parts of variances: the first, and one small enough
-_SHARE = 0.9  # of the squared correlations of all data, in those with the nearest
+_SHARE = 0.9  # of the squared correlations of all data, a datum's own as two, in those with the nearest
 
 
 @torch.no_grad()
