@@ -148,7 +148,7 @@ class KL:
 
 
 def first_sites(problem: Problem, terms: Terms) -> GaussianSites:
-    """Return sites to start from, found without N x N algebra."""
+    """Return sites to start from, found in less than the O(N^3) of a look at them."""
     return settle_locally(problem, terms, independent_sites(problem, terms))
 
 

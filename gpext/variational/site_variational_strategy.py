@@ -255,18 +255,22 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def cross_blocks(self, x: Tensor) -> CrossBlocks:
         """Return K_zx, the prior variances k_ii + jitter and the prior mean mu_i, in the autograd graph."""
-        size, prior = self.inducing_points.size(-2), self._prior_together(x)
-        cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
-        return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
+        return self._cross_of(self._prior_together(x))
 
     def prior_blocks(self, x: Tensor) -> tuple[Tensor, CrossBlocks]:
         """Return K_zz, up to the jitter, and the :meth:`cross_blocks`, of one evaluation if the kernel is known."""
         size, prior = self.inducing_points.size(-2), self._prior_together(x)
         known = known_rows(prior.lazy_covariance_matrix, size)
         if known is None:
-            return self.inducing_covariance(), self.cross_blocks(x)
+            return self.inducing_covariance(), self._cross_of(prior)
         inducing, cross = known[0].split([size, x.size(-2)], -1)
         return inducing, CrossBlocks(cross, known[1][..., size:] + self.jitter_val, prior.mean[..., size:])
+
+    def _cross_of(self, prior: MultivariateNormal) -> CrossBlocks:
+        """Return what :meth:`cross_blocks` does, of what :meth:`_prior_together` returned."""
+        size = self.inducing_points.size(-2)
+        cross, variance = split_covariance(prior.lazy_covariance_matrix, size)
+        return CrossBlocks(cross, variance + self.jitter_val, prior.mean[..., size:])
 
     def _prior_together(self, x: Tensor) -> MultivariateNormal:
         """Return the prior at the inducing points and, after them, inputs x (..., N, d)."""
