@@ -64,7 +64,7 @@ class RadialTransform:
             TypeError: phi does not return a tensor.
         """
         value = self._given(r)
-        return value if self.phi is None else value.log()
+        return value if self.phi is None else value.detach().log() + _log_ratio(value)
 
     def checked(self, r: Tensor) -> Tensor:
         """Return log phi(r); raises InversionError where it is not finite."""
@@ -197,12 +197,9 @@ class RadialTransform:
         return value.detach()
 
     def _to_differentiate(self, r: Tensor) -> Tensor:
-        """Return log phi(r) up to a constant: derivatives of log phi have powers of phi in denominators."""
-        if self.log_phi is not None:
-            return self.log_phi(r)
-        assert self.phi is not None  # by construction
-        value = self.phi(r)
-        return (value / value.detach()).log()
+        """Return log phi(r) up to a constant."""
+        value = self._given(r)
+        return value if self.phi is None else _log_ratio(value)
 
     @staticmethod
     def _derivative(value: Tensor, at: Tensor, *, create_graph: bool = True) -> Tensor:
@@ -210,6 +207,15 @@ class RadialTransform:
             return torch.zeros_like(at)
         (slope,) = torch.autograd.grad(value.sum(), at, create_graph=create_graph, materialize_grads=True)
         return slope
+
+
+def _log_ratio(value: Tensor) -> Tensor:
+    """Return log(value / value) = 0, whose derivatives of any order are those of log(value); -inf at zero.
+
+    These have powers of the value in denominators, which underflow long before it does.
+    """
+    size = value.detach()
+    return (value / torch.where(size == 0, 1, size)).log()
 
 
 def _extrapolated(values: Tensor, at: Tensor) -> Tensor:
