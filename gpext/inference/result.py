@@ -120,7 +120,8 @@ class InferenceResult:
         self, function: Callable[[Tensor, Tensor, Tensor], Tensor], mean: Tensor, covariance: Tensor
     ) -> Tensor:
         V = covariance.movedim(-1, -3)
-        proper = torch.linalg.cholesky_ex(V)[1] == 0
+        chol, info = torch.linalg.cholesky_ex(V)
+        proper = (info == 0) & chol.isfinite().all(-1).all(-1) & mean.isfinite().all(-2)
         unit = torch.eye(V.size(-1), dtype=V.dtype, device=V.device)
         V = torch.where(proper[..., None, None], V, unit).movedim(-3, -1)
         with torch.no_grad():

@@ -12,6 +12,8 @@ from torch import Tensor
 from gpext.likelihoods.curvature import structured_blocks
 from gpext.sites import CoupledSites, JointSites
 
+_MOST_CONTRAST = 1e-3 / torch.finfo(torch.float64).eps  # of a site and its cavity, whose moments have three digits then
+
 
 class JointPosterior(ABC):
     """D Gaussian priors over N latent values each, conditioned on sites that couple those of a datum; float64."""
@@ -93,6 +95,8 @@ def precision_blocks(sites: JointSites) -> Tensor:
 def _cavities(mean: Tensor, blocks: Tensor, shift: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Return N(m, V) of each datum without its own site: (V^-1 - U)^-1 and its mean, V not inverted.
 
+    nan where rounding leaves I - V U, which is (I + V_cavity U)^-1, no digits: the site is all that a datum knows.
+
     Args:
         mean: m (..., D, N).
         blocks: V (..., D, D, N).
@@ -102,6 +106,9 @@ def _cavities(mean: Tensor, blocks: Tensor, shift: Tensor, precision: Tensor) ->
     V, U = blocks.movedim(-1, -3), precision.movedim(-1, -3)
     m, nu = mean.mT.unsqueeze(-1), shift.mT.unsqueeze(-1)
     rest = torch.eye(V.size(-1), dtype=V.dtype, device=V.device) - V @ U
-    covariance = torch.linalg.solve(rest, V)
-    cavity_mean = torch.linalg.solve(rest, m - V @ nu).squeeze(-1).mT
-    return cavity_mean, (0.5 * (covariance + covariance.mT)).movedim(-3, -1)
+    solved, info = torch.linalg.solve_ex(rest, torch.cat([V, m - V @ nu], -1))
+    covariance, cavity_mean = solved[..., :-1], solved[..., -1]
+    known = (info == 0) & (torch.linalg.matrix_norm(covariance @ U) < _MOST_CONTRAST)
+    covariance = torch.where(known[..., None, None], covariance, torch.nan)
+    cavity_mean = torch.where(known.unsqueeze(-1), cavity_mean, torch.nan)
+    return cavity_mean.mT, (0.5 * (covariance + covariance.mT)).movedim(-3, -1)

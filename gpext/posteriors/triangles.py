@@ -9,11 +9,14 @@ _LEAF = 128  # size of a triangle that is inverted as a whole
 
 
 def factor_whole(covariance: Tensor, root: Tensor, *, sign: int) -> tuple[Tensor, Tensor]:
-    """Return L with L L' = I + sign R C R, and whether the factorisation succeeded."""
+    """Return L with L L' = I + sign R C R, and whether the factorisation succeeded.
+
+    LAPACK calls a pivot of zero a success; it makes the determinant zero and the inverse infinite.
+    """
     inner = (covariance * (sign * root).unsqueeze(-1)).mul_(root.unsqueeze(-2))
     inner.diagonal(dim1=-2, dim2=-1).add_(1)
     chol, info = torch.linalg.cholesky_ex(inner)
-    return chol, info == 0
+    return chol, (info == 0) & (chol.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
 
 
 def inverse_diagonal(chol: Tensor) -> Tensor:

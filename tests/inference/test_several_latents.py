@@ -7,7 +7,12 @@ from linear_operator import to_linear_operator
 from torch.nn.functional import one_hot
 
 from gpext.inference import KL, Laplace, Status, Taylor
-from gpext.likelihoods import DirichletLikelihood, MultinomialLogitLikelihood, StickBreakingLikelihood
+from gpext.likelihoods import (
+    DirichletLikelihood,
+    MultinomialLogitLikelihood,
+    MultivariatePoissonLikelihood,
+    StickBreakingLikelihood,
+)
 from gpext.posteriors import LowRankPrior
 from tests.latent_cases import CASES
 from tests.members import F64
@@ -199,3 +204,19 @@ def test_where_rounding_leaves_no_determinant_there_is_no_evidence():
     )
     assert not bool(result.trace.isnan().any())  # what rounding leaves differs between machines
     assert bool(result.log_evidence.isfinite()) or result.status is not Status.CONVERGED
+
+
+@pytest.mark.parametrize("count", [1e10, 1e14, 1e17])
+def test_leave_one_out_densities_of_giant_counts_are_right_or_nan(count):
+    prior = MultivariateNormal(
+        torch.zeros(1, 1, dtype=F64), to_linear_operator(torch.full((1, 1, 1), 100.0, dtype=F64))
+    )
+    targets = torch.tensor([[count]], dtype=F64)
+    likelihood = MultivariatePoissonLikelihood(1)
+    result = Laplace().infer(prior, likelihood, targets)
+    assert result.status is Status.CONVERGED
+    alone = likelihood.log_density(targets, torch.zeros(1, 1, dtype=F64), torch.full((1, 1), 100.0, dtype=F64))
+    if count < 1e12:
+        torch.testing.assert_close(result.log_loo, alone, rtol=1e-2, atol=0)
+    else:
+        assert bool(result.log_loo.isnan().all())

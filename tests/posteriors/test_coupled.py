@@ -178,3 +178,15 @@ def test_variances_far_below_the_prior_keep_the_digits_of_the_prior(scale):
     for found in (posterior.variance, again, posterior.distribution(F64).variance.mT):
         torch.testing.assert_close(found, exact[:, :size], rtol=1e-12 + float(rounding), atol=0)
     torch.testing.assert_close(there, exact[:, size:], rtol=1e-12 + float(rounding), atol=0)
+
+
+@pytest.mark.parametrize("contrast", [1e6, 1e11, 1e17, 1e30])
+def test_a_cavity_beside_a_far_sharper_site_has_digits_or_is_nan(contrast):
+    """The one datum's cavity is its prior, which V^-1 - U has no digits of."""
+    one = torch.ones(1, 1, dtype=F64)
+    sites = CoupledSites(contrast * one, contrast * one, torch.zeros(1, dtype=F64), 0 * one)
+    mean, covariance = condition_coupled(0.3 * one, one.unsqueeze(-1), sites).leave_one_out
+    if contrast < 1e12:
+        torch.testing.assert_close(covariance.flatten(), one.flatten(), rtol=1e-2, atol=0)
+    else:
+        assert bool(covariance.isnan().all() and mean.isnan().all())

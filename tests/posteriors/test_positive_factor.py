@@ -5,6 +5,7 @@ import torch
 
 from gpext.posteriors import condition_dense
 from gpext.posteriors.positive_factor import PositiveFactor
+from gpext.posteriors.triangles import factor_whole
 from gpext.sites import GaussianSites
 from tests.members import F64
 
@@ -64,3 +65,10 @@ def test_a_batch_which_has_the_factor_of_all_data_agrees(num_positive):
         (alone.predict(mean[:3], cross, there).variance, batch.predict(mean[:3], cross, there).variance),
     ):
         torch.testing.assert_close(ours, theirs[1], rtol=1e-10, atol=1e-10)
+
+
+def test_a_pivot_of_zero_is_no_success():
+    """LAPACK says that it is; the determinant would be zero."""
+    chol, ok = factor_whole(torch.ones(3, 3, dtype=F64), torch.full((3,), 2.0**40, dtype=F64), sign=1)
+    assert bool((chol.diagonal() == 0).any())
+    assert not bool(ok)
