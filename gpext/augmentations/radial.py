@@ -17,6 +17,9 @@ from torch import Tensor
 
 from gpext.distributions import PositiveDistribution, ScaleMixture
 
+_PLACES = 65  # of the grid, eight a factor of ten
+_CONVEX = 1e-6  # h times the second derivative, as a part of the first, beyond rounding
+
 
 def distance(r: Tensor) -> Tensor:
     """Return c = sqrt(r) with the derivative 0 at r = 0, where the square root has none.
@@ -54,6 +57,25 @@ class RadialFunction(ABC):
     @abstractmethod
     def mean(self, r: Tensor) -> Tensor:
         r"""Return :math:`E[w \mid c] = -\varphi'(r) / \varphi(r)` at r = c^2 [GWO20 Sec. 3.3.1]."""
+
+    def is_log_concave(self, like: Tensor) -> bool:
+        """Return whether log phi(h^2) is concave in h, as far as a grid from h = 1e-3 to 1e5 shows.
+
+        Args:
+            like: a tensor of the dimensions of the data, that parameters broadcast against.
+        """
+        with torch.enable_grad():
+            h = torch.logspace(-3, 5, _PLACES, dtype=torch.float64, device=like.device).requires_grad_()
+            value = self._unchecked(h.square().view(-1, *like.dim() * (1,)))
+            (slope,) = torch.autograd.grad(value.sum(), h, create_graph=True)
+            if not slope.requires_grad:  # linear in h^2: a Gaussian
+                return True
+            (bend,) = torch.autograd.grad(slope.sum(), h, materialize_grads=True)
+        return not bool((bend * h > _CONVEX * slope.abs()).any())  # where phi has underflowed both are nan
+
+    def _unchecked(self, r: Tensor) -> Tensor:
+        """Return log phi(r), not finite where phi has underflowed."""
+        return self.log_phi(r)
 
     def mixing(self, r: Tensor) -> PositiveDistribution:
         r"""Return :math:`\pi(w \mid c) = e^{-r w} p(w) / \varphi(r)` at r = c^2, batched as r and the parameters.

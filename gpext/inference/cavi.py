@@ -18,7 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import num_latents
-from gpext.inference.fixed_point import climb, conclude
+from gpext.inference.fixed_point import Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options
@@ -93,10 +93,17 @@ class CAVI:
         """
         augmentation = require_augmentation(likelihood).augmentation(targets)
         problem = Problem.of(prior, likelihood, targets, self.jitter)
-
-        def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
-            return augmented_terms(likelihood, targets, mean, variance, augmented_sites(augmentation, mean, variance))
-
         starts = [problem.no_sites] if start is None else [lambda: start, problem.no_sites]
-        iterate, steps, status = climb(problem, terms, starts, self.max_steps, self.tolerance)
+        climbed = climb(problem, mixture_terms(likelihood, targets), starts, self.max_steps, self.tolerance)
+        iterate, steps, status = climbed
         return conclude(problem, augmentation.bound, "CAVI", iterate, status, steps)
+
+
+def mixture_terms(likelihood: AugmentedLikelihood, targets: Tensor) -> Terms:
+    """Return the augmented bound on E[log p(y_i | f_i)] and its derivatives, as a function of the marginals."""
+    augmentation = likelihood.augmentation(targets)
+
+    def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
+        return augmented_terms(likelihood, targets, mean, variance, augmented_sites(augmentation, mean, variance))
+
+    return terms

@@ -41,7 +41,9 @@ class Expansion:
     @property
     def is_finite(self) -> bool:
         """Whether every number is."""
-        return all(bool(t.isfinite().all()) for t in (self.log_prob, self.gradient, self.sites.shift))
+        return all(
+            bool(t.isfinite().all()) for t in (self.log_prob, self.gradient, self.sites.shift, self.sites.precision)
+        )
 
     def spread(self, posterior: Posterior | JointPosterior) -> Tensor:
         """Return -tr(U_i V_ii) / 2 (..., N), V_ii the posterior covariance of the latents of a datum."""

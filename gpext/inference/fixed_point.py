@@ -60,6 +60,9 @@ class Iterate:
         return self.terms.residual(self.sites, self.mean, self.variance)
 
 
+Climb = tuple[Iterate, list[Tensor], Status]  # the last iterate, F after each step, and how it ended
+
+
 def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     """Return the iterate at some sites: one factorisation."""
     posterior = problem.condition(sites)
@@ -114,7 +117,7 @@ def climb(
     *,
     accelerate: bool = False,
     curvature: Curvature | None = None,
-) -> tuple[Iterate, list[Tensor], Status]:
+) -> Climb:
     """Maximise F from the first of `starts` where it is finite; return the last iterate, F after each step, and how.
 
     Converged when no site would move its own marginal's mean by more than `tolerance` standard deviations, or its

@@ -3,21 +3,26 @@ r"""The best Gaussian approximation under a bound on the expected log likelihood
     max over m, V:   sum_i f_b(y_i, m_i, v_i) - KL(N(m, V) || N(mu, K))                      [KMM12 Eq. 6]
 
 is stationary where V^-1 = K^-1 + diag(tau), tau_i = -2 df_b/dv_i, and K^-1 (m - mu) = df_b/dm [KMM12 Eqs. 7, 8]: at
-Gaussian sites. For the bounds of :mod:`gpext.bounds` on log-concave likelihoods there is one such point.
+Gaussian sites. For the bounds of :mod:`gpext.bounds` on log-concave likelihoods there is one such point. Others, such
+as the Student-t, may have several, and the first that is met can be below the bound of CAVI: with an augmentation KL
+climbs from CAVI's sites as well and keeps the higher end, so that CAVI <= KL <= log p(y).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
-from gpext.inference.fixed_point import Terms, climb, conclude
+from gpext.inference.cavi import mixture_terms
+from gpext.inference.conjugate import exact_result
+from gpext.inference.fixed_point import Climb, Terms, climb, conclude, visit
+from gpext.inference.local_modes import independent_modal_sites
 from gpext.inference.local_start import settle_locally
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
@@ -25,6 +30,7 @@ from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.inference.scalar import solve_scalar
 from gpext.inference.sequential import sweep_sequentially
 from gpext.inference.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
+from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
@@ -32,6 +38,7 @@ _START_STEPS = 20
 _START_STEPS_FAR = 200  # where a datum is still more than a standard deviation away
 _START = 3  # parallel steps before the first sweep of the sequential schedule
 _PATIENCE = 60  # of "auto", before it goes on sequentially
+_NEAR_MIXTURE = 1e-2  # tolerance of CAVI as a start: near enough to where it would end
 
 
 @dataclass(frozen=True)
@@ -104,14 +111,17 @@ class KL:
                 f"{tuple(problem.mean.shape)}. Use schedule='parallel'."
             )
         local = self.bound.bind(likelihood, targets)
+        name = f"KL({self.bound!r})"
+        exact = exact_result(problem, name)
+        if exact is not None:
+            return exact
 
         def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
             return bound_terms(local, mean, variance)
 
-        starts = [lambda: first_sites(problem, terms), problem.no_sites]
+        starts = [lambda: first_sites(problem, terms), lambda: independent_modal_sites(problem), problem.no_sites]
         if start is not None:
             starts.insert(0, lambda: start)
-        name = f"KL({self.bound!r})"
         curvature = self._curvature(likelihood, targets)
         sequential = self.schedule == "sequential"
         parallel = self.max_steps
@@ -119,9 +129,13 @@ class KL:
             parallel = _START
         elif self.schedule == "auto" and problem.mean.dim() == 1 and isinstance(problem.prior, DensePrior):
             parallel = min(_PATIENCE, self.max_steps)
-        iterate, steps, status = climb(
-            problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature
-        )
+        climbed = climb(problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature)
+        if start is None and _may_have_several_optima(likelihood, targets):
+            mixture = mixture_terms(likelihood, targets)
+            begin, _, _ = climb(problem, mixture, [problem.no_sites], self.max_steps, _NEAR_MIXTURE)
+            other = climb(problem, terms, [lambda: begin.sites], parallel, self.tolerance, accelerate=True)
+            climbed = _higher(problem, terms, climbed, other)
+        iterate, steps, status = climbed
         if sequential:
             steps = []  # they belong to the start
         if status is not Status.MAX_STEPS or len(steps) == self.max_steps:
@@ -145,6 +159,24 @@ class KL:
         with torch.no_grad():
             multinomial = likelihood.multinomial_terms(targets)
         return log_sum_exp_curvature(multinomial.counts, multinomial.total)
+
+
+def _may_have_several_optima(likelihood: Any, targets: Tensor) -> TypeGuard[AugmentedLikelihood]:
+    """Return whether the likelihood has an augmentation, and is not log-concave."""
+    if not isinstance(likelihood, AugmentedLikelihood):
+        return False
+    return not likelihood.augmentation(targets).radial.is_log_concave(targets)
+
+
+def _higher(problem: Problem, terms: Terms, first: Climb, second: Climb) -> Climb:
+    """Return the end of two climbs whose bound is higher; in a batch, of each posterior its own."""
+    here, there = first[0], second[0]
+    is_higher = there.value > here.value + here.rounding
+    if bool(is_higher.all()) or not bool(is_higher.any()):
+        return second if bool(is_higher.any()) else first
+    sites = here.sites.choose(there.sites, problem.per_value(is_higher))
+    iterate = visit(problem, terms, sites)
+    return iterate, [*first[1], iterate.value], second[2] if first[2] is Status.CONVERGED else first[2]
 
 
 def first_sites(problem: Problem, terms: Terms) -> GaussianSites:

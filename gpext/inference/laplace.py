@@ -14,8 +14,9 @@ psi rise. The mode moves with the parameters: with s = d log Z / df^ = d/df (-tr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from gpext.bounds import conditional_log_prob
 from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
+from gpext.inference.local_modes import modal_sites
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.posteriors import JointPosterior, Posterior
@@ -34,6 +36,7 @@ _QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton n
 _FEW_DIGITS = 1e-4  # a step that may no longer halve, in the same units, where psi has no digits of its rise
 _EPS = torch.finfo(torch.float64).eps
 _UNSEEN = 1e4 * _EPS  # of psi's terms, a rise that psi need not show
+_WORSE = (Status.STALLED, Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,9 @@ class Laplace:
         problem = Problem.of(prior, likelihood, targets, self.jitter)
         if start is None:
             require_curvature(likelihood, targets, problem.mean)
-        posterior, f, status, trace = self._climb(problem, start)
-        if status is Status.NOT_FINITE:
-            none = torch.full_like(problem.inner(f, f), -torch.inf)
-            return problem.result("Laplace", posterior, none, status, trace)
+        posterior, f, status, trace = self._search(problem, start)
+        if not (torch.is_grad_enabled() and bool(trace[-1].isfinite().all())):
+            return problem.result("Laplace", posterior, trace[-1], status, trace)
         pull = _pull(problem, posterior, f)  # s
         pulled = posterior.covariance_times(pull)  # V s
         at = expand(likelihood, targets, f)
@@ -100,20 +102,37 @@ class Laplace:
         return problem.result("Laplace", posterior, evidence, status, trace)
 
     @torch.no_grad()
-    def _climb(
-        self, problem: Problem, start: Sites | None
-    ) -> tuple[Posterior | JointPosterior, Tensor, Status, list[Tensor]]:
-        """Return the posterior at the sites of the last f, that f, how it ended, and log Z at every f."""
-        f, weights = _begin(problem, start)
-        trace: list[Tensor] = []
+    def _search(self, problem: Problem, start: Sites | None) -> _Found:
+        """Return what the first start arrives at, or, where that is no posterior, the best that another one does.
+
+        Far from the mode a log density may overflow, or bend so much that rounding leaves no posterior; where each
+        datum alone has its mode it does not.
+        """
+        starts: list[Callable[[], Sites]] = [lambda: problem.no_sites(), lambda: modal_sites(problem)]
+        if start is not None:
+            starts.insert(0, lambda: start)
+        found: list[_Found] = []
+        for make in starts:
+            before = found[-1].trace if found else []
+            found.append(self._climb(problem, *_begin(problem, make()), before))
+            if found[-1].status in (Status.CONVERGED, Status.MAX_STEPS):
+                return found[-1]
+        best = min(found, key=lambda each: _WORSE.index(each.status))
+        return best._replace(trace=[*found[-1].trace, best.trace[-1]] if best is not found[-1] else best.trace)
+
+    def _climb(self, problem: Problem, f: Tensor, weights: Tensor, before: list[Tensor]) -> _Found:
+        """Return what Newton's method arrives at from f and K^-1 (f - mu), log Z at every f after those before."""
+        trace = before.copy()
         last = torch.full_like(problem.inner(f, f), torch.inf)
         while True:
             at = expand(problem.likelihood, problem.targets, f)
             energy = 0.5 * problem.inner(f - problem.mean, weights)
             psi = at.log_prob.sum(-1) - energy
             if not (at.is_finite and bool(psi.isfinite().all())):
-                return problem.condition(problem.no_sites()), f, Status.NOT_FINITE, trace
+                return _nothing(problem, f, Status.NOT_FINITE, trace)
             posterior, proper = _condition(problem, at)
+            if not bool(posterior.positive_definite.all()):
+                return _nothing(problem, f, Status.NOT_POSITIVE_DEFINITE, trace)
             value = psi - 0.5 * problem.over_latents_of(posterior, posterior.log_det)
             trace.append(torch.where(value.isnan(), -torch.inf, value))  # rounding has left no determinant
             move, turn = posterior.mean - f, posterior.weights - weights
@@ -124,9 +143,9 @@ class Laplace:
             small = (length < _ROUNDING) | (length < _FEW_DIGITS) & unseen
             arrived = (length < self.tolerance) | small & (length > 0.5 * last)
             if bool(arrived.all()):
-                return posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace
+                return _Found(posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace)
             if len(trace) >= self.max_steps:
-                return _standing(problem, posterior, f, weights), f, Status.MAX_STEPS, trace
+                return _Found(_standing(problem, posterior, f, weights), f, Status.MAX_STEPS, trace)
             last = length
             surely = unseen | (length < _QUADRATIC)
             rate = (~arrived).to(f)  # in a batch, who has arrived stays
@@ -139,17 +158,31 @@ class Laplace:
                 if bool(risen.all()):
                     break
                 if bool((~risen & ~(rate * slope > _EPS * size)).any()):  # no step that psi can show
-                    return _standing(problem, posterior, f, weights), f, Status.STALLED, trace
+                    return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace)
                 rate = torch.where(risen, rate, rate / 2)
             f, weights = new_f, new_weights
 
 
-def _begin(problem: Problem, start: Sites | None) -> tuple[Tensor, Tensor]:
-    """Return where to start, f and K^-1 (f - mu)."""
-    if start is not None:
-        posterior = problem.condition(start.to(torch.float64))
-        if bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
-            return posterior.mean, posterior.weights
+class _Found(NamedTuple):
+    """The posterior at the sites of the last f, that f, how it ended, and log Z at every f."""
+
+    posterior: Posterior | JointPosterior
+    f: Tensor
+    status: Status
+    trace: list[Tensor]
+
+
+def _nothing(problem: Problem, f: Tensor, status: Status, trace: list[Tensor]) -> _Found:
+    """Return the prior, where there is no posterior at f."""
+    none = torch.full_like(problem.inner(f, f), -torch.inf)
+    return _Found(problem.condition(problem.no_sites()), f, status, [*trace, none])
+
+
+def _begin(problem: Problem, start: Sites) -> tuple[Tensor, Tensor]:
+    """Return f and K^-1 (f - mu) of the posterior under sites; the prior's where they make none."""
+    posterior = problem.condition(start.to(torch.float64))
+    if bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
+        return posterior.mean, posterior.weights
     return problem.mean.detach(), torch.zeros_like(problem.mean)
 
 

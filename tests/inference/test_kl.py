@@ -164,3 +164,35 @@ def test_what_rounding_leaves_nothing_of_is_no_evidence(likelihood, rule, noise)
     assert bool(result.log_evidence.isfinite())
     assert bool(result.posterior.mean.isfinite().all())
     assert result.status is Status.NOT_POSITIVE_DEFINITE or float(result.log_evidence) < most
+
+
+def several_modes(seed):
+    """Student-t data of which one in five is far out, under a prior that reaches them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 3 * torch.rand(40, generator=generator, dtype=F64)
+    K = 10 ** float(4 * torch.rand((), generator=generator) - 1) * torch.exp(-0.5 * (x - x.unsqueeze(-1)).square())
+    y = torch.randn(40, generator=generator, dtype=F64)
+    y = torch.where(torch.rand(40, generator=generator) < 0.4, y + 300 * torch.randn(40, generator=generator), y)
+    likelihood = StudentTLikelihood().double()
+    likelihood.initialize(deg_free=torch.tensor(2.5, dtype=F64), noise=torch.tensor(1e-2, dtype=F64))
+    return MultivariateNormal(torch.zeros(40, dtype=F64), to_linear_operator(K)), likelihood, y
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_lower_than_cavi_where_there_are_several_optima(seed):
+    problem = several_modes(seed)
+    kl, cavi = KL().infer(*problem), CAVI().infer(*problem)
+    assert kl.status is Status.CONVERGED
+    assert float(kl.log_evidence.detach()) > float(cavi.log_evidence.detach())
+
+
+def test_each_posterior_of_a_batch_has_its_higher_optimum():
+    problems = [several_modes(seed) for seed in range(12)]
+    covariance = torch.stack([prior.covariance_matrix for prior, _, _ in problems])
+    targets = torch.stack([y for _, _, y in problems])
+    prior = MultivariateNormal(torch.zeros_like(targets), to_linear_operator(covariance))
+    together = KL().infer(prior, problems[0][1], targets).log_evidence.detach()
+    alone = torch.stack([KL().infer(*problem).log_evidence.detach() for problem in problems])
+    cavi = CAVI().infer(prior, problems[0][1], targets).log_evidence.detach()
+    assert bool((together > cavi).all())
+    assert float((together - alone).abs().median()) < 1e-4  # steps of a batch have one acceleration, and may part ways
