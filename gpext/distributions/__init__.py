@@ -14,6 +14,7 @@ from gpext.distributions.generalized_inverse_gaussian import GeneralizedInverseG
 from gpext.distributions.independent import Independent
 from gpext.distributions.inverse_gaussian import InverseGaussian
 from gpext.distributions.latent_mixture import LatentMixture
+from gpext.distributions.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixture import Mixture
 from gpext.distributions.polya_gamma import PolyaGamma
@@ -47,8 +48,10 @@ __all__ = [
     "InverseGaussian",
     "InversionError",
     "LatentMixture",
+    "LatentNormal",
     "Matern32",
     "Mixture",
+    "MultitaskLatentNormal",
     "NegativeBinomial",
     "OrderedCategorical",
     "Poisson",

@@ -13,6 +13,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from gpext.distributions import LatentNormal
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import GaussianSites, JointSites
 
@@ -79,7 +80,7 @@ class InferenceResult:
         if isinstance(self.conditioned, JointPosterior):
             return self.conditioned.distribution(self.dtype)
         covariance = to_linear_operator(self.conditioned.covariance.to(self.dtype))
-        return MultivariateNormal(self.conditioned.mean.to(self.dtype), covariance)
+        return LatentNormal(self.conditioned.mean.to(self.dtype), covariance)
 
     @property
     def sites(self) -> GaussianSites | JointSites:

@@ -16,6 +16,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from gpext.distributions import MultitaskLatentNormal
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.joint import JointPosterior
 from gpext.sites import BlockSites, GaussianSites
@@ -81,7 +82,7 @@ class BlockPosterior(JointPosterior):
         Q = self.rotation
         V = torch.einsum("...ida,...aibj,...jeb->...diej", Q, self._by_latents(self.rotated.covariance), Q)
         covariance = to_linear_operator(V.flatten(-4, -3).flatten(-2).to(dtype))
-        return MultitaskMultivariateNormal(self.mean.to(dtype).mT, covariance, interleaved=False)
+        return MultitaskLatentNormal(self.mean.to(dtype).mT, covariance, interleaved=False)
 
     def predict(
         self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor | LinearOperator
@@ -97,7 +98,7 @@ class BlockPosterior(JointPosterior):
         alone = BlockDiagLinearOperator(to_linear_operator(test_covariance))
         joint = self.rotated.predict(test_mean.flatten(-2), cross.flatten(-4, -3).flatten(-2), alone)
         mean = joint.mean.view(*joint.mean.shape[:-1], *test_mean.shape[-2:]).mT
-        return MultitaskMultivariateNormal(mean, joint.lazy_covariance_matrix, interleaved=False)
+        return MultitaskLatentNormal(mean, joint.lazy_covariance_matrix, interleaved=False)
 
     def _by_latents(self, matrix: Tensor) -> Tensor:
         """Return a matrix (..., D N, D N) as (..., D, N, D, N)."""

@@ -24,6 +24,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
+from gpext.distributions import MultitaskLatentNormal
 from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.joint import JointPosterior
@@ -122,7 +123,7 @@ class CoupledPosterior(JointPosterior):
         """Return N(mean, V0 - C' R2 C) of S values of each latent, given V0 (..., D, S, S) and C (..., N, D S)."""
         coupled = MatmulLinearOperator(-columns.mT.to(dtype), (self.second.response @ columns).to(dtype))
         covariance = BlockDiagLinearOperator(alone.to(dtype)) + coupled
-        return MultitaskMultivariateNormal(mean.to(dtype).mT, covariance, interleaved=False)
+        return MultitaskLatentNormal(mean.to(dtype).mT, covariance, interleaved=False)
 
     @cached_property
     def _through(self) -> Tensor:

@@ -25,6 +25,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
+from gpext.distributions import LatentNormal
 from gpext.posteriors.negative_sites import NegativeSites, condition_on_negative
 from gpext.posteriors.positive_factor import PositiveFactor
 from gpext.posteriors.products import times
@@ -235,7 +236,7 @@ class DensePosterior:
         cross = cross_covariance.double()
         mean = test_mean.double() + (cross.mT @ self.weights.unsqueeze(-1)).squeeze(-1)
         covariance = self.covariance_of(test_covariance, cross, self.factor.whiten(cross), dtype)
-        return MultivariateNormal(mean.to(dtype), covariance)
+        return LatentNormal(mean.to(dtype), covariance)
 
     def covariance_of(
         self, prior_covariance: Tensor | LinearOperator, cross: Tensor, reduced: Tensor, dtype: torch.dtype

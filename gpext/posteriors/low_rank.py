@@ -31,6 +31,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpext.distributions import LatentNormal
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.products import times
 from gpext.sites import GaussianSites, JointSites
@@ -203,7 +204,7 @@ class LowRankPosterior:
         mean = test_mean.double() + times(root, self._coordinates)
         reduced = torch.linalg.solve_triangular(self.chol, root.mT, upper=False).to(dtype)
         covariance = to_linear_operator(test_covariance) + MatmulLinearOperator(reduced.mT, reduced)
-        return MultivariateNormal(mean.to(dtype), covariance)
+        return LatentNormal(mean.to(dtype), covariance)
 
     @property
     def _residual_shift(self) -> Tensor:

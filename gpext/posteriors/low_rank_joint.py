@@ -24,6 +24,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
+from gpext.distributions import MultitaskLatentNormal
 from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.posteriors.products import times
 from gpext.sites import JointSites, block_times
@@ -99,7 +100,7 @@ class LowRankJointPosterior(JointPosterior):
         reduced = torch.einsum("...den,...ken->...kdn", self._kept, self._whitened).flatten(-2)
         covariance = torch.diag_embed(self.noise).movedim(-3, -2).flatten(-4, -3).flatten(-2) + reduced.mT @ reduced
         operator = to_linear_operator(covariance.to(dtype))
-        return MultitaskMultivariateNormal(self.mean.to(dtype).mT, operator, interleaved=False)
+        return MultitaskLatentNormal(self.mean.to(dtype).mT, operator, interleaved=False)
 
     def predict(
         self, test_mean: Tensor, test_root: Tensor, test_covariance: LinearOperator
@@ -116,7 +117,7 @@ class LowRankJointPosterior(JointPosterior):
         reduced = _whiten(self.chol, root).flatten(-2).to(dtype)
         alone = BlockDiagLinearOperator(to_linear_operator(test_covariance))
         covariance = alone + MatmulLinearOperator(reduced.mT, reduced)
-        return MultitaskMultivariateNormal(mean.to(dtype).mT, covariance, interleaved=False)
+        return MultitaskLatentNormal(mean.to(dtype).mT, covariance, interleaved=False)
 
     @cached_property
     def _kept(self) -> Tensor:

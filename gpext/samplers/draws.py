@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultivariateNormal, base_distributions
+from gpytorch.distributions import base_distributions
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.distributions import BatchMixture, Mixture
+from gpext.distributions import BatchMixture, LatentNormal, Mixture
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.samplers.chain_state import ChainState
 from gpext.samplers.exporting import to_arviz
@@ -267,4 +267,4 @@ def _r_hat(mean: Tensor, within: Tensor, half: int) -> float | None:
 def _marginal(likelihood: AugmentedLikelihood, mean: Tensor, variance: Tensor) -> Distribution:
     """Return int p(y | f) N(f | mean, variance) df, elementwise."""
     with settings.min_variance(float_value=0.0, double_value=0.0):  # at a training input next to nothing is left
-        return likelihood.marginal(MultivariateNormal(mean, DiagLinearOperator(variance)))
+        return likelihood.marginal(LatentNormal(mean, DiagLinearOperator(variance)))

@@ -14,6 +14,7 @@ from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from gpext.distributions import LatentNormal
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolveOperator
 from gpext.samplers.log_posterior import NO_SUCH_MODEL, LogPosterior
@@ -43,7 +44,7 @@ def predictive(target: LogPosterior, x: Tensor, noise: Tensor | None = None) -> 
     if isinstance(target.mll, UnbiasedMarginalLogLikelihood):
         shape = x.shape if x.dim() == 1 else x.shape[:-1]
         mean, variance = (each.view(shape) for each in _by_solves(target, target.mll, x.reshape(shape.numel(), -1)))
-        return _observed(model.likelihood, MultivariateNormal(mean, DiagLinearOperator(variance)), noise)
+        return _observed(model.likelihood, LatentNormal(mean, DiagLinearOperator(variance)), noise)
     try:
         with target.factorised(), warnings.catch_warnings():
             warnings.simplefilter("error", NumericalWarning)  # jitter would make it another model

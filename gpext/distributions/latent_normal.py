@@ -1,0 +1,30 @@
+"""Normal distributions of latent values whose variances are what their covariance says, however small.
+
+gpytorch raises every variance below 1e-10 (1e-6 in float32) to that number and warns that it is negative; a latent
+function of outputscale 1e-12, or the posterior of a thousand float32 data, has such variances and no fault.
+"""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from torch import Tensor
+
+
+class LatentNormal(MultivariateNormal):
+    """gpytorch's MultivariateNormal with positive variances left as they are.
+
+    Where rounding has made one zero or negative, gpytorch's floor and its warning apply.
+    """
+
+    @property
+    def variance(self) -> Tensor:
+        """The marginal variances, like the mean."""
+        diagonal = self.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
+        if bool((diagonal > 0).all()):
+            return diagonal.expand(torch.broadcast_shapes(diagonal.shape, self.loc.shape))
+        return super().variance
+
+
+class MultitaskLatentNormal(MultitaskMultivariateNormal, LatentNormal):
+    """gpytorch's MultitaskMultivariateNormal with positive variances left as they are."""
