@@ -78,10 +78,11 @@ def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     value = local.total - problem.over_latents(divergence)
     proper = proper if problem.num_latents is None else proper.all(-1)
     value = torch.where(proper & value.isfinite(), value, -torch.inf)
+    # what rounding makes of F: in its terms, in the means (times sites), and in variances beside those of the prior
     prior_variance = problem.prior.variance.detach()
-    lost = (sites.precision.abs() * prior_variance).sum(-1)  # in variances, which are differences of larger numbers
-    sizes = problem.over_latents(replaced.abs() + lost) + local.values.detach().abs().double().sum(-1)
-    rounding = 1e4 * torch.finfo(torch.float64).eps * sizes
+    moved = 1e3 * replaced.abs() + 10 * (sites.precision.abs() * prior_variance).sum(-1)
+    sizes = problem.over_latents(moved) + 1e4 * local.values.detach().abs().double().sum(-1)
+    rounding = torch.finfo(torch.float64).eps * sizes
     return Iterate(posterior, mean, variance, local, value, rounding)
 
 
