@@ -143,7 +143,7 @@ def read_private(path: Path) -> bytes:
 class Pace:
     """The moments at which a long run writes: after ten seconds or a thousand draws, whichever comes first.
 
-    Where a write takes more than half a second it is rarer, so that writing takes a twentieth of the time at most.
+    But not before the time of twenty writes has passed, so that writing takes a twentieth of a run at most.
 
     Args:
         clock: seconds.

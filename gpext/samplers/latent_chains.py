@@ -95,9 +95,9 @@ class LatentChainSampler(ABC):
             resume: draws to go on from, with their chains and their own generator: the result holds these and the new
                 ones, the same as if they had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
             directory: where to write draws as they come, those of `resume` included, so that memory does not grow; None
-                to keep them in memory. A process that is killed loses ten seconds at most, and a thousand draws of each
-                chain, or, where a write takes more than half a second, the time of twenty writes. See :meth:`load`.
-                Rank 0 writes, and all have to see it.
+                to keep them in memory. It is written to after ten seconds or a thousand draws of each chain, whichever
+                comes first, but not before the time of twenty writes has passed: a process that is killed loses no
+                more. See :meth:`load`. Rank 0 writes, and all have to see it.
             progress: show a bar on a terminal.
             ranks: processes among which the chains are shared out, as evenly as they can be, and which all get the
                 draws of all; this one alone by default. Rank r draws what it would draw alone: its generator is seeded

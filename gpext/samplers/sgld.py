@@ -96,9 +96,9 @@ class SGLDSampler(ChainSampler):
                 default.
             resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
                 had been drawn at once. Options other than `thinning` do not apply.
-            checkpoint: a directory to write draws and chains to, every ten seconds, every thousand draws and at the end
-                (where a write takes more than half a second, after the time of twenty writes); see :meth:`load`. Of
-                several ranks the first writes, and all have to see it.
+            checkpoint: a directory to write draws and chains to, after ten seconds or a thousand draws of each chain,
+                whichever comes first, but not before the time of twenty writes has passed, and at the end; see
+                :meth:`load`. Of several ranks the first writes, and all have to see it.
             progress: show a progress bar on a terminal.
             ranks: processes that share the chains out and all get the draws of all, those that one process would have
                 got; this one alone by default. Ctrl-C on any ends it on all.

@@ -145,7 +145,8 @@ def test_r_hat_is_that_of_the_whole_chains_however_they_are_kept(num_draws, monk
     assert draws.r_hat == pytest.approx(float(expected), rel=1e-10)
 
 
-INTERRUPTED = ("take", "_next", "_sweep", "flush", "_write", "save", "run", "sweeps", "swept", "drive")
+INTERRUPTED = ("take", "_next", "_sweep", "flush", "_write_chunk", "_write_state", "written", "write_chunk", "open")
+INTERRUPTED += ("write_state", "run", "sweeps", "swept", "drive")
 
 
 class Interrupt:
