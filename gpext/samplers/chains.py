@@ -22,7 +22,7 @@ from torch import Tensor
 from gpext.files import Pace, load, save
 from gpext.inference import InferenceWarning
 from gpext.parallel import Ranks, described, mark
-from gpext.samplers.chain_state import WalkState, as_stored, check_origin, restored
+from gpext.samplers.chain_state import WalkState, as_stored, restored
 from gpext.samplers.crew import Crew, check_run
 from gpext.samplers.draws import WELL_MIXED, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
@@ -182,9 +182,9 @@ class ChainSampler(ABC):
                 generator = torch.Generator().manual_seed(0) if plan.generator is None else plan.generator
                 offspring = _offspring(plan.num_chains, crew.agree_on(generator))
                 return path, WalkState(tuple(begin(*offspring)), plan.warmup, 0, 0, origin)
-            check_origin(resume.state.origin, origin)
-            crew.check(len(resume.state.walkers), "chains")
-            return path, resume.state
+            _, known = self._restored({"raw": resume.raw, "state": as_stored(resume.state)}, "resume")
+            crew.check(len(known.walkers), "chains")
+            return path, known
 
         everyone.require_same("sampler", origin["sampler"], *origin["hyperparameters"])
         everyone.require_same("model", *origin["model"])

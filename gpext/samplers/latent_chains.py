@@ -23,7 +23,7 @@ from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
 from gpext.parallel import Ranks
 from gpext.posteriors import DensePrior
-from gpext.samplers.chain_state import ChainState, check_origin, restored
+from gpext.samplers.chain_state import ChainState, as_stored, restored
 from gpext.samplers.crew import BreakdownError, Crew, check_run
 from gpext.samplers.draw_files import require_only
 from gpext.samplers.draws import GibbsDraws, conclude
@@ -126,10 +126,11 @@ class LatentChainSampler(ABC):
 
         def opened() -> tuple[list[ChainState], Chunks]:
             if resume is not None:
-                for state in resume.states:
-                    check_origin(state.origin, origin)
-                crew.check(len(resume.states), "batches of them in the draws to go on from")
-                return crew.spread.own(resume.states), resume.chunks
+                known = [
+                    self._restored(as_stored(state), f"resume.states[{i}]") for i, state in enumerate(resume.states)
+                ]
+                crew.check(len(known), "batches of them in the draws to go on from")
+                return crew.spread.own(known), resume.chunks
             crew.check(num_chains, "chains")
             own = len(crew.spread.own(range(num_chains)))
             return [replace(self._begin(own, warmup, self._own(generator, crew)), origin=origin)], Chunks()

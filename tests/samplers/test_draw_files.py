@@ -1,6 +1,7 @@
 """Directories of draws: whole, or refused with the name of the file that is not as it should be."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,3 +181,13 @@ def test_draws_that_are_not_numbers_are_refused(kind, tmp_path):
     files.save({**content, "raw": content["raw"] * torch.nan}, tmp_path / "chains.pt")
     with pytest.raises(ValueError, match=r"chains.pt\['raw'\] must be finite"):
         quick(kind).load(tmp_path)
+
+
+def test_draws_to_go_on_from_are_checked_as_well():
+    found = quick(MetropolisHastings).run(2, 1, 1, progress=False)
+    with pytest.raises(ValueError, match=r"resume\['raw'\] must be finite"):
+        quick(MetropolisHastings).run(2, resume=replace(found, raw=found.raw * torch.nan), progress=False)
+    draws = run(sampler(), 2)
+    state = replace(draws.states[0], latent=draws.states[0].latent * torch.nan)
+    with pytest.raises(ValueError, match=r"resume.states\[0\]\['latent'\] must be finite"):
+        sampler().run(2, resume=replace(draws, states=(state,)), progress=False)
