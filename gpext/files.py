@@ -1,65 +1,201 @@
-"""Files of tensors and numbers, whole or not there.
+r"""Files, whole or not there, with a checksum by which a damaged one is told, and folders that are the user's alone.
 
-One is written beside its final name and then renamed: what stands under the final name is whole, whatever happens.
+    contents | "\ngpext sha256 " | 64 hexadecimal digits | "\n"
+
+A file is written beside its final name and on the disk before it is renamed, so that what stands under the final name
+is whole, whatever happens. What is behind the contents disturbs neither torch.load nor a linker.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import os
-from collections.abc import Collection
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+_MARK = b"\ngpext sha256 "
+_TRAILER = len(_MARK) + 64 + 1  # bytes
 _CURE = "Delete it, or give another directory."
+_SECONDS = 10.0  # between two writings of a long run
+_ITEMS = 1000  # draws of a chain, likewise, whichever comes first
+_SHARE = 0.05  # of the time, which writing takes at most
+_SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 
-def load(path: Path, keys: Collection[str], *, mapped: bool = True) -> dict[str, Any]:
-    """Return what :func:`save` has written.
+def load(path: Path, keys: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Return what :func:`save` has written, and its checksum.
 
     Args:
         path: of the file.
         keys: of what was written.
-        mapped: read numbers as they are asked for. Not for a file that may be replaced meanwhile: torch opens it twice,
-            and what it finds the second time may be another.
 
     Raises:
         ValueError: the file is damaged, or holds something else.
         OSError: it cannot be read.
     """
+    contents, digest = read(path)
     try:
-        if mapped:
-            content = torch.load(path, mmap=True, weights_only=True)
-        else:
-            with path.open("rb") as file:
-                content = torch.load(file, weights_only=True)
+        content = torch.load(io.BytesIO(contents), weights_only=True)
     except Exception as error:  # of any kind: whatever stands there is read as a program
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is what mapping a part of a file gives
-            raise
-        raise ValueError(f"{path} is damaged, or was not written by gpext: {error}. {_CURE}") from error
+        raise ValueError(f"{path} was not written by gpext: {error}. {_CURE}") from error
     if not isinstance(content, dict) or set(content) != set(keys):
         found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"expected {sorted(keys)} in {path}; got {found}. {_CURE}")
-    return content
+    return content, digest
 
 
-def save(content: dict[str, Any], path: Path) -> None:
-    """Write a file completely or not at all.
+def save(content: dict[str, Any], path: Path) -> str:
+    """Write a file completely or not at all, and return its checksum.
 
     Raises:
         OSError: it could not be written.
     """
-    partial = path.with_suffix(".part")
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return write(path, buffer.getvalue())
+
+
+def read(path: Path) -> tuple[bytes, str]:
+    """Return the contents that :func:`write` has written, and their checksum.
+
+    Raises:
+        ValueError: the file is damaged, or was written by something else.
+        OSError: it cannot be read.
+    """
+    return _verified(path, path.read_bytes())
+
+
+def write(path: Path, contents: bytes, *, partial: Path | None = None) -> str:
+    """Write contents with their checksum, completely or not at all, and return the checksum.
+
+    Args:
+        path: of the file.
+        contents: of the file.
+        partial: where to write first, in the same file system; by default beside the file, with the suffix `.part`,
+            where no two processes may write the same file at once.
+
+    Raises:
+        OSError: it could not be written; what stood there stays.
+    """
+    digest = hashlib.sha256(contents).hexdigest()
+    partial = path.with_suffix(".part") if partial is None else partial
     try:
         with partial.open("wb") as file:
-            try:
-                torch.save(content, file)
-            except RuntimeError as error:  # how torch's writer may report a full disk
-                raise OSError(f"{partial}: {error}") from error
+            file.write(contents)
+            file.write(_MARK + digest.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+    return digest
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder, made if need be, without symbolic links in its name, in which nobody else can write.
+
+    It is this user's, closed to others' writing; and what leads to it is this user's or the system's, and closed as
+    well, or so that nobody can move what is not theirs (the sticky bit of /tmp).
+
+    Raises:
+        OSError: it cannot be made, or others could write there.
+    """
+    if os.name != "posix":
+        raise PermissionError(f"{path} cannot be trusted: this system does not say who owns a file")
+    path = path.resolve()
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    _require_closed(path, path.lstat())
+    for folder in path.parents:
+        found = folder.lstat()
+        if found.st_uid not in (os.geteuid(), 0):
+            raise PermissionError(f"{path} cannot be trusted: {folder} belongs to the user with the id {found.st_uid}")
+        if found.st_mode & _SHARED and not found.st_mode & stat.S_ISVTX:
+            raise PermissionError(f"{path} cannot be trusted: others may write to {folder}")
+    return path
+
+
+def read_private(path: Path) -> bytes:
+    """Return the contents of a file in a private folder, if nobody else can have written it.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read, is no plain file, belongs to another user, or others may write to it.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise PermissionError(f"{path} cannot be trusted: it is no plain file")
+        _require_closed(path, found)
+        return _verified(path, file.read())[0]
+
+
+class Pace:
+    """The moments at which a long run writes: after ten seconds or a thousand draws, whichever comes first.
+
+    But not before the time of twenty writes has passed, so that writing takes a twentieth of a run at most.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._written, self._cost = clock(), 0.0
+
+    def is_due(self, items: int = 0) -> bool:
+        """Return whether to write now, with so many draws of a chain that are not yet written."""
+        passed = self._clock() - self._written
+        return (passed >= _SECONDS or items >= _ITEMS) and passed * _SHARE >= self._cost
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Measure what is done meanwhile, and count from its end."""
+        started = self._clock()
+        yield
+        self._written = self._clock()
+        self._cost = self._written - started
+
+
+def _verified(path: Path, whole: bytes) -> tuple[bytes, str]:
+    """Return the contents of a file and their checksum, if that is the one behind them."""
+    contents, trailer = whole[:-_TRAILER], whole[-_TRAILER:]
+    if not trailer.startswith(_MARK):
+        raise ValueError(
+            f"{path} is damaged, or was not written by gpext 0.1.0 or later: it does not end with a checksum. {_CURE}"
+        )
+    digest = hashlib.sha256(contents).hexdigest()
+    if trailer != _MARK + digest.encode() + b"\n":
+        raise ValueError(f"{path} is damaged: its contents do not have the checksum they were written with. {_CURE}")
+    return contents, digest
+
+
+def _sync(folder: Path) -> None:
+    """Put the names in a folder on the disk, where the file system does that."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _require_closed(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} cannot be trusted: it belongs to the user with the id {found.st_uid}")
+    if found.st_mode & _SHARED:
+        raise PermissionError(f"{path} cannot be trusted: others may write to it")

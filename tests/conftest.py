@@ -1,16 +1,18 @@
 """What all tests share."""
 
-import getpass
+import atexit
 import os
+import shutil
 import tempfile
 
 import pytest
 import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ and "KEOPS_CACHE_FOLDER" not in os.environ:
-    # pykeops reads a file when it is imported and writes it when a process ends: workers must not share it
-    worker = f"gpext-keops-{getpass.getuser()}-{os.environ['PYTEST_XDIST_WORKER']}"
-    os.environ["KEOPS_CACHE_FOLDER"] = os.path.join(tempfile.gettempdir(), worker)
+    # pykeops reads a file when it is imported and writes it when a process ends: workers must not share it. The folder
+    # is new and this user's alone, and goes with the process: what is registered before pykeops is done after it.
+    os.environ["KEOPS_CACHE_FOLDER"] = tempfile.mkdtemp(prefix="gpext-keops-")
+    atexit.register(shutil.rmtree, os.environ["KEOPS_CACHE_FOLDER"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -9,24 +9,15 @@ cache. Distances are those of the differences themselves, so that none is lost t
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
-import warnings
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gpext.operators.profiles import FACTORS
 from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part, num_threads, share
+from gpext.operators.tiles_program import program
 
 _PROFILES = ("rbf", "matern12", "matern32", "matern52")  # in the order of the program
 # k by which inputs are multiplied, so that p falls as 2^-|k (x - y)|^2 (rbf) or 2^-|k (x - y)|
@@ -37,23 +28,6 @@ _UNITS = {
 _SUFFIXES = {torch.float64: "float64", torch.float32: "float32"}
 _BYTES = 2048  # of a stretch, as in the program
 _FEWEST = 64  # columns
-_SOURCE = Path(__file__).with_name("tiles.cpp")
-_HEADER = _SOURCE.with_name("strips.h")
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=c++17",
-    "-shared",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-)
-_THREADS = ("-fopenmp", "-pthread")  # whichever the compiler has
-
-
-class NotCompiledWarning(UserWarning):
-    """There is no compiler, or it failed; torch's tiles serve instead, more slowly."""
 
 
 class _Factor(ctypes.Structure):
@@ -96,7 +70,7 @@ def serves(factors: Sequence[Factor]) -> bool:
     """
     x, columns = factors[0].x, factors[0].columns
     known = x.device.type == "cpu" and x.dtype in _SUFFIXES and all(f.profile in _PROFILES for f in factors)
-    return known and columns.size(-2) >= _FEWEST and _program() is not None
+    return known and columns.size(-2) >= _FEWEST and program() is not None
 
 
 def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
@@ -160,7 +134,7 @@ class _Packed:
     def call(self, name: str, *arguments: Tensor | ctypes.c_int64 | ctypes.Array[ctypes.c_void_p]) -> None:
         """Let the program do its work, without Python's lock."""
         passed = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments]
-        function = getattr(_program(), f"{name}_{self._suffix}")
+        function = getattr(program(), f"{name}_{self._suffix}")
         function(ctypes.byref(self._matrix), ctypes.byref(self._shares), *passed)
 
 
@@ -184,55 +158,3 @@ def _spread(t: Tensor, n: int) -> Tensor:
 def _derivative(factor: Factor, sums: Tensor, n: int) -> Tensor:
     """Return 2 c sum_j B_ij (x_i - y_j) (n, d) for sums of differences in the program's units."""
     return _spread(sums, n) * (2 * FACTORS[factor.profile] / _UNITS[factor.profile])
-
-
-# ---- the program -----------------------------------------------------------------------------------------------------
-
-
-@cache
-def _program() -> ctypes.CDLL | None:
-    """Return the program, compiled unless a cache has it; None, with a warning, where that cannot be."""
-    named = os.environ.get("CXX")
-    commands = [shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]
-    found = [command for command in commands if shutil.which(command[0])]
-    reason = f"found no C++ compiler ({named or 'c++, g++ or clang++'}); install one or set CXX"
-    if found:
-        try:
-            return ctypes.CDLL(str(_compiled(found[0])))
-        except subprocess.CalledProcessError as error:
-            reason = f"{' '.join(error.cmd)} failed: {error.stderr.strip()[:500]}"
-        except OSError as error:
-            reason = f"{error}; the program is kept in {_folder()}, which XDG_CACHE_HOME can move"
-    warnings.warn(
-        f"The tiles' program is not compiled, products go by torch, more slowly: {reason}.",
-        NotCompiledWarning,
-        stacklevel=2,
-    )
-    return None
-
-
-def _compiled(compiler: Sequence[str]) -> Path:
-    """Return the program's file, whose name tells source, compiler and processor apart."""
-    macros = _run(*compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull)
-    texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, _HEADER))
-    parts = (*texts, macros, *compiler, *_FLAGS, *_THREADS, platform.machine())
-    path = _folder() / f"tiles-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            draft = Path(folder) / path.name
-            command = (*compiler, *_FLAGS, str(_SOURCE), "-o", str(draft))
-            try:
-                _run(*command, _THREADS[0])
-            except subprocess.CalledProcessError:  # a compiler that knows none of it
-                _run(*command, _THREADS[1])
-            draft.replace(path)  # at once: other processes find it whole or not at all
-    return path
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpext"

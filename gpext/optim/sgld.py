@@ -31,7 +31,7 @@ from torch import Tensor
 from gpext.likelihoods.checks import check_tensor
 from gpext.optim.gradient_noise import checked_covariance, compensated, largest_share
 
-_WINDOW = 100  # gradients that make one estimate of V
+WINDOW = 100  # gradients that make one estimate of V
 
 
 class SGLD(torch.optim.Optimizer):
@@ -232,7 +232,7 @@ class SGLD(torch.optim.Optimizer):
 
     def _remember(self, g: Tensor) -> None:
         self._window.append(g)
-        if len(self._window) == _WINDOW:
+        if len(self._window) == WINDOW:
             self._covariance = torch.cov(torch.stack(self._window).mT).view(len(g), len(g))
             self._window = []
 

@@ -33,10 +33,11 @@ from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_g
 from gpext.samplers.matrix_free_target import MatrixFreeTarget
 from gpext.samplers.mode import scattered
 from gpext.samplers.seeds import child_on_cpu
-from gpext.samplers.sgld import Langevin, check_preconditioner, check_warmup, first_state
+from gpext.samplers.sgld import Langevin, check_preconditioner, check_warmup, first_state, langevin_schema
 from gpext.samplers.site_posterior import SitePosterior, conditional_mode
 from gpext.samplers.slice_sampling import slice_sweep
 from gpext.samplers.target import ModelTarget
+from gpext.schema import Each
 from gpext.sites import GaussianSites
 
 _SETTLING = 5  # sweeps at the start in which parameters stay: w and f find each other
@@ -124,6 +125,9 @@ class AugmentedSGLDSampler(LatentChainSampler):
             latent = self._draw_latent(raw, target.sites(latent, raw, generator), generator)
         widths = torch.full_like(raw[0], FIRST_WIDTH)
         return ChainState(latent, raw, widths, generator.get_state(), warmup, 0, 0, tuple(walkers))
+
+    def _walkers_schema(self, num_chains: int) -> Each:
+        return Each(langevin_schema(len(self._model_target.of_prior)), num_chains)
 
     def _sweep(self, state: ChainState, generator: torch.Generator) -> ChainState:
         target = self._model_target

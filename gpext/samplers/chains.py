@@ -19,17 +19,17 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from gpext.files import load, save
+from gpext.files import Pace, load, save
 from gpext.inference import InferenceWarning
 from gpext.parallel import Ranks, described, mark
-from gpext.samplers.chain_state import WalkState, check_origin
+from gpext.samplers.chain_state import WalkState, as_stored, restored
 from gpext.samplers.crew import Crew, check_run
 from gpext.samplers.draws import WELL_MIXED, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.status import SamplingStatus
+from gpext.schema import Each, Number, Numbers, Schema
 
-_SECONDS = 120.0  # between two checkpoints
 _FILE = "chains.pt"
 _KEYS = ("raw", "state")
 
@@ -122,6 +122,10 @@ class ChainSampler(ABC):
     def _walker(self, state: dict[str, Any]) -> Walker:
         """Return the walker of a state."""
 
+    @abstractmethod
+    def _walker_schema(self) -> Schema:
+        """Return the schema of the state of a walker."""
+
     def load(self, checkpoint: str | Path) -> HyperPosterior:
         """Return the draws of a checkpoint, of a run that may have been killed; `run(..., resume=)` goes on from them.
 
@@ -132,10 +136,26 @@ class ChainSampler(ABC):
         path = Path(checkpoint) / _FILE
         if not path.exists():
             raise FileNotFoundError(f"expected a checkpoint of a sampler in {checkpoint}; found none.")
-        content = load(path, _KEYS, mapped=False)
-        state = WalkState(**content["state"])
-        check_origin(state.origin, self._origin())
-        return self._conclude(content["raw"], state, None, f"read from {path}", 0.0)
+        content, _ = load(path, _KEYS)
+        return self._conclude(*self._restored(content, str(path)), None, f"read from {path}", 0.0)
+
+    def _restored(self, content: dict[str, Any], where: str) -> tuple[Tensor, WalkState]:
+        """Return the draws (C, S, P) and the state of the chains that were stored.
+
+        Raises:
+            ValueError: they are something else, or of another sampler, other hyperparameters or data.
+        """
+        count = Number(whole=True, least=0)
+        entries = {
+            "walkers": Each(self._walker_schema()),
+            "warmup_left": count,
+            "since_draw": count,
+            "num_draws": count,
+        }
+        state = restored(WalkState, content["state"], self._origin(), entries, f"{where}['state']")
+        shape = (len(state.walkers), state.num_draws, self.target.moved.size)
+        Numbers(shape, torch.float64).check(content["raw"], f"{where}['raw']")
+        return content["raw"], state
 
     def _run(
         self,
@@ -162,9 +182,9 @@ class ChainSampler(ABC):
                 generator = torch.Generator().manual_seed(0) if plan.generator is None else plan.generator
                 offspring = _offspring(plan.num_chains, crew.agree_on(generator))
                 return path, WalkState(tuple(begin(*offspring)), plan.warmup, 0, 0, origin)
-            check_origin(resume.state.origin, origin)
-            crew.check(len(resume.state.walkers), "chains")
-            return path, resume.state
+            _, known = self._restored({"raw": resume.raw, "state": as_stored(resume.state)}, "resume")
+            crew.check(len(known.walkers), "chains")
+            return path, known
 
         everyone.require_same("sampler", origin["sampler"], *origin["hyperparameters"])
         everyone.require_same("model", *origin["model"])
@@ -176,7 +196,7 @@ class ChainSampler(ABC):
         state = dataclasses.replace(state, walkers=tuple(spread.own(state.walkers)))  # those of this rank
         walkers = [self._walker(each) for each in state.walkers]
         places: list[Tensor] = []  # of new draws (C, P); an interrupt may leave one too many
-        goal, written = state.num_draws + plan.num_samples, time.perf_counter()
+        goal, pace, saved = state.num_draws + plan.num_samples, Pace(), state.num_draws
 
         def whole() -> tuple[Tensor, WalkState]:
             """Return the draws (C, S, P) and the state of the chains of all ranks."""
@@ -190,7 +210,7 @@ class ChainSampler(ABC):
                 walker.step(adapt=state.warmup_left > 0)
 
         def steps() -> Iterator[None]:
-            nonlocal state, written
+            nonlocal state, saved
             while state.num_draws < goal:
                 everyone.together(move)
                 following = _after(state, walkers, plan.thinning)
@@ -198,9 +218,10 @@ class ChainSampler(ABC):
                     places.append(torch.stack([walker.place for walker in walkers]))
                 state = following
                 yield
-                if path is not None and everyone.any(time.perf_counter() - written > _SECONDS):
-                    self._write(path, *whole(), everyone)
-                    written = time.perf_counter()
+                if path is not None and everyone.any(pace.is_due(state.num_draws - saved)):
+                    with pace.writing():
+                        self._write(path, *whole(), everyone)
+                    saved = state.num_draws
 
         total = state.warmup_left + plan.num_samples * plan.thinning - state.since_draw
         status, note = crew.drive(steps(), total, name=self.name, progress=plan.progress)
@@ -233,8 +254,7 @@ class ChainSampler(ABC):
         return HyperPosterior(self.target, raw, state, status, message, seconds, r_hat, acceptance)
 
     def _write(self, path: Path, raw: Tensor, state: WalkState, everyone: Ranks) -> None:
-        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        content = {"raw": raw, "state": fields}
+        content = {"raw": raw, "state": as_stored(state)}
         everyone.on_first(lambda: save(content, path))
 
     def _origin(self) -> dict[str, Any]:
@@ -270,7 +290,9 @@ def _prepare(directory: Path, resume: HyperPosterior | None) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / _FILE
     if path.exists():
-        written = load(path, _KEYS, mapped=False)["raw"]
+        written = load(path, _KEYS)[0]["raw"]
+        if not isinstance(written, Tensor) or written.dim() != 3:
+            raise ValueError(f"{path} holds no draws (C, S, P). Delete it, or give another directory.")
         if resume is None or not torch.equal(written, resume.raw[:, : written.size(1)]):
             raise ValueError(
                 f"{directory} holds draws of another run. Give another directory, or go on from them with "

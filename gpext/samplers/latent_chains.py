@@ -23,12 +23,14 @@ from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
 from gpext.parallel import Ranks
 from gpext.posteriors import DensePrior
-from gpext.samplers.chain_state import ChainState, check_origin
+from gpext.samplers.chain_state import ChainState, as_stored, restored
 from gpext.samplers.crew import BreakdownError, Crew, check_run
+from gpext.samplers.draw_files import require_only
 from gpext.samplers.draws import GibbsDraws, conclude
 from gpext.samplers.status import SamplingStatus
-from gpext.samplers.storage import Chunks, Store, files_in
+from gpext.samplers.storage import Chunks, Store
 from gpext.samplers.target import Target
+from gpext.schema import Anything, Each, GeneratorState, Number, Numbers
 from gpext.sites import GaussianSites
 
 FIRST_WIDTH = 1.0  # of a slice, in unconstrained space; softplus and log make that about a factor e
@@ -61,6 +63,10 @@ class LatentChainSampler(ABC):
             FloatingPointError: a chain has left where the model can be evaluated.
         """
 
+    def _walkers_schema(self, num_chains: int) -> Each:
+        """Return the schema of what a state has of each of its chains beside their values."""
+        return Each(Anything(), 0)
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def run(
@@ -88,9 +94,10 @@ class LatentChainSampler(ABC):
             generator: for the random numbers, on the device of the targets; otherwise seeded from torch's global one.
             resume: draws to go on from, with their chains and their own generator: the result holds these and the new
                 ones, the same as if they had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
-            directory: where to write draws as they come, so that memory does not grow and a process that is killed
-                loses those of the last minute at most; None to keep them in memory.
-                See :meth:`load`. Rank 0 writes, and all have to see it.
+            directory: where to write draws as they come, those of `resume` included, so that memory does not grow; None
+                to keep them in memory. It is written to after ten seconds or a thousand draws of each chain, whichever
+                comes first, but not before the time of twenty writes has passed: a process that is killed loses no
+                more. See :meth:`load`. Rank 0 writes, and all have to see it.
             progress: show a bar on a terminal.
             ranks: processes among which the chains are shared out, as evenly as they can be, and which all get the
                 draws of all; this one alone by default. Rank r draws what it would draw alone: its generator is seeded
@@ -119,10 +126,11 @@ class LatentChainSampler(ABC):
 
         def opened() -> tuple[list[ChainState], Chunks]:
             if resume is not None:
-                for state in resume.states:
-                    check_origin(state.origin, origin)
-                crew.check(len(resume.states), "batches of them in the draws to go on from")
-                return crew.spread.own(resume.states), resume.chunks
+                known = [
+                    self._restored(as_stored(state), f"resume.states[{i}]") for i, state in enumerate(resume.states)
+                ]
+                crew.check(len(known), "batches of them in the draws to go on from")
+                return crew.spread.own(known), resume.chunks
             crew.check(num_chains, "chains")
             own = len(crew.spread.own(range(num_chains)))
             return [replace(self._begin(own, warmup, self._own(generator, crew)), origin=origin)], Chunks()
@@ -148,6 +156,7 @@ class LatentChainSampler(ABC):
             return tuple(self._next(state, thinning, each) for state, each in pairs)
 
         def sweeps() -> Iterator[None]:
+            store.open()
             while store.num_draws < goal:
                 store.take(crew.everyone.together(swept))
                 store.flush_if_due()
@@ -171,12 +180,42 @@ class LatentChainSampler(ABC):
 
         Raises:
             FileNotFoundError: there are none.
-            ValueError: they are damaged, or of another sampler, other hyperparameters or data.
+            ValueError: a file is missing, damaged or belongs elsewhere; or the draws are of another sampler, other
+                hyperparameters or data.
         """
-        chunks, states = Chunks.found_in(Path(directory))
-        for state in states:
-            check_origin(state.origin, self._origin())
+        target, shape = self._target, tuple(self._target.latent_shape)
+        size = target.begin(1).size(-1)
+        chunks, states = Chunks.found_in(
+            Path(directory),
+            self._restored,
+            Numbers((None, None, *shape), target.dtype),
+            Numbers((None, None, size), torch.float64),
+        )
         return conclude(self.name, self._target, chunks, states, None, f"read from {directory}", 0.0)
+
+    def _restored(self, stored: object, where: str) -> ChainState:
+        """Return the state of chains that was stored.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        target, count = self._target, Number(whole=True, least=0)
+        size = target.begin(1).size(-1)
+        entries = {
+            "latent": Numbers((None, *target.latent_shape), torch.float64),
+            "raw": Numbers((None, size), torch.float64),
+            "widths": Numbers((size,), torch.float64),
+            "generator_state": GeneratorState(target.targets.device),
+            "warmup_left": count,
+            "since_draw": count,
+            "num_draws": count,
+            "walkers": Anything(),
+        }
+        state = restored(ChainState, stored, self._origin(), entries, where)
+        num_chains = len(state.latent)
+        Numbers((num_chains, size), torch.float64).check(state.raw, f"{where}['raw']")
+        self._walkers_schema(num_chains).check(state.walkers, f"{where}['walkers']")
+        return state
 
     def _origin(self) -> dict[str, Any]:
         """Return what draws are of."""
@@ -251,12 +290,7 @@ def _prepare(directory: Path, known: Chunks, crew: Crew) -> Path:
     def checked() -> None:
         if not directory.is_dir():
             raise ValueError(f"expected a directory that all ranks see; {directory}, made by rank 0, is none here.")
-        foreign = [path for path in files_in(directory) if path not in known.parts]
-        if foreign:
-            raise ValueError(
-                f"{directory} holds draws of another run, such as {foreign[0].name}. Give another directory, or go on "
-                "from them with resume=sampler.load(directory)."
-            )
+        require_only(directory, known.stored_in(directory))
 
     crew.everyone.together(checked)
     return directory

@@ -22,6 +22,7 @@ from gpext.samplers.chains import ChainSampler, Plan
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.mode import mode_and_scale, scattered
+from gpext.schema import GeneratorState, Number, Numbers, Record
 
 _ACCEPTANCE = 0.3  # aimed at
 _CAUTION = 100  # steps for which what was there before counts
@@ -72,8 +73,9 @@ class MetropolisHastings(ChainSampler):
             generator: for all random numbers, on the CPU; seeded with 0 by default.
             resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
                 had been drawn at once. `num_chains`, `warmup` and `generator` do not apply.
-            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`. Of
-                several ranks the first writes, and all have to see it.
+            checkpoint: a directory to write draws and chains to, after ten seconds or a thousand draws of each chain,
+                whichever comes first, but not before the time of twenty writes has passed, and at the end; see
+                :meth:`load`. Of several ranks the first writes, and all have to see it.
             progress: show a progress bar on a terminal.
             ranks: processes that share the chains out and all get the draws of all, those that one process would have
                 got; this one alone by default. Ctrl-C on any ends it on all.
@@ -93,6 +95,23 @@ class MetropolisHastings(ChainSampler):
 
     def _walker(self, state: dict[str, Any]) -> _Walk:
         return _Walk(self.target, state)
+
+    def _walker_schema(self) -> Record:
+        P, count = self.target.moved.size, Number(whole=True, least=0)
+        vector, matrix = (Numbers((P,) * order, torch.float64) for order in (1, 2))
+        return Record(
+            {
+                "place": vector,
+                "value": Number(finite=False),
+                "mean": vector,
+                "covariance": matrix,
+                "log_size": Number(),
+                "adapted": count,
+                "tried": count,
+                "accepted": count,
+                "generator": GeneratorState(torch.device("cpu")),
+            }
+        )
 
 
 def _first(target: LogPosterior, start: Tensor, generator_state: Tensor, M: Tensor) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from gpext.optim import SGLD, PolynomialDecay
 from gpext.parallel import Ranks
 from gpext.samplers.chains import ChainSampler, Plan
 from gpext.samplers.hyperposterior import HyperPosterior
+from gpext.samplers.langevin_schema import LangevinSchema
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.mode import mode_and_scale, scattered
 
@@ -95,8 +96,9 @@ class SGLDSampler(ChainSampler):
                 default.
             resume: draws to go on from, with their chains: the result holds these and the new ones, the same as if they
                 had been drawn at once. Options other than `thinning` do not apply.
-            checkpoint: a directory to write draws and chains to, every two minutes and at the end; see :meth:`load`. Of
-                several ranks the first writes, and all have to see it.
+            checkpoint: a directory to write draws and chains to, after ten seconds or a thousand draws of each chain,
+                whichever comes first, but not before the time of twenty writes has passed, and at the end; see
+                :meth:`load`. Of several ranks the first writes, and all have to see it.
             progress: show a progress bar on a terminal.
             ranks: processes that share the chains out and all get the draws of all, those that one process would have
                 got; this one alone by default. Ctrl-C on any ends it on all.
@@ -148,6 +150,14 @@ class SGLDSampler(ChainSampler):
 
     def _walker(self, state: dict[str, Any]) -> Langevin:
         return Langevin(self.target, state)
+
+    def _walker_schema(self) -> LangevinSchema:
+        return langevin_schema(self.target.moved.size)
+
+
+def langevin_schema(size: int) -> LangevinSchema:
+    """Return the schema of the states of :class:`Langevin` over so many parameters."""
+    return LangevinSchema(size, _PAIRS)
 
 
 def check_preconditioner(M: Tensor, size: int) -> None:
@@ -209,6 +219,7 @@ def first_state(
         "pairs": 0,
         "V": torch.zeros_like(M),
         "warmup": 0,
+        "steps": 0,
         "optimizer": None,
         "schedule": None,
     }
@@ -225,6 +236,7 @@ class Langevin:
         self._generator = torch.Generator()
         self._generator.set_state(state["generator"])
         self._warmed, self._pairs, self._V = state["warmup"], state["pairs"], state["V"]
+        self._steps = state["steps"]
         first = _FIRST if target.is_estimated else _LONGEST
         self._optimizer = SGLD(
             [self._theta],
@@ -263,6 +275,7 @@ class Langevin:
             "pairs": self._pairs,
             "V": self._V,
             "warmup": self._warmed,
+            "steps": self._steps,
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
         }
@@ -281,6 +294,7 @@ class Langevin:
         self._optimizer.step()
         if self._schedule is not None:
             self._schedule.step()
+        self._steps += 1
 
     def _gradient(self) -> Tensor:
         return self._target.gradient(self._theta.detach(), generator=self._generator)

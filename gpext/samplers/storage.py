@@ -1,27 +1,27 @@
 """Where draws are kept: in memory, or chunk by chunk in a directory, so that memory does not grow with their number.
 
-With a chunk goes the state of the chains at its last draw, so that a run that was killed can go on from there. Where
-several ranks have chains, each hands its draws to all, and the first of them writes.
+With a chunk goes the state of the chains at its last draw, so that a run that was killed can go on from there; while
+they warm up, their state alone. Where several ranks have chains, each hands its draws to all, and the first of them
+writes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpext.files import load, save
-from gpext.samplers.chain_state import ChainState
+from gpext.files import Pace
+from gpext.samplers.chain_state import ChainState, as_stored
 from gpext.samplers.crew import Crew
+from gpext.samplers.draw_files import Stored, read_chunk, read_chunks, read_state, write_chunk, write_state
+from gpext.schema import Schema
 
 _CHUNK_BYTES = 2**25
-_SECONDS = 60.0  # between two files, where chunks fill slowly
-_KEYS = ("latent", "raw", "states")
 
 
 @dataclass(frozen=True)
@@ -40,37 +40,58 @@ class Chunk:
 class Chunks:
     """Finished draws in order, some of them on disk; iterating loads one chunk at a time."""
 
-    def __init__(self, parts: tuple[Chunk | Path, ...] = (), num_draws: int = 0) -> None:
-        self.parts, self.num_draws = parts, num_draws
+    def __init__(self, parts: tuple[Chunk | Stored, ...] = ()) -> None:
+        self.parts, self.num_draws = parts, sum(part.size for part in parts)
 
     @classmethod
-    def found_in(cls, directory: Path) -> tuple[Chunks, tuple[ChainState, ...]]:
+    def found_in(
+        cls, directory: Path, restored: Callable[[Any, str], ChainState], latent: Schema, raw: Schema
+    ) -> tuple[Chunks, tuple[ChainState, ...]]:
         """Return what a directory holds, and the states at its end.
+
+        Args:
+            directory: of the files.
+            restored: (what was stored of a state, where) -> the state.
+            latent: of latent values (C, S, ..., N).
+            raw: of hyperparameters (C, S, P).
 
         Raises:
             FileNotFoundError: there are no draws.
-            ValueError: a file is damaged.
+            ValueError: a file is missing, damaged, or belongs elsewhere.
         """
-        paths = files_in(directory)
-        if not paths:
-            raise FileNotFoundError(f"expected draws written by a sampler in {directory}; found none.")
-        chunks = cls()
-        for path in paths:
-            content = load(path, _KEYS)
-            chunks = chunks.extended(path, content["raw"].size(1))
-        return chunks, tuple(ChainState(**state) for state in content["states"])
+        content = read_state(directory)
+        states = tuple(restored(each, f"{directory}: states[{i}]") for i, each in enumerate(content["states"]))
+        chunks = cls(read_chunks(directory, content, latent, raw))
+        num_chains = sum(len(state.latent) for state in states)
+        for state in states:
+            if state.num_draws != chunks.num_draws:
+                raise ValueError(
+                    f"{directory}: the chains have {state.num_draws} draws, and {chunks.num_draws} are there."
+                )
+        for part in chunks.parts:
+            if isinstance(part, Stored) and part.num_chains != num_chains:
+                raise ValueError(f"{part.path} has draws of {part.num_chains} chains; there are {num_chains}.")
+        return chunks, states
 
-    def extended(self, part: Chunk | Path, size: int) -> Chunks:
+    def extended(self, part: Chunk | Stored) -> Chunks:
         """Return these and one more."""
-        return Chunks((*self.parts, part), self.num_draws + size)
+        return Chunks((*self.parts, part))
+
+    def stored_in(self, directory: Path) -> tuple[Stored, ...]:
+        """Return the first of these, as far as they are in a directory."""
+        found: list[Stored] = []
+        for part in self.parts:
+            if not isinstance(part, Stored) or part.path.parent.resolve() != directory.resolve():
+                break
+            found.append(part)
+        return tuple(found)
 
     def __iter__(self) -> Iterator[Chunk]:
         for part in self.parts:
             if isinstance(part, Chunk):
                 yield part
             else:
-                content = load(part, _KEYS)
-                yield Chunk(content["latent"], content["raw"])
+                yield Chunk(*read_chunk(part))
 
 
 class Store:
@@ -88,7 +109,7 @@ class Store:
         self, chunks: Chunks, states: tuple[ChainState, ...], like: Tensor, directory: Path | None, crew: Crew
     ) -> None:
         self.chunks, self.states, self._directory, self._crew = chunks, states, directory, crew
-        self._written = time.perf_counter()
+        self._pace = Pace()
         self._sizes = [len(state.latent) for state in states]
         rest, num_raw = states[0].latent.shape[1:], states[0].raw.size(-1)
         num_chains = sum(crew.spread.everyones(self._sizes))
@@ -108,6 +129,21 @@ class Store:
     def _filled(self) -> int:
         return self.num_draws - self.chunks.num_draws
 
+    def open(self) -> None:
+        """Write to the directory what there is already: draws from elsewhere, and where the chains are.
+
+        Raises:
+            OSError: it could not be written; nothing is lost.
+        """
+        directory = self._directory
+        if directory is None:
+            return
+        chunks = Chunks(self.chunks.stored_in(directory))
+        for chunk in Chunks(self.chunks.parts[len(chunks.parts) :]):
+            chunks = chunks.extended(self._write_chunk(directory, chunk, chunks))
+        self._write_state(directory, chunks)
+        self.chunks = chunks
+
     def take(self, states: tuple[ChainState, ...]) -> None:
         """Take the next states. Interrupted at any moment, this has happened or has not.
 
@@ -124,27 +160,30 @@ class Store:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over the draws of the buffers of all ranks.
+        """Hand over the draws of the buffers of all ranks, and where the chains are.
 
         Raises:
             OSError: they could not be written; nothing is lost.
         """
-        if self._filled:
-            own = [part[:, : self._filled].cpu().split(self._sizes) for part in (self._buffer.latent, self._buffer.raw)]
-            parts = self._crew.spread.everyones(list(zip(*own, strict=True)))
-            latent, raw = (torch.cat(column, 0) for column in zip(*parts, strict=True))
-            chunk = Chunk(latent.to(self._buffer.latent.device), raw)
-            part = chunk if self._directory is None else self._write(self._directory, chunk)
-            self.chunks = self.chunks.extended(part, chunk.size)
-        self._written = time.perf_counter()
+        with self._pace.writing():
+            chunks = self.chunks
+            if self._filled:
+                chunk = self._buffered()
+                if self._directory is not None:
+                    chunks = chunks.extended(self._write_chunk(self._directory, chunk, chunks))
+                else:
+                    chunks = chunks.extended(chunk)
+            if self._directory is not None:
+                self._write_state(self._directory, chunks)
+            self.chunks = chunks
 
     def flush_if_due(self) -> None:
-        """Write what there is to the directory once a minute: a process that is killed loses no more.
+        """Write what there is to the directory when :class:`gpext.files.Pace` says so: no more is lost with a process.
 
         Raises:
             OSError: as :meth:`flush`.
         """
-        if self._directory is not None and self._crew.everyone.any(time.perf_counter() - self._written > _SECONDS):
+        if self._directory is not None and self._crew.everyone.any(self._pace.is_due(self._filled)):
             self.flush()
 
     def everyones_states(self) -> tuple[ChainState, ...]:
@@ -160,17 +199,26 @@ class Store:
         self._directory = None
         self.flush()
 
-    def _write(self, directory: Path, chunk: Chunk) -> Path:
-        path = directory / f"draws-{self.chunks.num_draws:09d}.pt"
-        states = tuple(
-            {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-            for state in self.everyones_states()
-        )
-        content = {"latent": chunk.latent, "raw": chunk.raw, "states": states}
-        self._crew.everyone.on_first(lambda: save(content, path))
-        return path
+    def _buffered(self) -> Chunk:
+        """Return the draws of the buffers of all ranks."""
+        own = [part[:, : self._filled].cpu().split(self._sizes) for part in (self._buffer.latent, self._buffer.raw)]
+        parts = self._crew.spread.everyones(list(zip(*own, strict=True)))
+        latent, raw = (torch.cat(column, 0) for column in zip(*parts, strict=True))
+        return Chunk(latent.to(self._buffer.latent.device), raw)
 
+    def _write_chunk(self, directory: Path, chunk: Chunk, before: Chunks) -> Stored:
+        last = before.parts[-1] if before.parts else None
+        previous = last.digest if isinstance(last, Stored) else ""
 
-def files_in(directory: Path) -> list[Path]:
-    """Return the files of draws in a directory, in order."""
-    return sorted(directory.glob("draws-*.pt"))
+        def written() -> list[Stored]:
+            if self._crew.everyone.rank:
+                return []
+            return [write_chunk(directory, chunk.latent, chunk.raw, before.num_draws, previous)]
+
+        (stored,) = self._crew.everyone.gather(self._crew.everyone.together(written))[0]
+        return stored
+
+    def _write_state(self, directory: Path, chunks: Chunks) -> None:
+        states = [as_stored(state) for state in self.everyones_states()]
+        parts = [part for part in chunks.parts if isinstance(part, Stored)]
+        self._crew.everyone.on_first(lambda: write_state(directory, states, parts))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpext.files import load, save
+from gpext.files import Pace, load, save
 from gpext.parallel import Ranks, mark
+from gpext.schema import Anything, Each, Numbers, Record, Schema, like
 
-_SECONDS = 60.0  # between two checkpoints
 _FILE = "fit.pt"
 _KEYS = ("mll", "ranks")
 _CURE = "Repeat the call that wrote it, or give another directory."
@@ -47,61 +47,95 @@ class Checkpoint:
         self._path, self._mll, self._ranks = Path(directory) / _FILE, mll, ranks
         numbers = {name: float(value) for name, value in settings.items()}
         self._run = {"data": mark([each.double() for each in data]), **numbers}
-        self._written = time.monotonic()
+        self._pace = Pace()
 
     @property
     def is_due(self) -> bool:
         """Whether it is time for another, as rank 0 sees it."""
-        return self._ranks.rank == 0 and time.monotonic() - self._written > _SECONDS
+        return self._ranks.rank == 0 and self._pace.is_due()
 
-    def read(self) -> dict[str, Any] | None:
-        """Put the parameters back, and return this rank's state, if something was written.
+    def read(self, position: Schema) -> tuple[dict[str, Any], list[float]] | None:
+        """Put the parameters back, and return where this rank stood and its trace, if something was written.
+
+        Args:
+            position: of a rank, see :mod:`gpext.training.position`.
 
         Raises:
-            ValueError: the file is damaged, or of another number of ranks, another model, other data or settings;
-                nothing has changed then.
+            ValueError: the file is damaged, or of another number of ranks, another model, other data or settings, or an
+                entry, which is named, is not what it should be; nothing has changed then.
         """
 
         def found() -> dict[str, Any] | None:
-            return load(self._path, _KEYS) if self._ranks.rank == 0 and self._path.exists() else None
+            return load(self._path, _KEYS)[0] if self._ranks.rank == 0 and self._path.exists() else None
 
         content = self._ranks.gather(self._ranks.together(found))[0]
         if content is None:
             return None
+        state = self._ranks.together(lambda: self._checked(content, position))
+        self._mll.load_state_dict(content["mll"])
+        return state["position"], state["trace"].tolist()
+
+    def _checked(self, content: dict[str, Any], position: Schema) -> dict[str, Any]:
+        """Return what a checkpoint says of this rank, if it is one of this run and whole.
+
+        One of another run would be taken for this one, and this one's data never seen.
+        """
+        Each(Anything()).check(content["ranks"], f"{self._path}['ranks']")
         if len(content["ranks"]) != self._ranks.size:
             raise ValueError(
                 f"{self._path} was written by {len(content['ranks'])} ranks; there are {self._ranks.size} now. Start "
                 "as many, or give another directory."
             )
-        state = content["ranks"][self._ranks.rank]
-        self._ranks.together(lambda: self._check(content["mll"], state["run"]))
-        self._mll.load_state_dict(content["mll"])
-        return state
-
-    def _check(self, saved: dict[str, Tensor], run: dict[str, float]) -> None:
-        """Refuse a checkpoint of another run: it would be taken for this one, and this one's data never seen."""
-        shapes, own = ({k: tuple(t.shape) for k, t in each.items()} for each in (saved, self._mll.state_dict()))
-        if shapes != own:
-            other = sorted(f"{k} {each[k]}" for each in (shapes, own) for k in each if shapes.get(k) != own.get(k))
-            raise ValueError(f"{self._path} is of another model: they differ in {', '.join(other)}. {_CURE}")
-        for name, value in run.items():
+        self._check_model(content["mll"])
+        state, where = content["ranks"][self._ranks.rank], f"{self._path}['ranks'][{self._ranks.rank}]"
+        trace = Numbers((None,), torch.float64)
+        Record({"position": position, "trace": trace, "run": like(self._run)}).check(state, where)
+        for name, value in state["run"].items():
             if not math.isclose(value, self._run[name], rel_tol=1e-9, abs_tol=1e-9):
                 raise ValueError(
                     f"{self._path} is of another run: its {name.replace('_', ' ')} has the mark {value:.9g}, this "
                     f"one's {self._run[name]:.9g}. {_CURE}"
                 )
+        return state
 
-    def write(self, state: dict[str, Any]) -> None:
-        """Write the parameters and the states of all ranks."""
-        states = self._ranks.gather(_on_cpu({**state, "run": self._run}))
+    def _check_model(self, saved: Any) -> None:
+        """Refuse parameters and buffers that are not of this model, or not finite where its own are."""
+        if not isinstance(saved, dict) or not all(isinstance(value, Tensor) for value in saved.values()):
+            raise ValueError(f"{self._path}['mll'] must be a dictionary of tensors. {_CURE}")
+        found, own = ({k: _kind(t) for k, t in each.items()} for each in (saved, self._mll.state_dict()))
+        if found != own:
+            other = sorted(f"{k} {each[k]}" for each in (found, own) for k in each if found.get(k) != own.get(k))
+            raise ValueError(f"{self._path} is of another model: they differ in {', '.join(other)}. {_CURE}")
+        for name, value in self._mll.state_dict().items():
+            same = saved[name] == value.cpu()  # a constraint's bound may be infinite
+            if not bool((saved[name].isfinite() | same).all()):
+                raise ValueError(f"{self._path}['mll']['{name}'] must be finite; got NaN or an infinite number in it.")
+
+    def write(self, position: dict[str, Any], trace: Sequence[float]) -> None:
+        """Write the parameters and where all ranks stand, unless training has gone where there are no numbers."""
+        is_finite = all(bool(p.isfinite().all()) for p in self._mll.parameters()) and all(map(math.isfinite, trace))
+        if self._ranks.any(not is_finite):
+            self._warn("the parameters or the objective are NaN or infinite")
+            return
+        with self._pace.writing():
+            values = torch.tensor(trace, dtype=torch.float64, device="cpu")
+            states = self._ranks.gather(_on_cpu({"position": position, "trace": values, "run": self._run}))
+            if self._ranks.rank == 0:
+                try:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    save({"mll": _on_cpu(dict(self._mll.state_dict())), "ranks": states}, self._path)
+                except OSError as error:
+                    self._warn(str(error))
+            self._ranks.any(False)  # no rank goes on, or home, before it is there
+
+    def _warn(self, reason: str) -> None:
         if self._ranks.rank == 0:
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                save({"mll": self._mll.state_dict(), "ranks": states}, self._path)
-            except OSError as error:
-                warnings.warn(f"no checkpoint was written: {error}.", CheckpointWarning, stacklevel=4)
-        self._ranks.any(False)  # no rank goes on, or home, before it is there
-        self._written = time.monotonic()
+            warnings.warn(f"no checkpoint was written, the last one stays: {reason}.", CheckpointWarning, stacklevel=5)
+
+
+def _kind(t: Tensor) -> str:
+    """Return the shape and dtype of a tensor, to be compared and shown."""
+    return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
 
 
 def _on_cpu(item: Any) -> Any:

@@ -92,9 +92,10 @@ def fit(
             stop, all ranks if one does.
         ranks: who trains together: by default the processes of torch.distributed's default group, if there is one;
             `Ranks.alone()` for each by itself.
-        checkpoint: with minibatches, a directory to write to every minute and at the end. Where it holds a checkpoint,
-            training goes on from there, as if it had never ended: a killed run is started again by the same call. One
-            of other data, batch size or learning rate is refused.
+        checkpoint: with minibatches, a directory to write to every ten seconds, but not before the time of twenty
+            writes has passed, and at the end. Where it holds a checkpoint, training goes on from there, as if it had
+            never ended: a killed run is started again by the same call. One that is damaged, or of another model, other
+            data, batch size or learning rate, is refused.
 
     Returns:
         The result; Ctrl-C ends training early, on all ranks, and still returns one.

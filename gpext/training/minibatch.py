@@ -19,6 +19,7 @@ from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import hyperparameters
+from gpext.training.position import PositionSchema, load_optimizers, position
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import FactorCache, Prepared, SiteVariationalStrategy
 
@@ -186,26 +187,25 @@ def fit_minibatches(
 ) -> FitResult:
     """Step through epochs until the mean objective of an epoch has stopped rising."""
     batch_size = min(batch_size, stepper.num_data)
+    schema = PositionSchema(stepper.optimizers)
+    if state is not None:
+        given = state
+        stepper.ranks.together(lambda: schema.check(given, "state"))
+    known = None if checkpoint is None else checkpoint.read(schema)
     own = max(round(batch_size * stepper.share / stepper.num_data), 1)
     batches = Minibatches(stepper.share, own, generator)
     per_epoch = stepper.num_data // batch_size  # of all ranks together
     patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / per_epoch))
-    known = None if checkpoint is None else checkpoint.read()
     if known is not None:
-        state = known
-        run.trace.extend(known["trace"])
+        state, trace = known
+        run.trace.extend(trace)
     if state is not None:
         batches.load_state_dict(state["batches"])
-        for optimizer, saved in zip(stepper.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        load_optimizers(stepper.optimizers, state["optimizers"])
         stepper.objective = state["objective"]
 
-    def position() -> dict[str, Any]:
-        return {
-            "batches": batches.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in stepper.optimizers],
-            "objective": stepper.objective,
-        }
+    def here() -> dict[str, Any]:
+        return position(batches.state_dict(), stepper.optimizers, stepper.objective)
 
     def has_converged() -> bool:
         """Whether an epoch has just ended, after others of which the last gained nothing."""
@@ -239,7 +239,7 @@ def fit_minibatches(
                     status = FitStatus.CONVERGED
                     break
                 if wish == _WRITE and checkpoint is not None:
-                    checkpoint.write({**position(), "trace": run.trace})
+                    checkpoint.write(here(), run.trace)
     except KeyboardInterrupt:
         if stepper.ranks.size > 1:  # pressed twice; the others may be in another step
             raise
@@ -247,11 +247,11 @@ def fit_minibatches(
     except BREAKDOWNS as error:
         status, note = FitStatus.BREAKDOWN, str(error)
     if checkpoint is not None:
-        checkpoint.write({**position(), "trace": run.trace})
+        checkpoint.write(here(), run.trace)
         if status is FitStatus.MAX_STEPS:
             note = "the steps of the checkpoint count: give a larger max_steps"
     recent = run.trace[-per_epoch:]
-    return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), position())
+    return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), here())
 
 
 def default_rate(share: float) -> float:

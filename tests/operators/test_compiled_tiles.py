@@ -1,14 +1,9 @@
-"""The compiled program: its exponential, what it is given and what it refuses, and life without a compiler."""
-
-import os
-import shlex
-import warnings
-from functools import cache
+"""The compiled program: its exponential, what it is given and what it refuses."""
 
 import pytest
 import torch
 
-from gpext.operators import KernelOperator, compiled_tiles, tiles
+from gpext.operators import compiled_tiles, tiles
 from gpext.operators.tiles import Factor
 
 F64 = torch.float64
@@ -125,65 +120,3 @@ def test_nan_stays_where_it_is():
 def test_what_it_does_not_serve(factors):
     assert not compiled_tiles.serves(factors)
     assert compiled_tiles.serves(factors_of("rbf", "matern12"))
-
-
-@pytest.fixture
-def nothing_compiled(monkeypatch, tmp_path):
-    """A process that has not looked for the program yet, on a machine that never had it."""
-    monkeypatch.setattr(compiled_tiles, "_program", compiled_tiles._program.__wrapped__)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("compiler", "reason"),
-    [("no-such-compiler", "found no C.. compiler"), ("false", "false .* failed"), ("env false", "env false .* failed")],
-)
-def test_without_a_compiler_torch_serves(compiler, reason, nothing_compiled, monkeypatch):
-    monkeypatch.setenv("CXX", compiler)
-    x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
-    op = KernelOperator(torch.ones(1, 1, dtype=F64), x, profiles=("rbf",), square=True, backend="tiles")
-    with pytest.warns(compiled_tiles.NotCompiledWarning, match=reason):
-        found = op @ x
-    torch.testing.assert_close(found, op.to_dense() @ x, rtol=1e-12, atol=1e-12)
-
-
-def test_a_folder_that_cannot_be_written_is_named(nothing_compiled, monkeypatch):
-    blocked = nothing_compiled / "file"
-    blocked.touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    with pytest.warns(compiled_tiles.NotCompiledWarning, match="XDG_CACHE_HOME"):
-        assert not compiled_tiles.serves(factors_of("rbf"))
-
-
-def test_it_is_said_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    compiled_tiles._program.cache_clear()
-    try:
-        with pytest.warns(compiled_tiles.NotCompiledWarning):
-            assert not compiled_tiles.serves(factors_of("rbf"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert not compiled_tiles.serves(factors_of("rbf"))
-    finally:
-        compiled_tiles._program.cache_clear()
-
-
-def test_threads_without_openmp(nothing_compiled, monkeypatch):
-    compiler = nothing_compiled / "compiler"
-    real = os.environ.get("CXX", "c++")
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec {real} "$@"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(compiled_tiles, "_program", cache(compiled_tiles._program))
-    assert_threads_agree()
-
-
-def test_it_is_compiled_once(nothing_compiled):
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    path = compiled_tiles._compiled(compiler)
-    made = path.stat().st_mtime_ns
-    assert compiled_tiles._compiled(compiler) == path
-    assert path.stat().st_mtime_ns == made
-    assert list((nothing_compiled / "gpext").iterdir()) == [path]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gpext
+from gpext import files
 from gpext.training import checkpoint as module
 from tests.parallel.processes import run
 from tests.parallel.test_fit import numbers, problem
@@ -15,14 +16,14 @@ from tests.parallel.test_fit import numbers, problem
 STEPS = 60
 
 
-def train(rows, folder=None, callback=None, seconds=0.0, **more):
-    module._SECONDS = seconds  # in a process of its own, but for the test that says otherwise
+def train(rows, folder=None, callback=None, **more):
     mll, x, y = problem()
     options = {"batch_size": 20, "max_steps": STEPS, "tolerance": 0.0, "progress": False, **more}
     return numbers(mll, gpext.fit(mll, x[rows], y[rows], callback=callback, checkpoint=folder, **options))
 
 
 def _rank(rank, size, folder=None, victim=None, last=None):
+    files.Pace.is_due = lambda *_: True  # in a process of its own
     taken = []
 
     def callback(step, value):
@@ -47,11 +48,11 @@ def test_twenty_kills_change_nothing(tmp_path):
 
 
 @pytest.fixture
-def _seconds(monkeypatch):
-    monkeypatch.setattr(module, "_SECONDS", 0.0)
+def _at_every_step(monkeypatch):
+    monkeypatch.setattr(files.Pace, "is_due", lambda *_: True)
 
 
-@pytest.mark.usefixtures("_seconds")
+@pytest.mark.usefixtures("_at_every_step")
 def test_one_process_too(tmp_path):
     expected = train(slice(None))
     train(slice(None), tmp_path, lambda step, value: step == 13)
@@ -70,21 +71,21 @@ def test_the_end_of_a_checkpoint_says_how_to_go_on(tmp_path):
     assert gpext.fit(mll, x, y, max_steps=4, **options).num_steps == 4
 
 
-@pytest.mark.usefixtures("_seconds")
+@pytest.mark.usefixtures("_at_every_step")
 def test_what_has_converged_stays_so(tmp_path):
     first = train(slice(None), tmp_path, max_steps=None, tolerance=10.0)
     second = train(slice(None), tmp_path, max_steps=None, tolerance=10.0)
     assert len(first[0]) == len(second[0]) < 400
 
 
-@pytest.mark.usefixtures("_seconds")
+@pytest.mark.usefixtures("_at_every_step")
 def test_other_numbers_of_ranks_are_refused(tmp_path):
     train(slice(None), tmp_path, max_steps=2)
     for _, error in run(_rank, 2, 2, str(tmp_path)):
         assert "was written by 1 ranks; there are 2 now" in error
 
 
-@pytest.mark.usefixtures("_seconds")
+@pytest.mark.usefixtures("_at_every_step")
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -112,7 +113,7 @@ def test_a_checkpoint_of_something_else_is_refused_and_nothing_has_changed(other
     if other in ("half", "nothing"):
         path.write_bytes(written[: len(written) // 2] if other == "half" else b"")
     if other == "something":
-        torch.save({"a": 1}, path)
+        files.save({"a": 1}, path)
     before, found = {k: v.clone() for k, v in mll.state_dict().items()}, path.read_bytes()
     options = {"batch_size": 30 if other == "batches" else 20, "learning_rate": 0.1 if other == "rate" else 0.05}
     with pytest.raises(ValueError, match=message):
@@ -121,7 +122,7 @@ def test_a_checkpoint_of_something_else_is_refused_and_nothing_has_changed(other
     assert path.read_bytes() == found
 
 
-@pytest.mark.usefixtures("_seconds")
+@pytest.mark.usefixtures("_at_every_step")
 def test_a_disk_that_takes_nothing_does_not_end_training(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError("no space left")

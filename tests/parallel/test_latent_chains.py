@@ -86,7 +86,7 @@ def test_each_rank_draws_what_it_would_draw_alone(kind, tmp_path):
         assert torch.equal(latent, whole)
         assert all(torch.equal(found[name], each) for name, each in hyperparameters.items())
         assert chains == CHAINS
-        assert files == ["draws-000000000.pt", "draws-000000003.pt", "draws-000000004.pt"]
+        assert files == [*(f"draws-{start:09d}.pt" for start in (0, 3, 4)), "state.pt"]
     read = sampler(kind).load(tmp_path)  # by one process, which also goes on with both batches
     assert same(read, (whole, hyperparameters))
     assert same(drawn(kind, 2, resume=read), alone(kind, 2, 9))
@@ -132,7 +132,7 @@ def test_draws_agree_with_those_of_one_process():
 def _with(rank, fault, folder):
     """A run in which something happens to rank 1 in its third draw, or its fifth; then another that goes on."""
     made = sampler("gibbs", torch.full((N,), 9.0, dtype=F64) if fault == "data" and rank == 1 else None)
-    sweep, taken = made._sweep, []
+    sweep, taken, limits = made._sweep, [], resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def disturbed(state, generator):
         taken.append(1)
@@ -143,13 +143,12 @@ def _with(rank, fault, folder):
                 state = replace(state, latent=state.latent * torch.nan)
             if fault in ("interrupt", "kill"):
                 os.kill(os.getpid(), signal.SIGINT if fault == "interrupt" else signal.SIGKILL)
+        if len(taken) == 8 and fault == "disk" and rank == 0:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         return sweep(state, generator)
 
     made._sweep = disturbed
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if fault == "disk" and rank == 0:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "sampler", lambda kind: made)
         number = 1 if fault == "few" else CHAINS

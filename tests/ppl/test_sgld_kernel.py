@@ -8,6 +8,7 @@ from pyro import distributions as dist
 from pyro.infer import MCMC
 
 from gpext import likelihoods, ppl
+from gpext.inference import InferenceWarning
 
 F64 = torch.float64
 Y = torch.tensor([0.3, -1.2, 2.0], dtype=F64)
@@ -27,9 +28,11 @@ def test_draws_are_of_the_posterior():
     precision = 1 / VARIANCE + 1
     preconditioner = torch.cat([1 / precision, torch.tensor([0.15], dtype=F64)])  # mu, then rate
     kernel = ppl.SGLDKernel(program, step_size=0.15, preconditioner=preconditioner)
-    draws = ppl.sample_posterior(
-        kernel, num_samples=500, warmup=60, num_chains=2, generator=torch.Generator().manual_seed(0), progress=False
-    )
+    generator = torch.Generator().manual_seed(0)
+    with pytest.warns(InferenceWarning, match="neighbouring draws are nearly the same"):
+        draws = ppl.sample_posterior(
+            kernel, num_samples=500, warmup=60, num_chains=2, generator=generator, progress=False
+        )
     mu, log_rate = draws.samples["mu"], draws.samples["rate"].log()
     found = torch.cat([mu, mu.square(), log_rate.unsqueeze(-1), log_rate.exp().unsqueeze(-1)], -1)
     mean = (MEAN / VARIANCE + Y[:2]) / precision

@@ -27,7 +27,7 @@ from gpext.likelihoods import (
     SuperGaussianLikelihood,
 )
 from gpext.models import LatentGP
-from gpext.samplers import GibbsSampler, SamplingStatus, storage
+from gpext.samplers import GibbsSampler, SamplingStatus, draw_files, storage
 from tests.members import F64, rbf_prior
 
 
@@ -145,7 +145,8 @@ def test_r_hat_is_that_of_the_whole_chains_however_they_are_kept(num_draws, monk
     assert draws.r_hat == pytest.approx(float(expected), rel=1e-10)
 
 
-INTERRUPTED = ("take", "_next", "_sweep", "flush", "_write", "save", "run", "sweeps", "swept", "drive")
+INTERRUPTED = ("take", "_next", "_sweep", "flush", "_write_chunk", "_write_state", "written", "write_chunk", "open")
+INTERRUPTED += ("write_state", "run", "sweeps", "swept", "drive")
 
 
 class Interrupt:
@@ -198,7 +199,7 @@ def test_streams_to_disk_and_reads_it_back(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 4)
     whole = run(sampler(), 10)
     draws = run(sampler(), 10, directory=tmp_path / "new")
-    assert len(storage.files_in(tmp_path / "new")) == 3
+    assert len(draw_files.files_in(tmp_path / "new")) == 3
     assert torch.equal(draws.latent, whole.latent)
     assert draws.r_hat == whole.r_hat
     loaded = sampler().load(tmp_path / "new")
@@ -212,22 +213,23 @@ def test_streams_to_disk_and_reads_it_back(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 4)
-    whole = run(sampler(), 10)
+    monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 200)
+    whole = run(sampler(), 210)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # no file may grow beyond: writing fails for real
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # no file may grow beyond: writing fails for real
         with pytest.warns(InferenceWarning, match="could not be written"):
-            draws = run(sampler(), 10, directory=tmp_path)
+            draws = run(sampler(), 210, directory=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     assert draws.status is SamplingStatus.NOT_WRITTEN
-    assert draws.num_draws == 4
-    assert list(tmp_path.iterdir()) == []
-    resumed = sampler().run(6, resume=draws, directory=tmp_path)
+    assert draws.num_draws == 200
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+    resumed = sampler().run(10, resume=draws, directory=tmp_path)
     assert torch.equal(resumed.latent, whole.latent)
+    assert torch.equal(sampler().load(tmp_path).latent, whole.latent)
 
 
 def test_a_singular_prior_in_float32_needs_none_either():

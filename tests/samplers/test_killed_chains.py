@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from gpext.inference import InferenceWarning
-from gpext.samplers import SamplingStatus, SGLDSampler, storage
+from gpext.samplers import SamplingStatus, SGLDSampler, draw_files
 from tests.samplers.hyper_cases import quick
 from tests.samplers.test_gibbs import run, sampler
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
-from gpext.samplers import SGLDSampler, chains
+from gpext import files
+from gpext.samplers import SGLDSampler
 from tests.samplers.hyper_cases import quick
-chains._SECONDS = 0.0
+files.Pace.is_due = lambda *_: True
 quick(SGLDSampler).run(10**6, 2, 3, checkpoint=sys.argv[1], progress=False)
 """
 
@@ -53,15 +54,15 @@ def test_a_process_that_is_killed_loses_nothing_that_was_written(tmp_path):
 
 GIBBS = """
 import sys
-from gpext.samplers import storage
+from gpext import files
 from tests.samplers.test_gibbs import run, sampler
-storage._SECONDS = 0.0
+files.Pace.is_due = lambda *_: True
 run(sampler(), 10**6, directory=sys.argv[1], progress=False)
 """
 
 
 def test_so_does_gibbs_whose_chunks_would_take_hours_to_fill(tmp_path):
-    run_and_kill(GIBBS, tmp_path, lambda: len(storage.files_in(tmp_path)) >= 5)
+    run_and_kill(GIBBS, tmp_path, lambda: len(draw_files.files_in(tmp_path)) >= 5)
     found = sampler().load(tmp_path)
     more = sampler().run(4, resume=found, directory=tmp_path, progress=False)
     assert torch.equal(more.latent, run(sampler(), found.num_draws + 4).latent)

@@ -1,0 +1,202 @@
+"""The C++ program of `compiled_tiles`: from the user's cache, or compiled for this processor by the first that can.
+
+The cache is `$XDG_CACHE_HOME/gpext`, or `~/.cache/gpext`, and has to be closed to everybody else: what is loaded from
+it runs. A program is loaded if it is whole, which its checksum tells, and this user's; else it is compiled anew, by
+$CXX, c++, g++ or clang++, whichever is the first to make one that can be loaded. Its name tells source, options and
+processor apart, so that no compiler is needed to find it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from gpext.files import private_folder, read_private, write
+
+_SOURCE = Path(__file__).with_name("tiles.cpp")
+_HEADER = _SOURCE.with_name("strips.h")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+)
+_THREADS = ("-fopenmp", "-pthread")  # whichever the compiler has
+_COMPILERS = ("c++", "g++", "clang++")  # where $CXX does not do
+_FUNCTIONS = tuple(
+    f"{name}_{dtype}" for name in ("product", "entries", "rounded", "derivatives") for dtype in ("float32", "float64")
+)
+_PROCESSOR = Path("/proc/cpuinfo")
+_TRAITS = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
+_TRAITS |= {"CPU implementer", "CPU part", "CPU variant", "Features", "isa", "uarch", "cpu"}  # elsewhere than on x86
+_LONGEST = 300  # characters of what a compiler says
+
+
+class NotCompiledWarning(UserWarning):
+    """There is no compiler, or none that works; torch's tiles serve instead, more slowly."""
+
+
+class NotKeptWarning(UserWarning):
+    """The program was compiled and serves, but cannot be kept for the next process."""
+
+
+@cache
+def program() -> ctypes.CDLL | None:
+    """Return the program, compiled unless the cache has it; None, with a warning, where that cannot be."""
+    refused: list[str] = []
+    try:
+        folder: Path | None = private_folder(_cache())
+    except OSError as error:
+        folder = None
+        refused.append(str(error))
+    path = None if folder is None else folder / _name()
+    if path is not None and os.path.lexists(path):
+        try:
+            read_private(path)
+            return _opened(path)
+        except (OSError, ValueError) as error:  # to be replaced
+            refused.append(str(error))
+    try:
+        with _scratch(folder) as scratch:
+            found, failures = _first_that_works(Path(scratch))
+            if found is not None:
+                _keep(found, path, refused)
+                return _opened(found)
+    except OSError as error:
+        failures = [str(error)]
+    warnings.warn(
+        f"The tiles' program is not compiled, products go by torch, more slowly: {'; '.join(refused + failures)}.",
+        NotCompiledWarning,
+        stacklevel=3,
+    )
+    return None
+
+
+def _cache() -> Path:
+    """Return the folder that programs are kept in.
+
+    Raises:
+        OSError: this user has none.
+    """
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # others are to be ignored, says the specification
+        return Path(named) / "gpext"
+    home = os.environ.get("HOME", "~")
+    if not os.path.isabs(os.path.expanduser(home)):  # which leaves "~" where nobody knows this user
+        raise FileNotFoundError(f"there is no folder to keep it in: this user's home directory is {home!r}")
+    return Path(home).expanduser() / ".cache" / "gpext"
+
+
+def _name() -> str:
+    """Return the name of the program's file, which tells source, options and processor apart."""
+    texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, _HEADER))
+    parts = (*texts, *_FLAGS, *_THREADS, platform.machine(), *_processor())
+    return f"tiles-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+
+
+def _processor() -> list[str]:
+    """Return what tells this processor from others, or where it does not say, this machine."""
+    if not _PROCESSOR.exists():
+        return [platform.processor(), platform.node()]
+    first = _PROCESSOR.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    return [line for line in first.splitlines() if line.split(":")[0].strip() in _TRAITS]
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    """Return the program in a file.
+
+    Raises:
+        OSError: there is none, or it is another.
+    """
+    found = ctypes.CDLL(str(path))
+    missing = [name for name in _FUNCTIONS if not hasattr(found, name)]  # which is how ctypes asks
+    if missing:
+        raise OSError(f"{path} has no function {missing[0]}")
+    return found
+
+
+def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder to compile in, in the cache if that can be: programs may not be allowed elsewhere."""
+    try:
+        return tempfile.TemporaryDirectory(dir=folder)
+    except OSError:
+        return tempfile.TemporaryDirectory()
+
+
+def _first_that_works(scratch: Path) -> tuple[Path | None, list[str]]:
+    """Return the file of the first program that can be loaded, and why compilers before it made none."""
+    named, failures = os.environ.get("CXX", ""), []
+    try:
+        own = shlex.split(named)
+    except ValueError as error:
+        own = []
+        failures.append(f"CXX is {named!r}, which is no command ({error})")
+    candidates = [*([own] if own else []), *([name] for name in _COMPILERS)]
+    found = [command for command in candidates if shutil.which(command[0])]
+    if not found:
+        names = ", ".join(command[0] for command in candidates)
+        failures.append(f"found no C++ compiler ({names}); install one or set CXX")
+    for number, command in enumerate(found):
+        draft = scratch / f"tiles-{number}.so"
+        try:
+            _compile(command, draft)
+            _opened(draft)
+        except subprocess.CalledProcessError as error:
+            failures.append(f"{shlex.join(command)} failed: {error.stderr.strip()[:_LONGEST] or error.returncode}")
+        except OSError as error:
+            failures.append(f"{shlex.join(command)} makes no program: {str(error)[:_LONGEST]}")
+        else:
+            return draft, failures
+    return None, failures
+
+
+def _compile(compiler: Sequence[str], draft: Path) -> None:
+    """Compile the program.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler failed.
+        OSError: it cannot be run.
+    """
+    command = (*compiler, *_FLAGS, str(_SOURCE), "-o", str(draft))
+    try:
+        _run(*command, _THREADS[0])
+    except subprocess.CalledProcessError:  # a compiler that knows none of it
+        _run(*command, _THREADS[1])
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8", errors="replace")
+
+
+def _keep(draft: Path, path: Path | None, refused: Sequence[str]) -> None:
+    """Put a program into the cache, all at once: other processes find it whole or not at all."""
+    reasons = list(refused)
+    if path is not None:
+        partial = draft.with_suffix(".part")
+        try:
+            partial.touch(mode=0o600)  # whatever is usual for this user
+            write(path, draft.read_bytes(), partial=partial)
+        except OSError as error:
+            reasons = [str(error)]
+        else:
+            return
+    warnings.warn(
+        f"The tiles' program was compiled, but every process has to do so: {'; '.join(reasons)}. XDG_CACHE_HOME can "
+        "name another folder to keep it in.",
+        NotKeptWarning,
+        stacklevel=4,
+    )
