@@ -16,8 +16,8 @@ OFFSET = 1_000_003 * int(os.environ.get("GPEXT_TEST_SEED", "0"))
 
 def shift():
     """Replace the three by those that add the offset, for the rest of this process."""
-    if OFFSET and torch.Generator is not Shifted:
-        torch.Generator, torch.manual_seed, np.random.default_rng = Shifted, _manual_seed, _default_rng
+    if OFFSET and torch.Generator is not Generator:
+        torch.Generator, torch.manual_seed, np.random.default_rng = Generator, _manual_seed, _default_rng
 
 
 _Generator, _torch_seed, _numpy_seed = torch.Generator, torch.manual_seed, np.random.default_rng
@@ -30,7 +30,7 @@ class _AnyGenerator(type(_Generator)):
         return isinstance(instance, _Generator)
 
 
-class Shifted(_Generator, metaclass=_AnyGenerator):
+class Generator(_Generator, metaclass=_AnyGenerator):
     def manual_seed(self, seed):
         return super().manual_seed(seed + OFFSET)
 

@@ -8,6 +8,8 @@ statistics shares it among them [Bonferroni]. The tails of t are far wider if it
 threshold is 5.2 at 39 of them, 9.3 at 9 and 31 at 4. A test wants many.
 """
 
+import numpy as np
+import torch
 from scipy import stats
 
 FALSE_ALARM = 2 * stats.norm.sf(4.5)  # 6.8e-6
@@ -53,3 +55,26 @@ def block_means(chains, blocks):
     """
     length = chains.size(1) // blocks
     return chains[:, : length * blocks].unflatten(1, (blocks, length)).mean(2).flatten(0, 1)
+
+
+def misfit_of_gaussians(draws, mean, covariance):
+    """The same for draws (n, N) said to be of N(mean, covariance), by laws that hold for any number of draws.
+
+    Every coordinate and every sum of neighbours is a Gaussian with known moments: n means of it are normal, and its
+    squares sum to a chi-square of n degrees of freedom.
+    """
+    number, size = draws.shape
+    unit = torch.eye(size, dtype=covariance.dtype)
+    seen = torch.cat([unit, unit[1:] + unit[:-1]])
+    z = ((draws - mean) @ seen.mT) / (seen @ covariance * seen).sum(-1).sqrt()
+    squares = z.square().sum(0).double().numpy()
+    tail = stats.chi2(number)
+    chance = torch.from_numpy(2 * np.minimum(tail.cdf(squares), tail.sf(squares)))
+    as_normal = torch.from_numpy(stats.norm.isf(chance / 2))
+    found = torch.cat([z.mean(0) * number**0.5, as_normal.to(z)])
+    return float(found.abs().max()) / z_threshold(len(found))
+
+
+def frequency_is(probability, count, number):
+    """Whether an event of this probability may have happened `count` times in `number` independent trials."""
+    return stats.binomtest(int(count), number, float(probability)).pvalue > FALSE_ALARM
