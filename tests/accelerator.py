@@ -130,7 +130,7 @@ class _IsGenerator(type(torch.Generator)):
         return isinstance(instance, torch._C.Generator)
 
 
-class Generator(torch._C.Generator, metaclass=_IsGenerator):
+class Generator(torch.Generator, metaclass=_IsGenerator):
     """torch.Generator, of either device."""
 
     there: dict[int, Generator] = {}  # torch hands on another object of the same address

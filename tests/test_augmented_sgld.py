@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks import augmented_sgld
+from tests.statistics import block_means, misfit
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,6 @@ def test_the_reference_draws_its_priors_where_data_say_nothing():
     logs = np.array([mixture.sweep(adapt=k < 500) for k in range(4500)])[500:]
     for j, name in enumerate(("s", "l", "noise")):
         mean, sd = augmented_sgld.PRIORS[name]
-        blocks = logs[:, j].reshape(40, 100).mean(1)  # of a hundred draws each, all but independent
-        assert abs(blocks.mean() - mean) < 4.5 * blocks.std() / 40**0.5
-        assert logs[:, j].std() == pytest.approx(sd, rel=0.15)
+        moments = torch.tensor(np.stack([logs[:, j], (logs[:, j] - mean) ** 2], -1)).unsqueeze(0)
+        assert misfit(block_means(moments, 40), torch.tensor([mean, sd**2])) < 1
     assert logs[:, 3].min() > np.log(augmented_sgld.LOWEST_NU)

@@ -33,7 +33,11 @@ class SquareRoot:
             ValueError: it is not positive semidefinite.
         """
         chol, info = torch.linalg.cholesky_ex(covariance)
-        if not bool(info.any()):
+        size, eps = covariance.size(-1), torch.finfo(covariance.dtype).eps
+        scale = covariance.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+        # Whether a pivot that ought to be zero is a little above or below is chance.
+        is_rounding = chol.diagonal(dim1=-2, dim2=-1).square() <= size * eps * scale
+        if not bool(info.any() | is_rounding.any()):
             return cls(chol, None)
         values, vectors = torch.linalg.eigh(covariance)
         largest = values[..., -1:]
@@ -43,8 +47,7 @@ class SquareRoot:
                 f"{values.min().item():.3g}, the largest being {largest.max().item():.3g}. Check the kernel's "
                 "parameters, or pass `jitter`."
             )
-        size = covariance.size(-1)
-        is_zero = values <= size * torch.finfo(values.dtype).eps * largest
+        is_zero = values <= size * eps * largest
         scale = torch.where(is_zero, 0.0, values).sqrt()
         return cls(vectors * scale.unsqueeze(-2), torch.where(is_zero, 0.0, 1 / torch.where(is_zero, 1.0, scale)))
 

@@ -15,6 +15,7 @@ from gpext.variational import SiteVariationalStrategy
 from tests.latent_cases import CASES, augmented
 from tests.members import F64, MEMBERS
 from tests.sparse_models import inputs
+from tests.statistics import misfit
 
 N = 12
 # A general family has no distribution object for p(y | f).
@@ -125,16 +126,15 @@ def test_the_elbo_of_pyro_is_that_of_gpytorch(name):
     model, q = sparse(name, x)
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    elbo = TraceMeanField_ELBO(num_particles=100, vectorize_particles=True, max_plate_nesting=1)
+    elbo = TraceMeanField_ELBO(num_particles=40, vectorize_particles=True, max_plate_nesting=1)
     for _ in range(2):  # q(u) moves between them, and backward has freed the graph
         estimates = []
-        for _ in range(12):
+        for _ in range(30):
             loss = elbo.differentiable_loss(model.model, model.guide, x, y)
             loss.backward()
             estimates.append(-loss.item())
         estimates = torch.tensor(estimates, dtype=F64)
         exact = model.likelihood.expected_log_prob(y, model(x)).sum() - model.variational_strategy.kl_divergence().sum()
-        error = estimates.std() / len(estimates) ** 0.5
-        assert abs(estimates.mean() - exact.detach()) < 4.5 * error
+        assert misfit(estimates.unsqueeze(-1), exact.detach()) < 1
         with torch.no_grad():
             q.natural_vec.mul_(-1)

@@ -17,6 +17,7 @@ from gpext.solvers import (
 )
 from tests.solvers.test_conjugate_gradients import system
 from tests.solvers.test_unbiased_cg import enumerated, jacobi
+from tests.statistics import misfit, z_threshold
 
 F64 = torch.float64
 
@@ -68,7 +69,7 @@ def test_expected_steps_are_those_of_draws(share_columns):
         [unbiased_cg(lambda v: A @ v, b, generator=generator, **options).num_steps for _ in range(300)]
     )
     steps = steps.double()
-    assert abs(float(steps.mean() - found.expected_steps)) < 4.5 * float(steps.std()) / 300**0.5
+    assert misfit(steps.unsqueeze(-1), found.expected_steps) < 1
     assert found.first_steps < found.expected_steps < found.num_steps
 
 
@@ -87,22 +88,25 @@ def test_says_whether_draws_can_show_the_mean():
     exact = torch.linalg.solve(A, b)
     for law, can in ((Matched(), True), (Geometric(0.01), True), (Ulisse(1.0), False), (NoSurvival(), False)):
         found = estimator_diagnostics(lambda v: A @ v, b, survival=law, tolerance=0.3)
-        x = unbiased_cg(
+        solve = unbiased_cg(
             lambda v: A @ v,
             b,
             num_estimates=4000,
             survival=law,
             tolerance=0.3,
             generator=torch.Generator().manual_seed(0),
-        ).estimates
-        z = (x.mean(0) - exact) / (x.std(0) / 4000**0.5 + 1e-12)
+        )
+        x = solve.estimates
         assert bool((found.shows_mean == can).all())
-        assert (float(z.abs().max()) < 4.5) is can
+        assert (misfit(x, exact, rounding=1e-12) < 1) is can
         assert ("cannot show" in found.message) is not can
-        if not can:  # what is missing from the draws is what they were said never to reach
+        if not can:  # what is missing from the draws is what they were said never to reach, and now and then do
+            number = (found.log_probability.exp() * 4000 >= 1).sum(0)
+            short = (solve.truncations < number).all(0)
             missing = (x.mean(0) - exact).norm(dim=0) / exact.norm(dim=0)
-            torch.testing.assert_close(missing, found.unseen, rtol=0.05, atol=0)
-            assert bool((found.reach < 1e-10).all())
+            allowed = z_threshold(3) * found.standard_error + 1e-6 * found.unseen
+            assert bool(((missing - found.unseen).abs() < allowed)[short].all())
+            assert bool((4000 * found.reach < 1)[found.unseen > 0.01].all())
     many = estimator_diagnostics(lambda v: A @ v, b, survival=Ulisse(0.01), tolerance=0.3, num_draws=10**12)
     few = estimator_diagnostics(lambda v: A @ v, b, survival=Ulisse(0.01), tolerance=0.3, num_draws=10)
     assert bool((many.unseen < few.unseen).all())

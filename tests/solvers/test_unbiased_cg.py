@@ -18,6 +18,7 @@ from gpext.solvers import (
     unbiased_cg,
 )
 from tests.solvers.test_conjugate_gradients import system
+from tests.statistics import frequency_is, misfit
 
 F64 = torch.float64
 
@@ -103,12 +104,10 @@ def test_draws_of_the_default_show_the_mean():
     found = unbiased_cg(lambda v: A @ v, b, num_estimates=4000, tolerance=0.3, generator=generator)
     assert found.status is SolveStatus.CONVERGED
     x = found.estimates
-    z = (x.mean(0) - torch.linalg.solve(A, b)) / (x.std(0) / 4000**0.5)
-    assert float(z.abs().max()) < 4.5
+    assert misfit(x, torch.linalg.solve(A, b)) < 1
     quadratic = (x[:2000] * (A @ x[2000:])).sum(1)  # two independent truncations
     expected = (b * torch.linalg.solve(A, b)).sum(0)
-    z = (quadratic.mean(0) - expected) / (quadratic.std(0) / 2000**0.5)
-    assert float(z.abs().max()) < 4.5
+    assert misfit(quadratic, expected) < 1
 
 
 def test_one_truncation_in_both_factors_is_biased_and_early_stopping_too():
@@ -118,7 +117,8 @@ def test_one_truncation_in_both_factors_is_biased_and_early_stopping_too():
     x = unbiased_cg(lambda v: A @ v, b, num_estimates=4000, tolerance=0.3, generator=generator).estimates
     shared = (x * (A @ x)).sum(1)
     expected = (b * exact).sum(0)
-    assert float(((shared.mean(0) - expected) / (shared.std(0) / 4000**0.5)).max()) > 6
+    assert bool((shared.mean(0) > expected).all())
+    assert misfit(shared, expected) > 1
     stopped = unbiased_cg(lambda v: A @ v, b, tolerance=0.3, survival=NoSurvival()).estimates[0]
     assert float((stopped - exact).norm() / exact.norm()) > 0.02
 
@@ -146,8 +146,7 @@ def test_draws_of_the_truncation_follow_their_law(law):
     ).truncations
     for j in (1, 2, 5):
         p = law.log_probability(j, torch.ones(1, dtype=F64)).exp()
-        error = (p * (1 - p) / 20_000).sqrt() + 1e-9
-        assert abs(float(((j <= J).double().mean() - p) / error)) < 4.5
+        assert frequency_is(p, (j <= J).sum(), 20_000)
 
 
 def test_a_cost_is_kept():
