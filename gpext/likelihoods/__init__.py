@@ -12,6 +12,7 @@ from gpext.likelihoods.matern32 import Matern32Likelihood
 from gpext.likelihoods.multinomial import MultinomialLogitLikelihood
 from gpext.likelihoods.multivariate_poisson import MultivariatePoissonLikelihood
 from gpext.likelihoods.negative_binomial_logit import NegativeBinomialLogitLikelihood
+from gpext.likelihoods.noise_floor import NoiseFloor
 from gpext.likelihoods.ordinal import OrdinalLogitLikelihood, OrdinalProbitLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood
 from gpext.likelihoods.stick_breaking import StickBreakingLikelihood
@@ -33,6 +34,7 @@ __all__ = [
     "MultinomialLogitLikelihood",
     "MultivariatePoissonLikelihood",
     "NegativeBinomialLogitLikelihood",
+    "NoiseFloor",
     "OrdinalLogitLikelihood",
     "OrdinalProbitLikelihood",
     "PoissonLikelihood",

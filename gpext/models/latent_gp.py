@@ -17,6 +17,7 @@ from gpext.inference import KL, InferenceResult
 from gpext.inference.problem import check_support
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
+from gpext.likelihoods.noise_floor import bound_noise
 from gpext.variational import LatentVariationalStrategy, Rule, check_columns, check_dtype
 
 
@@ -32,7 +33,10 @@ class LatentGP(ApproximateGP):
     Args:
         train_inputs: X, (N, d), (N,) or (..., N, d); as the one entry of a tuple, too.
         train_targets: y, (..., N), or what the likelihood takes.
-        likelihood: any gpext likelihood, or a gpytorch one that the rule can serve.
+        likelihood: any gpext likelihood, or a gpytorch one that the rule can serve. A trained `noise` of Student-t,
+            Laplace or Matern-3/2 kind that has no constraint but `Positive` gets a
+            :class:`gpext.likelihoods.NoiseFloor`: a scale of 1e-4 of the targets' spread (1e-3 in float32), below which
+            noise cannot be told from none.
         inference: a rule of `gpext.inference`; KL() by default.
         inducing_inputs: Z (M, d), for thousands of data: the prior is then the sparse one of M inducing inputs (FITC),
             a step takes O(N M^2), and Z is learnt as `variational_strategy.sparse_inputs`. See
@@ -87,6 +91,7 @@ class LatentGP(ApproximateGP):
         rule = KL() if inference is None else inference
         super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs))
         self.likelihood = likelihood
+        bound_noise(likelihood, train_targets)
         object.__setattr__(self, "_train_targets", train_targets)
 
     @property
@@ -144,6 +149,7 @@ class LatentGP(ApproximateGP):
                             "strict=False to allow it."
                         )
         _check(new_inputs, new_targets, self.likelihood)
+        bound_noise(self.likelihood, new_targets)
         self.variational_strategy.set_inputs(new_inputs)
         object.__setattr__(self, "_train_targets", new_targets)
 

@@ -27,6 +27,7 @@ def minimize_lbfgs(
     max_steps: int,
     tolerance: float,
     callback: Callable[[float], bool | None] | None = None,
+    on_best: Callable[[], None] | None = None,
     max_restarts: int = 0,
     memory: int = 20,
 ) -> Outcome:
@@ -34,7 +35,7 @@ def minimize_lbfgs(
 
     Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, what is large is a scale, and
     moves in proportion to itself. In a long flat valley a run may end because its picture of the curvature is stale; a
-    restart forgets it.
+    restart forgets it. An iteration evaluates the objective at most a dozen times.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
@@ -46,6 +47,8 @@ def minimize_lbfgs(
             and the minimisation when a whole run improves it by less than three times this.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
+        on_best: called after each evaluation that is better than all before it, at the parameters there: what belongs
+            to the best point beside them can be kept then.
         max_restarts: how often to start again from where a run has ended.
         memory: number of curvature pairs kept.
 
@@ -54,7 +57,7 @@ def minimize_lbfgs(
     """
     if not sum(p.numel() for p in parameters):
         return Outcome.CONVERGED
-    run = _Run(objective, parameters, tolerance, callback)
+    run = _Run(objective, parameters, tolerance, callback, on_best)
     for restart in range(max_restarts + 1):
         outcome = run.minimise(max_steps - run.num_steps, memory)
         if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
@@ -74,8 +77,10 @@ class _Run:
         parameters: Sequence[Tensor],
         tolerance: float,
         callback: Callable[[float], bool | None] | None,
+        on_best: Callable[[], None] | None,
     ) -> None:
         self.objective, self.parameters, self.tolerance, self.callback = objective, parameters, tolerance, callback
+        self.on_best = on_best
         self.num_steps = 0
         self.gain = 0.0  # of this run
         self._best_value, self._best_point = np.inf, _flatten(parameters)
@@ -145,6 +150,8 @@ class _Run:
             return self._best_value + 1e3 * (1 + abs(self._best_value)), np.zeros_like(point)
         if value < self._best_value:
             self._best_value, self._best_point = value, point.copy()
+            if self.on_best is not None:
+                self.on_best()
         return value, gradient
 
 

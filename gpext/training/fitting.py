@@ -25,7 +25,7 @@ from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.training.checkpoint import Checkpoint
-from gpext.training.full_batch import fit_collapsed, fit_objective, subset_sizes
+from gpext.training.full_batch import BREAKDOWNS, fit_collapsed, fit_objective, subset_sizes
 from gpext.training.minibatch import (
     ObjectiveStepper,
     Rate,
@@ -98,7 +98,9 @@ def fit(
             data, batch size or learning rate, is refused.
 
     Returns:
-        The result; Ctrl-C ends training early, on all ranks, and still returns one.
+        The result, also where numbers overflow or a covariance is not positive definite: its status says how training
+        has ended, and what is trained stays at the last good step. Ctrl-C ends training early, on all ranks, and still
+        returns one.
 
     Raises:
         TypeError, ValueError: bad data or options, also those of another rank, ranks whose models or options differ, or
@@ -133,7 +135,7 @@ def fit(
         strategy = None
         _check_one_value(mll)
     with interrupts(ranks) as interrupted:
-        run = Run(mll, max_steps, progress and ranks.rank == 0, callback, interrupted)
+        run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted)
         try:
             if batch_size is None:
                 if strategy is None:
@@ -175,6 +177,8 @@ def fit(
             )
         except KeyboardInterrupt:
             return run.finish(FitStatus.INTERRUPTED)
+        except BREAKDOWNS as error:
+            return run.finish(FitStatus.BREAKDOWN, str(error))
 
 
 def _checked(

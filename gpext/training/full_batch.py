@@ -15,14 +15,19 @@ from torch import Tensor
 from gpext.inference import InferenceWarning, LikelihoodTerm
 from gpext.optim import minimize_lbfgs
 from gpext.parallel import Ranks
+from gpext.training.latent_inference import LatentInference
 from gpext.training.mean_and_root import MeanAndRoot
+from gpext.training.reach import Reach
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import CollapsedBound, SiteVariationalStrategy
 
 MAX_STEPS = 200
+BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, NanError, FloatingPointError)  # of the numbers, not of the program
 _RESTARTS = 10
 _WORTHWHILE = 0.05
 _AHEAD = 10  # times the first subset: the closed form q(u) of so many data costs as much as five iterations there
+
+_CURE = "rescale the data, or set hyperparameters nearer to them"
 
 
 def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
@@ -78,12 +83,10 @@ def fit_collapsed(
             if done:
                 objective = float(stage.collapsed.settle(tolerance=0.1 * tolerance).sum()) / stage.size
                 stage.collapsed.commit()
-        except torch.linalg.LinAlgError as error:
-            if not run.trace:
-                raise  # nothing has been learned yet, and nothing has changed
-            if not learns:
+        except BREAKDOWNS as error:
+            if run.trace and not learns:
                 continue  # what is to be learned may serve more data
-            return run.finish(FitStatus.BREAKDOWN, str(error))  # q(u) stays that of the last step
+            return run.finish(FitStatus.BREAKDOWN, str(error))  # all stays as it was after the last step
         if done:
             break
     if stage.stopped or not run.steps_left(MAX_STEPS):
@@ -115,7 +118,9 @@ class _Stage:
     def begin(self) -> None:
         """Find sites, where there are none, and move them at the hyperparameters as they are."""
         if self._last is None:
-            self.collapsed.evaluate(gradient=False)
+            value = self.collapsed.evaluate(gradient=False)
+            if not bool(value.isfinite().all()):
+                raise FloatingPointError(f"the bound is {float(value.sum())} at the hyperparameters given; {_CURE}.")
             self.step()
 
     def loss(self) -> Tensor:
@@ -151,6 +156,7 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             moment.commit()
 
     def objective() -> Tensor:
+        reach.check()
         commit()
         try:
             with warnings.catch_warnings():  # how an inference has ended counts where the training ends
@@ -163,17 +169,11 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             moment.collect()
         return loss.detach()
 
-    def ending() -> tuple[float | None, str]:
-        """Return the objective where training ends, and what its inference warns of."""
-        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-            warnings.simplefilter("always")
-            try:
-                value = float(mll(mll.model(x), y).sum())
-            except (NotPSDError, NanError):
-                value = None
-        for warning in caught:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        return value, "; ".join(str(w.message).rstrip(".") for w in caught if w.category is InferenceWarning)
+    inference, reach = LatentInference(mll), Reach(mll)
+
+    def keep() -> None:
+        inference.keep()
+        reach.keep()
 
     rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in natural]
     try:
@@ -183,13 +183,15 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             max_steps=run.steps_left(MAX_STEPS),
             tolerance=tolerance,
             callback=lambda loss: run.step(-loss),
+            on_best=keep,
             max_restarts=_RESTARTS,
         )
     finally:
         commit()
+        inference.restore()
     # the best point may be one that a line search had seen; and there may have been nothing to train
-    value, note = ending()
-    return run.finish(FitStatus[outcome.name], note, value)
+    status, value, note = inference.ending(x, y, FitStatus[outcome.name])
+    return run.finish(status, note, value)
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:

@@ -171,12 +171,7 @@ def fit_grid(
 
 
 def _fit(mll: MarginalLogLikelihood, x: Tensor, y: Tensor, *, max_steps: int | None, tolerance: float) -> FitResult:
-    try:
-        result = fit(mll, x, y, max_steps=max_steps, tolerance=tolerance, progress=False)
-    except (torch.linalg.LinAlgError, FloatingPointError) as error:  # there is no evidence where it starts
-        mll.eval()
-        nothing = torch.empty(0, device="cpu")
-        return FitResult(FitStatus.BREAKDOWN, math.nan, 0, 0.0, nothing, f"broke down at the start: {error}", {})
+    result = fit(mll, x, y, max_steps=max_steps, tolerance=tolerance, progress=False)
     if result.status is FitStatus.INTERRUPTED:
         raise KeyboardInterrupt
     return result

@@ -11,21 +11,18 @@ import gpytorch
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.variational import NaturalVariationalDistribution
-from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
-from gpext.training.full_batch import hyperparameters
+from gpext.training.full_batch import BREAKDOWNS, hyperparameters
 from gpext.training.position import PositionSchema, load_optimizers, position
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import FactorCache, Prepared, SiteVariationalStrategy
 
 Rate = float | Callable[[int], float]
-
-BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, FloatingPointError)  # of the numbers, not of the program
 
 _EPOCHS = 50
 _PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy

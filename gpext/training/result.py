@@ -13,7 +13,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 from tqdm import tqdm
 
-from gpext.training.remarks import positive_parameters, remarks
+from gpext.training.remarks import constant_columns, ends_at_noise_floor, remarks, trained_parameters
 
 Callback = Callable[[int, float], bool | None]
 
@@ -26,7 +26,10 @@ class FitStatus(Enum):
     STOPPED = "stopped by the callback"
     STALLED = "the line search found no better point; the objective is as good as its rounding allows"
     INTERRUPTED = "interrupted; the parameters are those of the best (L-BFGS) or last (minibatch) step"
-    BREAKDOWN = "a covariance was not positive definite; the parameters are those of the last good step"
+    BREAKDOWN = "a covariance or a value was lost to rounding or overflow; all is as it was after the last good step"
+    NOISE_FLOOR = "converged, with noise at its floor: these targets have none that could be told from rounding"
+    INFERENCE_UNFINISHED = "training has converged, but not the inference at its end: predictions are approximate"
+    NO_POSTERIOR = "no posterior was found at the parameters where training has ended; predictions mean nothing"
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class FitResult:
         seconds: time spent.
         trace: the objective per datum after each step, (num_steps,), float64; of a subset or a minibatch while training
             on one.
-        message: one sentence on how it went; it names parameters that have grown or fallen a million times, and those
-            whose gradient was zero throughout.
+        message: one sentence on how it went; it names parameters, each by its entries, that have grown or fallen a
+            million times, have ended on a bound of their constraint, or have had a gradient of zero throughout.
         state_dict: pass it as `state` to another `fit` to go on where this one ended (minibatches; picklable).
     """
 
@@ -61,6 +64,7 @@ class Run:
     def __init__(
         self,
         mll: MarginalLogLikelihood,
+        x: Tensor,
         max_steps: int | None,
         progress: bool,
         callback: Callback | None,
@@ -68,7 +72,8 @@ class Run:
     ) -> None:
         self.mll, self.max_steps, self.callback, self.interrupted = mll, max_steps, callback, interrupted
         self.trace: list[float] = []
-        self._started, self._at_start = time.perf_counter(), positive_parameters(mll)
+        self._started, self._at_start = time.perf_counter(), trained_parameters(mll)
+        self._constant = constant_columns(x)
         self._bar = tqdm(desc="fit", disable=None if progress else True, leave=False)
 
     def steps_left(self, default: int) -> int:
@@ -91,7 +96,9 @@ class Run:
         seconds = time.perf_counter() - self._started
         if objective is None:
             objective = self.trace[-1] if self.trace else float("nan")
-        note = "; ".join(filter(None, [note, remarks(self.mll, self._at_start)]))
+        if status is FitStatus.CONVERGED and ends_at_noise_floor(self.mll):
+            status = FitStatus.NOISE_FLOOR
+        note = "; ".join(filter(None, [note, remarks(self.mll, self._at_start, self._constant)]))
         message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
         return FitResult(
             status,

@@ -45,7 +45,7 @@ from gpext.variational.natural_step import total_divergence
 from gpext.variational.prior_blocks import FactorCache
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
 
-_MOST_HALVINGS = 10
+_MOST_HALVINGS = 30
 
 
 @dataclass
@@ -120,6 +120,7 @@ class CollapsedBound:
             inducing_covariance = self.strategy.inducing_covariance()
         key = self.strategy.prior_key()
         chol = self._loaded.get(key)
+        is_first = any(block.sites is None for block in self._blocks)
         if chol is None:
             self._loaded.forget()  # an error on the way leaves blocks of two minds
             chol = self.ranks.together(lambda: self._load_prior(inducing_covariance))
@@ -129,7 +130,7 @@ class CollapsedBound:
             self._loaded.put(key, chol)
         local = self._local.get(self._local_key())
         if local is None:
-            local, total = self._local_terms()
+            local, total = self._first_terms() if is_first else self._local_terms()
             self._accept(local, total)
         if gradient:
             self._local.forget()  # the backward pass frees their graph
@@ -231,6 +232,21 @@ class CollapsedBound:
                     "the marginals of q(f) are not finite at these parameters of the kernel and the mean."
                 )
         return mean, likelihood_terms(self.likelihood, block.y, mean, variance, self.bound)
+
+    def _first_terms(self) -> tuple[list[tuple[Tensor, LocalTerms]], Tensor]:
+        """Return the terms at the first sites; at the prior where these overshoot, as at a count of a million."""
+        try:
+            local, total = self._local_terms()
+            if bool(total.isfinite().all()):
+                return local, total
+        except torch.linalg.LinAlgError:  # not even the marginals are finite
+            pass
+        for block in self._blocks:
+            sites = _known(block.sites)
+            block.sites = GaussianSites(torch.zeros_like(sites.shift), torch.zeros_like(sites.precision))
+        self._natural = self._project([_known(block.sites) for block in self._blocks])
+        self._posterior = _condition(*self._natural)
+        return self._local_terms()
 
     def _first_sites(self, y: Tensor, mean: Tensor, variance: Tensor) -> GaussianSites:
         """Return sites at which there is a q(u): precisions that are not negative."""

@@ -112,6 +112,17 @@ class LatentVariationalStrategy(_VariationalStrategy):
         """Infer by another rule from now on."""
         self.rule, self._result = rule, None
 
+    @property
+    def sites(self) -> GaussianSites | JointSites | None:
+        """The sites that the next inference starts from; None before the first one."""
+        return self._variational_distribution.value if bool(self.variational_params_initialized.item()) else None
+
+    def start_from(self, sites: GaussianSites | JointSites) -> None:
+        """Let the next inference start from these sites, of an earlier one for these data."""
+        self._variational_distribution.set(sites)
+        self.variational_params_initialized.fill_(1)
+        self._result = None
+
     def set_inputs(self, train_inputs: Tensor) -> None:
         """Replace the training inputs; the sites start anew."""
         self.inducing_points = train_inputs
@@ -166,9 +177,9 @@ class LatentVariationalStrategy(_VariationalStrategy):
             prior: p(f) at the training inputs; the evidence is differentiable in it.
             targets: what was observed there.
         """
-        start = self._variational_distribution.value
-        warm = bool(self.variational_params_initialized.item()) and start.shift.shape[-1:] == prior.event_shape
-        result = self.rule.infer(prior, self.model.likelihood, targets, start=start if warm else None)
+        start = self.sites
+        fits = start is not None and start.shift.shape[-1:] == prior.event_shape
+        result = self.rule.infer(prior, self.model.likelihood, targets, start=start if fits else None)
         if result.status is not Status.CONVERGED:
             warnings.warn(result.message, InferenceWarning, stacklevel=3)
         if result.status is not Status.NOT_POSITIVE_DEFINITE and bool(result.log_evidence.isfinite().all()):

@@ -1,0 +1,79 @@
+"""The inference inside the objective of a LatentGP while L-BFGS trains it, and what it says where training ends."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+
+from gpext.inference import CAVI, KL, InferenceWarning, Status
+from gpext.likelihoods.checks import HyperparameterError
+from gpext.models import LatentGP
+from gpext.sites import GaussianSites, JointSites
+from gpext.training.result import FitStatus
+
+MOST_STEPS = 100  # of a rule, in one evaluation after the first
+_FOUND = (Status.CONVERGED, Status.REDUCED_POWER)
+_NONE = (Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
+
+
+class LatentInference:
+    """The rules of all LatentGPs of an objective, and their sites at the best parameters so far."""
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        self.mll = mll
+        self.models = [module for module in mll.modules() if isinstance(module, LatentGP)]
+        self._rules = [model.inference for model in self.models]
+        self._best: list[GaussianSites | JointSites | None] = [None for _ in self.models]
+
+    def keep(self) -> None:
+        """Remember the present sites as those of the best parameters, and bound the work at the parameters to come.
+
+        A bound on log p(y) is one at any sites, so that a rule that maximises it may go on at the next evaluation.
+        """
+        self._best = [model.variational_strategy.sites for model in self.models]
+        for model in self.models:
+            rule = model.inference
+            if isinstance(rule, KL | CAVI) and rule.max_steps > MOST_STEPS:
+                model.inference = replace(rule, max_steps=MOST_STEPS)
+
+    def restore(self) -> None:
+        """Put the rules back, and the sites of the best parameters."""
+        for model, rule, sites in zip(self.models, self._rules, self._best, strict=True):
+            if model.inference is not rule:
+                model.inference = rule
+            if sites is not None:
+                model.variational_strategy.start_from(sites)
+
+    def ending(self, x: Tensor, y: Tensor, status: FitStatus) -> tuple[FitStatus, float, str]:
+        """Return how training has ended, the objective there, and what its inference warns of.
+
+        Args:
+            x: training inputs.
+            y: training targets.
+            status: what the optimiser says; it stays if every inference has found its posterior.
+        """
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            try:
+                found = [model.result.status for model in self.models]
+                value = float(self.mll(self.mll.model(x), y).sum())
+            except (NotPSDError, NanError, HyperparameterError, torch.linalg.LinAlgError) as error:
+                return FitStatus.NO_POSTERIOR, float("nan"), str(error).rstrip(".")
+        told: list[str] = []
+        for warning in caught:
+            message = str(warning.message)
+            if warning.category is InferenceWarning and message.rstrip(".") in told:
+                continue
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            if warning.category is InferenceWarning:
+                told.append(message.rstrip("."))
+        if any(each in _NONE for each in found):
+            status = FitStatus.NO_POSTERIOR
+        elif status in (FitStatus.CONVERGED, FitStatus.STALLED) and any(each not in _FOUND for each in found):
+            status = FitStatus.INFERENCE_UNFINISHED
+        return status, value, "; ".join(told)
