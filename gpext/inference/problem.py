@@ -83,11 +83,13 @@ class Problem:
                 f"{_remedy(targets, num_data)}"
             )
         structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
-        known = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
+        known: Prior = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
         if not bool(mean.isfinite().all() and known.is_finite):
             raise HyperparameterError(
                 "the prior has NaN or infinite entries; check the inputs and the kernel's parameters."
             )
+        if isinstance(known, DensePrior) and mean.dtype != torch.float64 and not jitter:
+            known, jitter = known.definite(torch.finfo(mean.dtype).eps)
         # A batch of targets may share one prior.
         known = known.expand_to(data if latents is None else torch.Size((*data[:-1], 1, num_data)))
         return cls(known, likelihood, targets, latents, mean.dtype, jitter)

@@ -18,6 +18,7 @@ from gpext.posteriors.square_root import SquareRoot
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 
 _KNOWN = 1e-30  # for a variance of zero, as a part of the largest
+_ROUNDED = (0.0, 1.0, 10.0, 100.0)  # times eps and the largest variance: what rounding may take of an eigenvalue
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,19 @@ class DensePrior:
             little = _KNOWN * torch.where(variance.amax() > 0, variance.amax(), 1)
             covariance = covariance + torch.where(variance == 0, little, 0).diag_embed()
         return cls(mean.double(), covariance)
+
+    def definite(self, eps: float) -> tuple[DensePrior, float]:
+        """Return the prior of a K that was rounded to `eps`, made positive definite again, and the jitter that did it.
+
+        The least of a few multiples of eps; none, and K as it is, where K is not positive definite by more than that.
+        """
+        unit = torch.eye(self.mean.size(-1), dtype=torch.float64, device=self.covariance.device)
+        for factor in _ROUNDED:
+            jitter = factor * eps * float(self.variance.detach().amax())
+            covariance = self.covariance + jitter * unit if jitter else self.covariance
+            if bool((torch.linalg.cholesky_ex(covariance.detach())[1] == 0).all()):
+                return DensePrior(self.mean, covariance), jitter
+        return self, 0.0
 
     @property
     def variance(self) -> Tensor:
