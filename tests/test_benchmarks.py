@@ -32,6 +32,7 @@ from benchmarks.harness import LIKELIHOODS, Recorder, Status, Trace, evaluate, m
 from benchmarks.methods import METHODS
 from benchmarks.peers import Matern32Distribution
 from benchmarks.scoring import conditional, log_predictive_density
+from tests.seeds import as_written
 
 
 def tiny_problem(likelihood):
@@ -384,6 +385,7 @@ def test_ep_walk_goes_from_neighbour_to_neighbour(tmp_path, capsys):
     assert "example 1, walked" in capsys.readouterr().out
 
 
+@as_written()
 def test_ep_existence_tells_how_branches_end(tmp_path, capsys):
     output, threads = tmp_path / "existence.jsonl", torch.get_num_threads()
     try:

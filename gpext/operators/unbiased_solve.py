@@ -158,7 +158,10 @@ class UnbiasedSolveOperator(LinearOperator):
 
     @torch.no_grad()
     def lanczos_log_det(self) -> tuple[Tensor, Tensor]:
-        """Return an estimate of log|A| (...) by stochastic Lanczos quadrature, and its standard error over probes."""
+        """Return an estimate of log|A| (...) by stochastic Lanczos quadrature, and its standard error over probes.
+
+        It has Student's law: see :func:`gpext.solvers.lanczos_log_det`.
+        """
         P, solver = self.preconditioner, self.solver
         estimate, error = lanczos_log_det(
             self.base._matmul if P is None else P.whitened(self.base._matmul),

@@ -17,10 +17,12 @@ from gpext.inference.tilting import tilt
 from gpext.likelihoods import BernoulliLogitLikelihood
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
+from tests.seeds import as_written
 
 SETTINGS = {(i, j): (a, b) for i, j, a, b in grid(EXAMPLES[2], "near", 20)}
 
 
+@as_written()
 def at_setting(i, j):
     """Example 2 at one place of its map: the problem, and the path of its powers, t being the power itself."""
     example = EXAMPLES[2].problem(*SETTINGS[i, j])

@@ -9,6 +9,7 @@ from pyro.infer import MCMC
 
 from gpext import likelihoods, ppl
 from gpext.inference import InferenceWarning
+from tests.statistics import block_means, misfit
 
 F64 = torch.float64
 Y = torch.tensor([0.3, -1.2, 2.0], dtype=F64)
@@ -31,7 +32,7 @@ def test_draws_are_of_the_posterior():
     generator = torch.Generator().manual_seed(0)
     with pytest.warns(InferenceWarning, match="neighbouring draws are nearly the same"):
         draws = ppl.sample_posterior(
-            kernel, num_samples=500, warmup=60, num_chains=2, generator=generator, progress=False
+            kernel, num_samples=400, warmup=60, num_chains=6, generator=generator, progress=False
         )
     mu, log_rate = draws.samples["mu"], draws.samples["rate"].log()
     found = torch.cat([mu, mu.square(), log_rate.unsqueeze(-1), log_rate.exp().unsqueeze(-1)], -1)
@@ -39,9 +40,7 @@ def test_draws_are_of_the_posterior():
     seven = torch.tensor(7.0, dtype=F64)
     log_mean = (torch.digamma(seven) - torch.tensor(4.0, dtype=F64).log()).view(1)
     expected = torch.cat([mean, mean.square() + 1 / precision, log_mean, torch.tensor([7 / 4], dtype=F64)])
-    errors = ppl.PosteriorDraws({"x": found}, []).standard_error("x")
-    z = (found.mean((0, 1)) - expected) / errors
-    assert z.abs().max() < 4.5, z
+    assert misfit(block_means(found, 4), expected) < 1  # of a hundred draws; neighbours are correlated over some 26
 
 
 def test_in_pyros_own_mcmc_with_a_latent_gp_and_in_single_precision():

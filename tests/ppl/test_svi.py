@@ -73,7 +73,7 @@ def test_svi_reaches_the_elbo_of_gpytorchs_loop():
     start, expected = trained(x, y, in_gpytorch)
     _, reached = trained(x, y, in_pyro)
     assert expected > start + 0.5
-    assert abs(reached - expected) < 1e-3
+    assert abs(reached - expected) < 0.01 * (expected - start)  # of what noise leaves, a tenth or so
 
 
 def elbo_in_pyro(model, likelihood, x, y, *, max_plate_nesting=1):

@@ -17,6 +17,7 @@ from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, chains
 from gpext.samplers.mode import mode_and_scale
 from tests.samplers.hyper_cases import F64, N, QuickLogPosterior, constrained, covariance, grid_moments, problem, quick
+from tests.statistics import block_means, misfit
 
 BOTH = pytest.mark.parametrize("kind", [MetropolisHastings, SGLDSampler])
 
@@ -25,21 +26,20 @@ def run(sampler, *args, **options):
     return sampler.run(*args, progress=False, **options)
 
 
-def z_scores(found):
-    """Of means and standard deviations of raw values, against the grid; ArviZ estimates the errors."""
+def compared(found, length):
+    """The misfit of means and variances of raw values to the grid, by blocks of this length; effective sizes."""
     x, y = found.target.model.train_inputs[0].numpy(), found.target.model.train_targets.numpy()
     data = arviz.convert_to_dataset({"raw": found.raw.numpy()})
-    mean, sd = grid_moments(x, y)
-    raw = found.raw.flatten(0, 1).numpy()
-    z_mean = (raw.mean(0) - mean) / arviz.mcse(data)["raw"].values
-    z_sd = (raw.std(0) - sd) / arviz.mcse(data, method="sd")["raw"].values
-    return np.concatenate([z_mean, z_sd]), arviz.ess(data)["raw"].values
+    mean, sd = (torch.from_numpy(each) for each in grid_moments(x, y))
+    moments = torch.cat([found.raw, (found.raw - mean).square()], -1)
+    blocks = block_means(moments, found.raw.size(1) // length)
+    return misfit(blocks, torch.cat([mean, sd.square()])), arviz.ess(data)["raw"].values
 
 
 def test_metropolis_hastings_draws_the_posterior_and_mixes():
     found = run(quick(MetropolisHastings), 2500, 4, 400)
-    scores, sizes = z_scores(found)
-    assert np.abs(scores).max() < 4.5
+    error, sizes = compared(found, 250)
+    assert error < 1
     assert sizes.min() > 600  # of 10000 draws
     assert found.status is SamplingStatus.MIXED
     assert 0.2 < float(found.acceptance.min()) < float(found.acceptance.max()) < 0.45
@@ -47,8 +47,8 @@ def test_metropolis_hastings_draws_the_posterior_and_mixes():
 
 def test_langevin_draws_are_of_the_posterior():
     found = run(quick(SGLDSampler), 1000, 4, 50, step_size=(0.2, 1.0, 1e-9))
-    scores, sizes = z_scores(found)
-    assert np.abs(scores).max() < 4.5
+    error, sizes = compared(found, 200)
+    assert error < 1
     assert sizes.min() > 60
     assert bool(found.acceptance.isnan().all())
 
@@ -71,8 +71,8 @@ def test_noise_of_gradients_is_learnt_and_compensated():
     sampler = SGLDSampler(problem())
     sampler.target = NoisyLogPosterior(sampler.target.mll)
     found = run(sampler, 500, 4, 250)
-    scores, sizes = z_scores(found)
-    assert np.abs(scores).max() < 4.5
+    error, sizes = compared(found, 125)
+    assert error < 1
     assert sizes.min() > 50
     for state in found.state.walkers:
         v = state["V"] @ sampler.target.root.inverse().mT @ sampler.target.root.inverse()
