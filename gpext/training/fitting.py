@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from gpytorch.variational import (
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from gpext.checks import whole_number_or_none
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
@@ -203,8 +203,7 @@ def _checked(
             f"got {type(mll).__qualname__}."
         )
     for name, count in (("batch_size", batch_size), ("max_steps", max_steps)):
-        if count is not None and not (isinstance(count, Integral) and count >= 1):
-            raise ValueError(f"{name} must be None or a whole number, at least 1; got {count!r}.")
+        whole_number_or_none(name, count, 1)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive and finite; got {learning_rate}.")
     if math.isnan(tolerance):
