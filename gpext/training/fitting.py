@@ -26,6 +26,7 @@ from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, fit_collapsed, fit_objective, subset_sizes
+from gpext.training.initial_values import described_values, initialise_from_data
 from gpext.training.minibatch import (
     ObjectiveStepper,
     Rate,
@@ -57,6 +58,7 @@ def fit(
     callback: Callback | None = None,
     ranks: Ranks | None = None,
     checkpoint: str | Path | None = None,
+    initial: Literal["given", "data"] = "given",
 ) -> FitResult:
     """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
 
@@ -95,6 +97,9 @@ def fit(
         checkpoint: with minibatches, a directory to write to every minute and at the end. Where it holds a checkpoint,
             training goes on from there, as if it had never ended: a killed run is started again by the same call. One
             of other data, batch size or learning rate is refused.
+        initial: "data" starts the lengthscales that are still as gpytorch makes them, log 2, from the distances between
+            the inputs, which helps with more than a few columns; see
+            :func:`gpext.training.initialise_from_data`. The message says which.
 
     Returns:
         The result, also where numbers overflow or a covariance is not positive definite: its status says how training
@@ -112,6 +117,8 @@ def fit(
     def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
         goes_on = state is not None or checkpoint is not None
         found = _checked(mll, x, y, batch_size, max_steps, learning_rate, tolerance, hyperparameters, goes_on=goes_on)
+        if initial not in ("given", "data"):
+            raise ValueError(f"initial must be 'given' or 'data'; got {initial!r}.")
         if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
@@ -125,7 +132,11 @@ def fit(
     share = _number(x)
     given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
     options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
-    num_data = _join(mll, ranks, share, *options, f"{given=}")
+    num_data = _join(mll, ranks, share, *options, f"{given=}", f"{initial=}")
+    start = ""
+    if initial == "data":
+        start = described_values(initialise_from_data(mll, x))
+        ranks.broadcast_([*mll.parameters(), *mll.buffers()])
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
     if strategy is not None and (ranks.size > 1 or not strategy.sees_its_batch(x)):
@@ -134,7 +145,7 @@ def fit(
         strategy = None
         _check_one_value(mll)
     with interrupts(ranks) as interrupted:
-        run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted)
+        run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted, start)
         try:
             if batch_size is None:
                 if strategy is None:
