@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `ppl` and `plots` when they are first named: Pyro and matplotlib take their time."""
-    if name in ("plots", "ppl"):
+    """Import `botorch`, `ppl` and `plots` when they are first named: the libraries they are for take their time."""
+    if name in ("botorch", "plots", "ppl"):
         return importlib.import_module(f"gpext.{name}")
     raise AttributeError(f"module 'gpext' has no attribute {name!r}")

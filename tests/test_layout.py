@@ -8,6 +8,7 @@ import gpext
 PACKAGE = Path(__file__).parent.parent / "gpext"
 ROOMS = [
     "_version",
+    "checks",
     "parallel",
     "schema",
     "files",
@@ -20,7 +21,7 @@ ROOMS = [
     "solvers",
 ]
 ROOMS += ["operators", "kernels", "estimators", "posteriors", "inference", "variational", "models", "mlls", "optim"]
-ROOMS += ["samplers", "hyperposterior", "training", "ppl", "plots"]
+ROOMS += ["samplers", "hyperposterior", "training", "botorch", "ppl", "plots"]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

@@ -110,4 +110,4 @@ def broadcast_floating(*values: Tensor | float) -> tuple[Tensor, ...]:
 def _floating(value: Tensor | float) -> Tensor | float:
     if isinstance(value, Tensor) and not value.is_floating_point():
         return value.to(torch.get_default_dtype())
-    return value
+    return value if isinstance(value, Tensor) else float(value)  # NumPy's numbers, too

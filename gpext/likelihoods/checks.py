@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import torch
@@ -92,22 +91,6 @@ def check_classes(targets: Tensor, num_classes: int) -> None:
             f"targets must be classes 0, ..., {num_classes - 1}; got {{{shown}}}, first at index "
             f"{_show(index)}.{remedy}"
         )
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """Return a number of classes, latents or outputs.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is smaller than `least`.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} must be a whole number; got {value!r}.") from error
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}; got {number}.")
-    return number
 
 
 def floating(targets: Tensor) -> Tensor:

@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, softplus
 
+from gpext.checks import whole_number
 from gpext.distributions import CompoundDirichlet
 from gpext.distributions.polygamma import log_gamma, polygamma
-from gpext.likelihoods.checks import floating_like, whole_number
+from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.joint import JointLikelihood
 

@@ -18,8 +18,9 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.checks import whole_number
 from gpext.distributions import CompoundJointDistribution
-from gpext.likelihoods.checks import floating_like, whole_number
+from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
 from gpext.likelihoods.joint import JointLikelihood
 

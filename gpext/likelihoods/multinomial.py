@@ -7,7 +7,6 @@ The integrals over independent Gaussian latents are exact: `gpext.quadrature.exp
 
 from __future__ import annotations
 
-import operator
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,9 @@ from torch.distributions import Distribution
 from torch.nn.functional import one_hot, pad
 
 from gpext.bounds import MultinomialTerms
+from gpext.checks import whole_number
 from gpext.distributions import Categorical, CompoundCategorical, CompoundMultinomial
-from gpext.likelihoods.checks import check_classes, check_counts, floating_like, whole_number
+from gpext.likelihoods.checks import check_classes, check_counts, floating_like
 from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood, correlated_blocks
 from gpext.quadrature import (
@@ -51,8 +51,6 @@ class MultinomialLogitLikelihood(JointLikelihood):
         num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = self.num_latents = num_classes
         self.total_count = None if total_count is None else _one_number(total_count)
-        if self.total_count is not None and self.total_count < 1:
-            raise ValueError(f"total_count must be at least 1, or None for totals that vary; got {total_count}.")
 
     def _check_support(self, targets: Tensor) -> None:
         if self.total_count == 1:
@@ -208,13 +206,8 @@ class MultinomialLogitLikelihood(JointLikelihood):
 
 
 def _one_number(total_count: Any) -> int:
-    try:
-        return operator.index(total_count)
-    except TypeError as error:
-        raise TypeError(
-            f"total_count must be a whole number; got {total_count!r}. With total_count=None every datum has its own "
-            "total, the sum of its counts."
-        ) from error
+    remedy = "With total_count=None every datum has its own total, the sum of its counts."
+    return whole_number("total_count", total_count, 1, remedy=remedy)
 
 
 def _contrasts(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,9 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.checks import whole_number
 from gpext.distributions import CompoundJointDistribution, Independent, Poisson
-from gpext.likelihoods.checks import check_counts, whole_number
+from gpext.likelihoods.checks import check_counts
 from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood

@@ -22,8 +22,9 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from gpext.bounds import Quadrature, SoftplusTerms
+from gpext.checks import whole_number
 from gpext.distributions import OrderedCategorical
-from gpext.likelihoods.checks import check_classes, whole_number
+from gpext.likelihoods.checks import check_classes
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import gauss_legendre
 

@@ -18,9 +18,10 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, pad
 
 from gpext.bounds import Quadrature, SoftplusTerms
+from gpext.checks import whole_number
 from gpext.distributions import Categorical
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
-from gpext.likelihoods.checks import check_classes, floating, whole_number
+from gpext.likelihoods.checks import check_classes, floating
 from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.likelihoods.joint import CorrelatedLikelihood, correlated_blocks
 from gpext.quadrature import SecondOrder, in_parts, log_joint_expectation

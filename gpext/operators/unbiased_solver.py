@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal
 
 import torch
 
-from gpext.likelihoods.checks import whole_number
+from gpext.checks import whole_number, whole_number_or_none
 from gpext.operators.kept_preconditioner import KeptPreconditioner
 from gpext.solvers import Survival
 
@@ -60,10 +59,7 @@ class UnbiasedSolver:
         ):
             whole_number(name, number, 1)
         for name, most in (("rank", self.rank), ("max_steps", self.max_steps)):
-            if not isinstance(most, Integral | None):
-                raise TypeError(f"{name} must be a whole number or None; got {most!r}.")
-            if most is not None and most < 0:
-                raise ValueError(f"{name} must not be negative; got {most}.")
+            whole_number_or_none(name, most, 0)
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance must not be negative; got {self.tolerance}.")
         for name, kind in (("survival", Survival), ("keep", KeptPreconditioner), ("generator", torch.Generator)):

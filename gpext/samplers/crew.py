@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from tqdm import tqdm
 
+from gpext.checks import whole_number
 from gpext.distributions import InversionError
 from gpext.kernels.keops import sharing_ranks
 from gpext.parallel import Ranks, check_ranks, interrupts
@@ -32,12 +32,7 @@ def check_run(
     """
     numbers = {"num_samples": num_samples, "num_chains": num_chains, "warmup": warmup, "thinning": thinning}
     for name, number in numbers.items():
-        if not isinstance(number, Integral):
-            raise TypeError(f"{name} must be a whole number; got {number!r}.")
-        if number < 0:
-            raise ValueError(f"{name} must not be negative; got {number}.")
-        if number == 0 and name != "warmup":
-            raise ValueError(f"{name} must be at least 1; got 0.")
+        whole_number(name, number, 0 if name == "warmup" else 1)
     if not isinstance(generator, torch.Generator | None):
         raise TypeError(f"expected a torch.Generator; got {generator!r}. torch.Generator().manual_seed(n) has a seed.")
     check_ranks(ranks)

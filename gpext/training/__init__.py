@@ -17,6 +17,7 @@ one for each batch.
 
 from gpext.training.fitting import fit
 from gpext.training.grid import GridFit, fit_grid
+from gpext.training.initial_values import initialise_from_data
 from gpext.training.result import FitResult, FitStatus
 
-__all__ = ["FitResult", "FitStatus", "GridFit", "fit", "fit_grid"]
+__all__ = ["FitResult", "FitStatus", "GridFit", "fit", "fit_grid", "initialise_from_data"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from gpytorch.variational import (
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from gpext.checks import whole_number_or_none
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import check_finite, check_tensor
@@ -26,6 +26,7 @@ from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, fit_collapsed, fit_objective, subset_sizes
+from gpext.training.initial_values import described_values, initialise_from_data
 from gpext.training.minibatch import (
     ObjectiveStepper,
     Rate,
@@ -57,6 +58,7 @@ def fit(
     callback: Callback | None = None,
     ranks: Ranks | None = None,
     checkpoint: str | Path | None = None,
+    initial: Literal["given", "data"] = "given",
 ) -> FitResult:
     """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
 
@@ -96,6 +98,9 @@ def fit(
             writes has passed, and at the end. Where it holds a checkpoint, training goes on from there, as if it had
             never ended: a killed run is started again by the same call. One that is damaged, or of another model, other
             data, batch size or learning rate, is refused.
+        initial: "data" starts the lengthscales that are still as gpytorch makes them, log 2, from the distances between
+            the inputs, which helps with more than a few columns; see
+            :func:`gpext.training.initialise_from_data`. The message says which.
 
     Returns:
         The result, also where numbers overflow or a covariance is not positive definite: its status says how training
@@ -113,6 +118,8 @@ def fit(
     def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
         goes_on = state is not None or checkpoint is not None
         found = _checked(mll, x, y, batch_size, max_steps, learning_rate, tolerance, hyperparameters, goes_on=goes_on)
+        if initial not in ("given", "data"):
+            raise ValueError(f"initial must be 'given' or 'data'; got {initial!r}.")
         if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
@@ -126,7 +133,11 @@ def fit(
     share = _number(x)
     given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
     options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
-    num_data = _join(mll, ranks, share, *options, f"{given=}")
+    num_data = _join(mll, ranks, share, *options, f"{given=}", f"{initial=}")
+    start = ""
+    if initial == "data":
+        start = described_values(initialise_from_data(mll, x))
+        ranks.broadcast_([*mll.parameters(), *mll.buffers()])
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
     if strategy is not None and (ranks.size > 1 or not strategy.sees_its_batch(x)):
@@ -135,7 +146,7 @@ def fit(
         strategy = None
         _check_one_value(mll)
     with interrupts(ranks) as interrupted:
-        run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted)
+        run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted, start)
         try:
             if batch_size is None:
                 if strategy is None:
@@ -204,8 +215,7 @@ def _checked(
             f"got {type(mll).__qualname__}."
         )
     for name, count in (("batch_size", batch_size), ("max_steps", max_steps)):
-        if count is not None and not (isinstance(count, Integral) and count >= 1):
-            raise ValueError(f"{name} must be None or a whole number, at least 1; got {count!r}.")
+        whole_number_or_none(name, count, 1)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive and finite; got {learning_rate}.")
     if math.isnan(tolerance):

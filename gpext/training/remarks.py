@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn import Parameter
 
 from gpext.likelihoods.noise_floor import at_noise_floor
+from gpext.training.kernel_columns import stationary_kernels
 
 _FAR = 1e6  # times the value at the start
 _AT_BOUND = 0.01  # of the bound, or of the interval between two
@@ -56,6 +56,7 @@ def remarks(module: Module, before: dict[str, Tensor], constant: Tensor) -> str:
         constant: which columns of the inputs are constant (d,).
     """
     clauses: dict[str, list[str]] = {}
+    idle_columns = _of_columns(module, constant)
 
     def note(name: str, which: Tensor, verb: str, remedy: str) -> None:
         if bool(which.any()):
@@ -80,7 +81,7 @@ def remarks(module: Module, before: dict[str, Tensor], constant: Tensor) -> str:
                 note(name, at, f" ended on the bound of its constraint, {bound:g}", _BOUND)
         if parameter.grad is not None:
             unmoved = (parameter.grad == 0) & (after == start)
-            idle = unmoved & _of_columns(module, name, constant, after)
+            idle = unmoved & idle_columns.get(name, torch.zeros(1, dtype=torch.bool, device="cpu")).to(after.device)
             note(name, idle, "", _CONSTANT)
             note(name, unmoved & ~idle, "", _UNMOVED)
     return "; ".join(", ".join(names) + remedy for remedy, names in clauses.items())
@@ -107,20 +108,14 @@ def _bounds(constraint: Interval, start: Tensor, after: Tensor) -> Iterator[tupl
             yield float(bound), ((after - bound).abs() < near) & ((start - bound).abs() >= near)
 
 
-def _of_columns(module: Module, name: str, constant: Tensor, like: Tensor) -> Tensor:
-    """Return which entries of a parameter are lengthscales of constant columns."""
-    nothing = torch.zeros_like(like, dtype=torch.bool)
-    path, _, leaf = name.rpartition(".")
-    kernel = module.get_submodule(path)
-    if leaf != "lengthscale" or not isinstance(kernel, Kernel):
-        return nothing
-    active = torch.arange(len(constant), device="cpu") if kernel.active_dims is None else kernel.active_dims.cpu()
-    if not len(active) or int(active.max()) >= len(constant):
-        return nothing  # features of the inputs, not the inputs
-    own = constant[active]
-    if like.size(-1) == 1:  # one for all columns
-        return nothing | own.all().to(like.device)
-    return nothing | own.to(like.device) if len(own) == like.size(-1) else nothing
+def _of_columns(module: Module, constant: Tensor) -> dict[str, Tensor]:
+    """Return, by name, which lengthscales are of constant columns, as far as they broadcast."""
+    kernels = stationary_kernels(module, len(constant))
+    found = {}
+    for name, kernel, columns in kernels:
+        own = constant[columns]
+        found[f"{name}.lengthscale".lstrip(".")] = own if kernel.lengthscale.size(-1) > 1 else own.all().reshape(1)
+    return found
 
 
 def _entries(name: str, which: Tensor) -> str:

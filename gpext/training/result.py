@@ -69,8 +69,10 @@ class Run:
         progress: bool,
         callback: Callback | None,
         interrupted: Callable[[], bool],  # whether this rank wishes all to stop, see gpext.parallel.interrupts
+        start: str = "",  # a clause on where it starts, for the message
     ) -> None:
         self.mll, self.max_steps, self.callback, self.interrupted = mll, max_steps, callback, interrupted
+        self._start = start
         self.trace: list[float] = []
         self._started, self._at_start = time.perf_counter(), trained_parameters(mll)
         self._constant = constant_columns(x)
@@ -98,7 +100,7 @@ class Run:
             objective = self.trace[-1] if self.trace else float("nan")
         if status is FitStatus.CONVERGED and ends_at_noise_floor(self.mll):
             status = FitStatus.NOISE_FLOOR
-        note = "; ".join(filter(None, [note, remarks(self.mll, self._at_start, self._constant)]))
+        note = "; ".join(filter(None, [self._start, note, remarks(self.mll, self._at_start, self._constant)]))
         message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
         return FitResult(
             status,

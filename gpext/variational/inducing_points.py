@@ -10,6 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from gpext.checks import whole_number
 from gpext.likelihoods.checks import check_finite, check_tensor
 
 Inputs = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
@@ -85,6 +86,8 @@ def greedy_inducing_points(
 
 
 def _distinct_sample(inputs: Inputs, num_inducing: int, max_points: int, seed: int) -> Tensor:
+    whole_number("num_inducing", num_inducing, 1)
+    whole_number("max_points", max_points, 1)
     generator = torch.Generator().manual_seed(seed)
     if not isinstance(inputs, Tensor):
         inputs = _reservoir(inputs, max_points, generator)

@@ -3,7 +3,6 @@ import io
 import pickle
 
 import gpytorch
-import linear_operator
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -22,6 +21,7 @@ from gpext.likelihoods import (
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from tests.members import F64
+from tests.neutral_settings import kept_settings
 
 
 class Model(LatentGP):
@@ -99,13 +99,8 @@ def test_trains_in_an_adam_loop():
 
 @pytest.fixture
 def settings_restored():
-    """botorch changes the defaults of linear_operator for the whole process when it is imported."""
-    kinds = [kind for kind in vars(linear_operator.settings).values() if isinstance(kind, type)]
-    before = [(kind, name, value) for kind in kinds for name, value in vars(kind).items() if not callable(value)]
-    yield
-    for kind, name, value in before:
-        if not name.startswith("__") and not isinstance(value, (classmethod, property)):
-            setattr(kind, name, value)
+    with kept_settings():
+        yield
 
 
 def test_trains_with_botorch(settings_restored):

@@ -282,7 +282,7 @@ ERRORS = {
     "num_data": (batch_of(num_data=N - 1), ValueError, rf"num_data \({N - 1}\) is smaller than the batch \({N}\)"),
     "num_data 0": (batch_of(num_data=0), ValueError, "num_data"),
     "half a datum": (batch_of(num_data=N + 0.5), TypeError, "num_data must be a whole number; got 30.5"),
-    "share -1": (batch_of(num_data=2 * N, share=-1), ValueError, "share must be at least 0; got -1"),
+    "share -1": (batch_of(num_data=2 * N, share=-1), ValueError, "share must not be negative; got -1"),
     "share": (batch_of(num_data=2 * N, share=N - 1), ValueError, "from 30, its own, to 60, all; got 29"),
     "share of more": (batch_of(num_data=2 * N, share=2 * N + 1), ValueError, "from 30, its own, to 60, all; got 61"),
     "share without num_data": (batch_of(share=N + 1), ValueError, "from 30, its own, to 30, all; got 31"),

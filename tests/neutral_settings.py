@@ -1,0 +1,18 @@
+"""Importing BoTorch changes defaults of linear_operator for the whole process; these put them back."""
+
+import contextlib
+
+import linear_operator
+
+
+@contextlib.contextmanager
+def kept_settings():
+    """The settings of linear_operator are as before afterwards."""
+    kinds = [kind for kind in vars(linear_operator.settings).values() if isinstance(kind, type)]
+    before = [(kind, name, value) for kind in kinds for name, value in vars(kind).items() if not callable(value)]
+    try:
+        yield
+    finally:
+        for kind, name, value in before:
+            if not name.startswith("__") and not isinstance(value, classmethod | property):
+                setattr(kind, name, value)
