@@ -8,6 +8,7 @@ import gpext
 PACKAGE = Path(__file__).parent.parent / "gpext"
 ROOMS = [
     "_version",
+    "callers",
     "parallel",
     "files",
     "quadrature",

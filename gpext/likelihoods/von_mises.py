@@ -11,7 +11,6 @@ cancel where kappa is large.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.callers import warn_caller
 from gpext.distributions import CompoundVonMises, VonMises
 from gpext.distributions.bessel import log_i0, log_i0_derivative, log_i0e, resultant_slope
 from gpext.distributions.von_mises_mixture import expected_log_i0, log_compound_density
@@ -55,12 +55,11 @@ class VonMisesLikelihood(JointLikelihood):
             return
         self._has_warned = True
         index = tuple((targets.abs() > 2 * math.pi).nonzero()[0].tolist())
-        warnings.warn(
+        warn_caller(
             f"angles are in radians, and {targets[index].item():g} at index {index[0] if len(index) == 1 else index} "
             "is more than a full turn. If these are degrees convert them with torch.deg2rad(y); else nothing is wrong: "
             "they count as what is left of them after whole turns.",
             AngleWarning,
-            stacklevel=4,
         )
 
     def expansion_point(self, targets: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.files import load, save
 from gpext.parallel import Ranks, mark
 
@@ -99,7 +99,7 @@ class Checkpoint:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 save({"mll": self._mll.state_dict(), "ranks": states}, self._path)
             except OSError as error:
-                warnings.warn(f"no checkpoint was written: {error}.", CheckpointWarning, stacklevel=4)
+                warn_caller(f"no checkpoint was written: {error}.", CheckpointWarning)
         self._ranks.any(False)  # no rank goes on, or home, before it is there
         self._written = time.monotonic()
 
