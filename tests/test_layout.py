@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "gpext"
 ROOMS = [
     "_version",
     "callers",
+    "threads",
     "parallel",
     "files",
     "quadrature",
