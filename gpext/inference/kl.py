@@ -17,6 +17,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
+from gpext.inference.few_threads import on_few_threads
 from gpext.inference.fixed_point import Terms, climb, conclude
 from gpext.inference.local_start import settle_locally
 from gpext.inference.local_terms import LocalTerms, bound_terms
@@ -76,6 +77,7 @@ class KL:
             raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
         check_options(self.jitter, self.max_steps, self.tolerance)
 
+    @on_few_threads
     def infer(
         self,
         prior: MultivariateNormal,
