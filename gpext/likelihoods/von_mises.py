@@ -50,7 +50,8 @@ class VonMisesLikelihood(JointLikelihood):
         super().__init__()
         self._has_warned = False
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Warn once of angles that look like degrees."""
         if self._has_warned or not bool((targets.abs() > 2 * math.pi).any()):
             return
         self._has_warned = True
@@ -66,7 +67,7 @@ class VonMisesLikelihood(JointLikelihood):
         """Return T(y) (..., 2, N), the observed direction, where Taylor expands."""
         return torch.stack([targets.cos(), targets.sin()], -2)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Log density; at large kappa by eta'T - kappa = -|eta - kappa T|^2 / (2 kappa)."""
         T, squared = self.expansion_point(floating_like(targets, f)), f.square().sum(-2)
         far = squared > 1
@@ -88,7 +89,7 @@ class VonMisesLikelihood(JointLikelihood):
         precision = resultant_slope(squared).unsqueeze(-2).expand_as(f)
         across = torch.stack([-f[..., 1, :], f[..., 0, :]], -2)
         coupling = -log_i0_derivative(squared, 2)
-        return Curvature(self._log_prob(targets, f), gradient, precision, coupling, across, precision)
+        return Curvature(self.unchecked_log_prob(targets, f), gradient, precision, coupling, across, precision)
 
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, covariance) df (..., N), an integral in one dimension, to 1e-9.
