@@ -115,11 +115,15 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
                 DenseBlocksWarning,
             )
         return
+    data, of_datum = targets.shape, 0
     if isinstance(likelihood, LatentLikelihood):  # others may have parameters of each datum, as fixed noise has
-        targets = targets.flatten()[:1]
+        of_datum = likelihood.target_dims(targets)
+        targets = targets.flatten(0, -1 - of_datum)[:1]
+        data = likelihood.datum_shape(targets)
     f = torch.linspace(-3.3, 3.1, 15, dtype=torch.float64, device=targets.device)
-    f = f.view(-1, *targets.dim() * (1,)).expand(-1, *targets.shape)
-    f = torch.cat([f, f + targets.double()])
+    f = f.view(-1, *len(data) * (1,)).expand(-1, *data)
+    if not of_datum:
+        f = torch.cat([f, f + targets.double()])
     with torch.no_grad():
         _, *derivatives = log_prob_derivatives(likelihood, targets, f, 2)
     slope, bend = (values.flatten(1)[:, 0] for values in derivatives)
