@@ -9,6 +9,8 @@ PACKAGE = Path(__file__).parent.parent / "gpext"
 ROOMS = [
     "_version",
     "checks",
+    "callers",
+    "threads",
     "parallel",
     "schema",
     "files",

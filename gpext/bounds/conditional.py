@@ -14,7 +14,7 @@ def num_latents(likelihood: Any) -> int | None:
     return getattr(likelihood, "num_latents", None)
 
 
-_DENSITY = ("forward", "log_prob", "_log_prob", "_augmentation")  # what p(y | f) is read from
+_DENSITY = ("forward", "log_prob", "unchecked_log_prob", "_augmentation")  # what p(y | f) is read from
 
 
 def has_density_of(likelihood: Any, *kinds: type) -> bool:

@@ -10,13 +10,13 @@ of 1e-13). The series is integrated term by term, from the cut opposite to `loc`
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.distributions.inversion import quantile_between
 from gpext.quadrature import QuadratureWarning
 
@@ -60,10 +60,9 @@ class AngleTable:
             between = _in_x(density, _equidistant(len(values), 0.5, loc), loc, rho)
             values = torch.stack([values, between], 1).flatten(0, 1)
         if error > _TOLERANCE:
-            warnings.warn(
+            warn_caller(
                 f"the distribution function of an angle has an error of up to about {error:.1e}.",
                 QuadratureWarning,
-                stacklevel=4,
             )
         return cls(loc, rho, 2 * c[1:], dtype)
 

@@ -6,7 +6,6 @@ Density, cumulative distribution function and moments are one-dimensional integr
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -14,6 +13,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 
+from gpext.callers import warn_caller
 from gpext.distributions.drawing import drawn_from
 from gpext.quadrature import QuadratureWarning, expectation, log_expectation
 
@@ -246,11 +246,10 @@ class CompoundDistribution(Distribution):
             u = torch.where((excess == 0) | (settled & ~inside), u, following)
             if bool(settled.all()):
                 return to_support(u)
-        warnings.warn(
+        warn_caller(
             f"{int((~settled).sum())} of {settled.numel()} quantiles did not reach full precision in "
             f"{_MAX_NEWTON_STEPS} steps; worst error in probability {excess.abs().max().item():.1e}.",
             QuadratureWarning,
-            stacklevel=3,
         )
         return to_support(u)
 

@@ -18,6 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import num_latents
+from gpext.inference.few_threads import on_few_threads
 from gpext.inference.fixed_point import Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
@@ -71,6 +72,7 @@ class CAVI:
     def __post_init__(self) -> None:
         check_options(self.jitter, self.max_steps, self.tolerance)
 
+    @on_few_threads
     def infer(
         self,
         prior: MultivariateNormal,

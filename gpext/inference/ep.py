@@ -25,6 +25,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.inference.ep_stages import Search
+from gpext.inference.few_threads import on_few_threads
 from gpext.inference.matching import Match
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options
@@ -72,6 +73,7 @@ class EP:
         if self.schedule not in ("parallel", "sequential", "double_loop"):
             raise ValueError(f"schedule must be 'parallel', 'sequential' or 'double_loop'; got {self.schedule!r}.")
 
+    @on_few_threads
     def infer(
         self,
         prior: MultivariateNormal,

@@ -88,7 +88,7 @@ class Search:
         current, trace = sweep_one_by_one(
             at,
             at(self._begin(start)),
-            [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(targets.size(-1))],
+            [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(len(targets))],
             damping=self.damping,
             max_sweeps=self.max_steps,
             patience=_PATIENCE_ALONE,
@@ -134,8 +134,7 @@ class Search:
     def _narrowed(self, power: float) -> Match | None:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
         problem = self.problem
-        gap, variance = problem.targets - problem.mean, problem.prior.variance
-        widest = widest_needed(problem.likelihood, gap, variance)
+        widest = widest_needed(problem.likelihood, problem.targets, problem.mean, problem.prior.variance)
         wide = self._at(power, widest)
         found = self._solve(wide, power) if self._is_batch else wide(problem.no_sites())
 

@@ -7,7 +7,6 @@ One number a datum and latent for likelihoods of one latent; diagonal plus rank 
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, num_latents
+from gpext.callers import warn_caller
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.likelihoods.curvature import BlockCurvature
 from gpext.posteriors import JointPosterior, Posterior
@@ -109,20 +109,23 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
     if num_latents(likelihood) is not None:
         if isinstance(expand(likelihood, targets, f.detach()).sites, BlockSites):
             latents, size = f.shape[-2:]
-            warnings.warn(
+            warn_caller(
                 f"the Hessian of {type(likelihood).__qualname__} has no structure that is known: one dense system of "
                 f"{latents} latents times {size} data, O((n D)^3) = {(latents * size) ** 3:.0e} operations a step and "
                 f"{8 * (latents * size) ** 2 / 2**20:.0f} MB a matrix. A likelihood whose curvature() returns a "
                 "diagonal plus rank one costs O(D n^3).",
                 DenseBlocksWarning,
-                stacklevel=4,
             )
         return
+    data, of_datum = targets.shape, 0
     if isinstance(likelihood, LatentLikelihood):  # others may have parameters of each datum, as fixed noise has
-        targets = targets.flatten()[:1]
+        of_datum = likelihood.target_dims(targets)
+        targets = targets.flatten(0, -1 - of_datum)[:1]
+        data = likelihood.datum_shape(targets)
     f = torch.linspace(-3.3, 3.1, 15, dtype=torch.float64, device=targets.device)
-    f = f.view(-1, *targets.dim() * (1,)).expand(-1, *targets.shape)
-    f = torch.cat([f, f + targets.double()])
+    f = f.view(-1, *len(data) * (1,)).expand(-1, *data)
+    if not of_datum:
+        f = torch.cat([f, f + targets.double()])
     with torch.no_grad():
         _, *derivatives = log_prob_derivatives(likelihood, targets, f, 2)
     slope, bend = (values.flatten(1)[:, 0] for values in derivatives)

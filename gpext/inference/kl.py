@@ -21,6 +21,7 @@ from torch import Tensor
 from gpext.bounds import Bound, Quadrature
 from gpext.inference.cavi import mixture_terms
 from gpext.inference.conjugate import exact_result
+from gpext.inference.few_threads import on_few_threads
 from gpext.inference.fixed_point import Climb, Terms, climb, conclude, visit
 from gpext.inference.local_modes import independent_modal_sites
 from gpext.inference.local_start import settle_locally
@@ -83,6 +84,7 @@ class KL:
             raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
         check_options(self.jitter, self.max_steps, self.tolerance)
 
+    @on_few_threads
     def infer(
         self,
         prior: MultivariateNormal,

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gpext.bounds import conditional_log_prob
 from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
+from gpext.inference.few_threads import on_few_threads
 from gpext.inference.local_modes import modal_sites
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
@@ -67,6 +68,7 @@ class Laplace:
     def __post_init__(self) -> None:
         check_options(self.jitter, self.max_steps, self.tolerance)
 
+    @on_few_threads
     def infer(
         self,
         prior: MultivariateNormal,

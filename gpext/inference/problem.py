@@ -73,14 +73,12 @@ class Problem:
         num_data = mean.size(-1)
         if num_data == 0:
             raise ValueError(f"expected at least one datum; got a prior of shape {tuple(mean.shape)}.")
-        data = targets.shape
-        if isinstance(likelihood, LatentLikelihood) and latents is not None:
-            data = likelihood.datum_shape(targets)
+        data = likelihood.datum_shape(targets) if isinstance(likelihood, LatentLikelihood) else targets.shape
         if data[-1:] != (num_data,):
             among = "" if data == targets.shape else f", the targets of {data.numel()} data"
             raise ValueError(
                 f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}{among}."
-                f"{_remedy(targets, num_data)}"
+                f"{_remedy(likelihood, targets, num_data)}"
             )
         structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
         known: Prior = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
@@ -203,14 +201,18 @@ def check_support(likelihood: Any, targets: Tensor) -> None:
         check_binary(targets)
 
 
-def _remedy(targets: Tensor, num_data: int) -> str:
-    """Return how to make targets (N,) of a column of them, or of one-hot rows, if that is what they are."""
+def _remedy(likelihood: Any, targets: Tensor, num_data: int) -> str:
+    """Return how to make targets (N,) of a column of them, or of one-hot rows, or how to declare rows of targets."""
     if targets.dim() != 2 or len(targets) != num_data:
         return ""
     if targets.size(-1) == 1:
         return " Take targets.squeeze(-1)."
     one_hot = ((targets == 0) | (targets == 1)).all() and (targets.sum(-1) == 1).all()
-    return " The classes of one-hot rows are targets.argmax(-1)." if bool(one_hot) else ""
+    if bool(one_hot):
+        return " The classes of one-hot rows are targets.argmax(-1)."
+    name = type(likelihood).__qualname__
+    is_own = isinstance(likelihood, LatentLikelihood) and type(likelihood).datum_shape is LatentLikelihood.datum_shape
+    return f" If a row is the target of one datum, {name} overrides datum_shape(targets)." if is_own else ""
 
 
 def is_lost(divergence: Tensor, num_data: int) -> Tensor:
@@ -244,9 +246,10 @@ def joint_log_density(likelihood: Any, targets: Tensor, mean: Tensor, covariance
 def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Return 2 min(P(Y <= y_i), P(Y >= y_i)) (..., N), at most 1, for Y ~ int p(y | f) N(f | m_i, v_i) df.
 
-    nan where p(y | f) has several latents or no cumulative distribution function.
+    nan where p(y | f) has several latents or no cumulative distribution function, or a target is several numbers.
     """
-    if num_latents(likelihood) is None:
+    side_information = isinstance(likelihood, LatentLikelihood) and likelihood.target_dims(targets) > 0
+    if num_latents(likelihood) is None and not side_information:
         targets, mean, variance = torch.broadcast_tensors(targets.to(mean), mean, variance)
         predictive = CompoundDistribution(lambda f: with_cdf(likelihood.forward(f)), mean, variance)
         try:
@@ -257,4 +260,4 @@ def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Ten
         if predictive.support.is_discrete:
             above = above + log_density(likelihood, targets, mean, variance).exp()
         return (2 * torch.minimum(below, above)).clamp(0, 1)
-    return torch.full_like(mean.select(-2, 0), torch.nan)
+    return torch.full_like(mean if num_latents(likelihood) is None else mean.select(-2, 0), torch.nan)

@@ -17,6 +17,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.inference.expansion import Sites, expand, require_curvature
+from gpext.inference.few_threads import on_few_threads
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
 
@@ -38,6 +39,7 @@ class Taylor:
     def __post_init__(self) -> None:
         check_options(self.jitter)
 
+    @on_few_threads
     def infer(
         self,
         prior: MultivariateNormal,

@@ -70,7 +70,7 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         )
     if has_density_of(likelihood, *_PROBIT) and rate == 1:
         return lambda mean, variance: probit_tilted_moments(2 * targets.to(mean) - 1, mean, variance)
-    knots = getattr(likelihood, "_knots", lambda _: None)(targets)
+    knots = getattr(likelihood, "knots", lambda _: None)(targets)
 
     def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
         return tilted_moments(
@@ -85,18 +85,19 @@ def _shifted(mean: Tensor, about: TiltedMoments) -> TiltedMoments:
     return TiltedMoments(about.log_normalizer, mean + about.mean, about.variance, about.third, about.fourth)
 
 
-def widest_needed(likelihood: Any, gap: Tensor, variance: Tensor) -> float:
+def widest_needed(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> float:
     """Return the widening with which no datum is far out: the scale is twice what the prior makes of the largest gap.
 
     Args:
         likelihood: of one latent.
-        gap: between targets and prior means (..., N).
+        targets: what it takes.
+        mean: of the prior (..., N).
         variance: of the prior (..., N).
     """
     if not has_density_of(likelihood, *_STUDENT_T):
         return _TEMPER
     with torch.no_grad():
-        largest = (gap.square() + variance).amax(-1)
+        largest = ((targets - mean).square() + variance).amax(-1)
         return max(4 * float((largest / likelihood.noise.squeeze(-1)).max()), _TEMPER)
 
 

@@ -31,7 +31,8 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
             SechRadial(one), -math.log(2) * one, targets - 0.5, center=0 * one, curvature=0.25 * one, offset=0 * one
         )
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         return torch.nn.functional.logsigmoid((2 * floating(targets) - 1) * f)
 
     def softplus_terms(self, targets: Tensor) -> SoftplusTerms:

@@ -38,7 +38,8 @@ class BetaLikelihood(JointLikelihood):
 
     num_latents = 2
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         outside = (targets < 0) | (targets > 1)
         for wrong, remedy in (
             (outside, "Divide counts by their totals, percentages by 100."),
@@ -59,7 +60,8 @@ class BetaLikelihood(JointLikelihood):
         """Return eta = (y, 1 - y) (..., 2, N), where Taylor expands [Cha13]."""
         return torch.stack([targets, 1 - targets], -2)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         return dirichlet_log_prob(_log_shares(floating_like(targets, f)), f)
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature:

@@ -55,7 +55,8 @@ class DirichletLikelihood(JointLikelihood):
         num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = self.num_latents = num_classes
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         D = self.num_classes
         if targets.dim() < 2 or targets.size(-1) != D:
             raise ValueError(f"targets must be proportions of shape (..., N, {D}); got shape {tuple(targets.shape)}.")
@@ -82,7 +83,8 @@ class DirichletLikelihood(JointLikelihood):
         """Return eta = y (..., D, N), where Taylor expands [Cha13]."""
         return targets.mT
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         return dirichlet_log_prob(floating_like(targets, f).log().mT, f)
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature:

@@ -93,7 +93,8 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
         self.initialize(raw_dispersion=self.raw_dispersion_constraint.inverse_transform(value))
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         if self.num_targets is not None and (targets.dim() < 2 or targets.size(-1) != self.num_targets):
             raise ValueError(f"targets must have shape (..., N, {self.num_targets}); got shape {tuple(targets.shape)}.")
 
@@ -104,7 +105,8 @@ class ExponentialFamilyLikelihood(JointLikelihood):
     def _theta(self, f: Tensor) -> Tensor:
         return f if self.link is None else self.link(f)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         targets, theta, a = floating_like(targets, f), self._theta(f), self.dispersion.to(f.device)
         T = self.statistic(targets)
         if T.shape[-2:] != theta.shape[-2:]:
@@ -136,7 +138,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         wanted = torch.is_grad_enabled()
         with torch.enable_grad():
             f = f if f.requires_grad else f.detach().requires_grad_()
-            value = self._log_prob(targets, f)
+            value = self.unchecked_log_prob(targets, f)
             gradient = _derivative(value, f)
             blocks = -_rows(gradient, f)
             expected = blocks if self.link is None else self._fisher_information(f)

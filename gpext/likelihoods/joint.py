@@ -92,7 +92,9 @@ class JointLikelihood(CorrelatedLikelihood):
         self.check(targets)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
-            return log_joint_expectation(lambda f: self._log_prob(y, f), lambda f: self._second_order(y, f), m, V)
+            return log_joint_expectation(
+                lambda f: self.unchecked_log_prob(y, f), lambda f: self._second_order(y, f), m, V
+            )
 
         return self._in_parts(integral, targets, mean, covariance)
 
@@ -105,7 +107,7 @@ class JointLikelihood(CorrelatedLikelihood):
         self.check(targets)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
-            return joint_expectation(lambda f: self._log_prob(y, f), m, V)
+            return joint_expectation(lambda f: self.unchecked_log_prob(y, f), m, V)
 
         return self._in_parts(integral, targets, mean, covariance)
 
@@ -130,7 +132,7 @@ class JointLikelihood(CorrelatedLikelihood):
             is_small = bool((V.diagonal(dim1=-3, dim2=-2) < _SMALL_VARIANCE).any())
             by_graph = torch.is_grad_enabled() and (learns or is_small)
             expectation = joint_expectation if by_graph else independent_expectation
-            return expectation(lambda f: self._log_prob(y, f), m, V)
+            return expectation(lambda f: self.unchecked_log_prob(y, f), m, V)
 
         return self._in_parts(integral, targets, mean, diagonal_blocks(variance))
 

@@ -36,6 +36,56 @@ class LatentLikelihood(Likelihood, ABC):
     With D latent functions (`num_latents` is D) means, variances and latent values have shape (..., D, N), the latents
     being independent given q, and results (..., N). gpytorch's methods then take a MultivariateNormal with batch shape
     (..., D), or a MultitaskMultivariateNormal with D tasks.
+
+    A likelihood of one's own overrides :meth:`unchecked_log_prob`, and that is all that KL, EP, Laplace, Taylor and
+    training need; derivatives and integrals over one latent come from autograd and adaptive quadrature. Optional are
+
+    * `forward(f)`, the distribution p(y | f), for predictions of y;
+    * :meth:`check_support`, to refuse targets that it has no density for;
+    * :meth:`datum_shape`, where the target of a datum is several numbers, of which some may be side information: times
+      with censoring marks, counts with exposures. `likelihood.log_marginal(targets, model(x))` has the predictive log
+      density of such targets; the predictive distribution is that of what `forward` returns;
+    * :meth:`knots`, where p(y | f) is far narrower in f than the Gaussian may be;
+    * :meth:`expected_log_density` and :meth:`log_density`, where they have a closed form.
+
+    With several latents subclass :class:`gpext.likelihoods.JointLikelihood`, which asks for `curvature` as well.
+
+    Example:
+        Survival times, some only known to be longer: a target is a pair (time, event), event 0 where the time is
+        censored; e^f is the scale of a Weibull distribution, whose shape is learnt.
+
+        >>> import torch
+        >>> from gpytorch.constraints import Positive
+        >>> class SurvivalLikelihood(LatentLikelihood):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_parameter("raw_concentration", torch.nn.Parameter(torch.zeros(())))
+        ...         self.register_constraint("raw_concentration", Positive())
+        ...
+        ...     @property
+        ...     def concentration(self):
+        ...         return self.raw_concentration_constraint.transform(self.raw_concentration)
+        ...
+        ...     def datum_shape(self, targets):
+        ...         return targets.shape[:-1]  # (..., N, 2) -> (..., N)
+        ...
+        ...     def check_support(self, targets):
+        ...         if targets.dim() < 2 or targets.size(-1) != 2:
+        ...             raise ValueError(f"targets must be pairs (..., N, 2); got shape {tuple(targets.shape)}.")
+        ...         time, event = targets.unbind(-1)
+        ...         if bool((time <= 0).any()) or bool(((event != 0) & (event != 1)).any()):
+        ...             raise ValueError("times must be positive, and events 0 or 1.")
+        ...
+        ...     def unchecked_log_prob(self, targets, f):  # (..., N, 2), (..., N) -> (..., N)
+        ...         time, event = targets.unbind(-1)
+        ...         log_hazard = self.concentration * (time.log() - f)  # accumulated; the log of -log S(time)
+        ...         return event * (self.concentration.log() + log_hazard - time.log()) - log_hazard.exp()
+        ...
+        ...     def forward(self, f):
+        ...         return torch.distributions.Weibull(f.exp(), self.concentration)
+        >>> targets = torch.tensor([[2.0, 1.0], [3.0, 0.0]])  # an event at 2, none until 3
+        >>> SurvivalLikelihood().log_prob(targets, torch.zeros(2)).detach()
+        tensor([-2.1960, -2.1415])
     """
 
     num_latents: int | None = None
@@ -48,10 +98,10 @@ class LatentLikelihood(Likelihood, ABC):
             ValueError: targets are not finite or outside the support.
         """
         check_targets(targets)
-        self._check_support(targets)
+        self.check_support(targets)
 
     def datum_shape(self, targets: Tensor) -> torch.Size:
-        """Return the shape of the data, without what belongs to one datum."""
+        """Return the shape of the data (..., N), without the last dimensions that belong to one datum; to override."""
         return targets.shape
 
     def take(self, targets: Tensor, index: Tensor | slice) -> Tensor:
@@ -62,12 +112,20 @@ class LatentLikelihood(Likelihood, ABC):
         """Return how many dimensions the target of one datum has."""
         return targets.dim() - len(self.datum_shape(targets))
 
-    def _check_support(self, targets: Tensor) -> None:
-        """Raise ValueError if a target, known to be finite, is outside the support."""
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target, known to be finite, is outside the support; to override."""
 
     @abstractmethod
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
-        """Return log p(targets | f) for targets known to be in the support."""
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets that :meth:`check` has passed; what a subclass overrides.
+
+        Twice differentiable in f by autograd, and in the likelihood's parameters. f may have more dimensions in front
+        than the data, such as the nodes of a quadrature.
+
+        Args:
+            targets: (..., N), or (..., N, ...) where the target of a datum is several numbers.
+            f: (..., N), or (..., D, N) for D latents.
+        """
 
     def log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(targets | f) (..., N), twice differentiable in f (..., N) or (..., D, N).
@@ -76,7 +134,7 @@ class LatentLikelihood(Likelihood, ABC):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        return self._log_prob(targets, f)
+        return self.unchecked_log_prob(targets, f)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] under N(mean, variance): :meth:`expected_log_prob` from plain tensors.
@@ -122,7 +180,9 @@ class LatentLikelihood(Likelihood, ABC):
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, quantile, sample."""
         mean, variance = self._marginals(function_dist)
-        return CompoundDistribution(self.forward, mean, variance, log_prob=self.log_density)
+        # Of a target with side information `log_density` wants more than a value of what is predicted.
+        is_number = type(self).datum_shape is LatentLikelihood.datum_shape
+        return CompoundDistribution(self.forward, mean, variance, log_prob=self.log_density if is_number else None)
 
     def pyro_guide(self, function_dist: Any, target: Tensor, *args: Any, **kwargs: Any) -> None:
         """Draw f in a Pyro guide, as gpytorch's models call it; see :meth:`pyro_model`."""
@@ -162,22 +222,27 @@ class LatentLikelihood(Likelihood, ABC):
             shape = shape[:-2] + shape[-1:]
         return pyro.plate_stack(f"{self.name_prefix}.data_plate", shape)
 
-    def _knots(self, targets: Tensor) -> Tensor | None:  # (J, ..., N)
-        """Return where p(y | f) has a kink or a feature that may be much narrower than the Gaussian."""
+    def knots(self, targets: Tensor) -> Tensor | None:  # (J, ..., N)
+        """Return latent values where p(y | f) has a kink or a feature that may be much narrower than the Gaussian."""
         return None
 
     def _in_chunks(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return the integral of log p(y | f) (or of p) over one latent, some thousand data at a time."""
-        targets, mean, variance = torch.broadcast_tensors(targets, mean, variance)
+        data = self.datum_shape(targets)
+        of_datum = targets.shape[len(data) :]
+        shape = torch.broadcast_shapes(data, mean.shape, variance.shape)
+        targets, mean, variance = targets.expand(*shape, *of_datum), mean.expand(shape), variance.expand(shape)
         size = mean.size(-1) if mean.dim() else 1
         chunk = max(_CHUNK * size // max(mean.numel(), 1), 1)
         if size <= chunk:
             return self._integral(integral, targets, mean, variance)
-        parts = zip(*(tensor.split(chunk, -1) for tensor in (targets, mean, variance)), strict=True)
+        parts = zip(
+            targets.split(chunk, -1 - len(of_datum)), mean.split(chunk, -1), variance.split(chunk, -1), strict=True
+        )
         return torch.cat([self._integral(integral, *part) for part in parts], -1)
 
     def _integral(self, integral: Callable[..., Tensor], targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return integral(lambda f: self._log_prob(targets, f), mean, variance, knots=self._knots(targets))
+        return integral(lambda f: self.unchecked_log_prob(targets, f), mean, variance, knots=self.knots(targets))
 
     def _marginals(self, function_dist: MultivariateNormal) -> tuple[Tensor, Tensor]:
         """Return means and variances, (..., N) or (..., D, N)."""

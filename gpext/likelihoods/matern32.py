@@ -58,7 +58,8 @@ class Matern32Likelihood(AdditiveNoiseLikelihood):
         log_constant = 0.5 * math.log(3) - math.log(4) - 0.5 * noise.log()
         return Augmentation(Matern32Radial(), log_constant, zero, targets, curvature=1 / noise, offset=zero)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         c = (targets - f).abs() * (3 / self.noise).sqrt()
         # |c| has no derivative at 0, but log(1 + c) - c = -c^2 / 2 + O(c^3) has two
         exponent = torch.where(c < 1e-8, -0.5 * (targets - f).square() * 3 / self.noise, torch.log1p(c) - c)

@@ -52,7 +52,8 @@ class MultinomialLogitLikelihood(JointLikelihood):
         self.num_classes = self.num_latents = num_classes
         self.total_count = None if total_count is None else _one_number(total_count)
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         if self.total_count == 1:
             check_classes(targets, self.num_classes)
             return
@@ -87,7 +88,8 @@ class MultinomialLogitLikelihood(JointLikelihood):
         self.check(targets)
         return self._terms(targets)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         terms, latent = self._terms(targets), f.double()  # large terms leave a small sum
         return terms.log_prob(latent, latent.logsumexp(-2)).to(floating_like(targets, f).dtype)
 
@@ -102,7 +104,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
         probs, counts = f.softmax(-2), terms.counts.expand_as(f)
         totals = counts.sum(-2)
         precision = totals.unsqueeze(-2) * probs
-        return Curvature(self._log_prob(targets, f), counts - precision, precision, -totals, probs, precision)
+        return Curvature(self.unchecked_log_prob(targets, f), counts - precision, precision, -totals, probs, precision)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to 1e-11 a trial.
@@ -143,7 +145,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
                 at = self._second_order(y, pad(differences, (0, 0, 0, 1)))
                 return SecondOrder(at.value, at.gradient[..., :-1, :], at.precision[..., :-1, :-1, :])
 
-            return log_joint_expectation(lambda f: self._log_prob(y, pad(f, (0, 0, 0, 1))), expand, m, V)
+            return log_joint_expectation(lambda f: self.unchecked_log_prob(y, pad(f, (0, 0, 0, 1))), expand, m, V)
 
         return self._in_parts(integral, targets, *_contrasts(mean, covariance))
 
@@ -156,7 +158,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
         self.check(targets)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
-            return joint_expectation(lambda f: self._log_prob(y, pad(f, (0, 0, 0, 1))), m, V)
+            return joint_expectation(lambda f: self.unchecked_log_prob(y, pad(f, (0, 0, 0, 1))), m, V)
 
         return self._in_parts(integral, targets, *_contrasts(mean, covariance))
 

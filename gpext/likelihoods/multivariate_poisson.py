@@ -37,7 +37,8 @@ class MultivariatePoissonLikelihood(JointLikelihood):
         self.num_latents = whole_number("num_outputs", num_outputs, 1)
         self._each = PoissonLikelihood()
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         if targets.dim() < 2 or targets.size(-1) != self.num_latents:
             raise ValueError(
                 f"targets must be counts of shape (..., N, {self.num_latents}); got shape {tuple(targets.shape)}. "
@@ -49,7 +50,8 @@ class MultivariatePoissonLikelihood(JointLikelihood):
         """Return (..., N)."""
         return targets.shape[:-1]
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         return self._each.log_prob(targets.mT, f).sum(-2)
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature:

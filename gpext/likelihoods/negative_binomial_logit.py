@@ -64,7 +64,8 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
         log_constant = (_log_binomial(y, r) - math.log(2) * (y.double() + r)).to(y)
         return Augmentation(SechRadial(y + r), log_constant, 0.5 * (y - r), zero, zero + 0.25, zero)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         y, r, latent = targets.double(), self.total_count.double(), f.double()  # large terms leave a small sum
         value = _log_binomial(y, r) + y * logsigmoid(latent) + r * logsigmoid(-latent)
         return value.to(floating_like(targets, f).dtype)
@@ -97,7 +98,8 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
         """
         return LatentLikelihood.log_density(self, targets, mean, variance)
 
-    def _knots(self, targets: Tensor) -> Tensor:
+    def knots(self, targets: Tensor) -> Tensor:
+        """Return latent values about which p(y | f) may be narrow."""
         # The likelihood peaks at log(y / r) with a width of about 1 / sqrt(y); sigma(-f)^r falls off near -log r.
         return ((targets + 0.5) / self.total_count.detach()).log().unsqueeze(0)
 

@@ -115,7 +115,8 @@ class OrdinalLikelihood(LatentLikelihood):
         self.gaps = value.diff(dim=-1)
         self.initialize(first_cutpoint=value[..., :1])
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         check_classes(targets, self.num_classes)
 
     def _edges(self, targets: Tensor) -> _Edges:
@@ -132,13 +133,14 @@ class OrdinalLikelihood(LatentLikelihood):
             is_last=k == self.num_classes - 1,
         )
 
-    def _knots(self, targets: Tensor) -> Tensor:
+    def knots(self, targets: Tensor) -> Tensor:
+        """Return latent values about which p(y | f) may be narrow."""
         edges = self._edges(targets)
         return torch.where(edges.is_last, edges.lower, edges.upper).detach().unsqueeze(0)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f), an OrderedCategorical distribution with batch shape that of f."""
-        log_probs = [self._log_prob(label, function_samples) for label in self._classes(function_samples)]
+        log_probs = [self.unchecked_log_prob(label, function_samples) for label in self._classes(function_samples)]
         return OrderedCategorical(logits=torch.stack(log_probs, -1))
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
@@ -158,7 +160,8 @@ class OrdinalLogitLikelihood(OrdinalLikelihood):
     softplus functions. Arguments, parameters and errors are those of :class:`OrdinalLikelihood`.
     """
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         edges = self._edges(targets)
         below = torch.where(edges.is_last, 0.0, logsigmoid(edges.upper - f))
         above = torch.where(edges.is_first, 0.0, logsigmoid(f - edges.lower))
@@ -193,7 +196,8 @@ class OrdinalProbitLikelihood(OrdinalLikelihood):
     and errors are those of :class:`OrdinalLikelihood`.
     """
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         return self._log_interval(targets, f, torch.ones((), dtype=f.dtype, device=f.device))
 
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -20,10 +20,12 @@ class PoissonLikelihood(LatentLikelihood):
     the logarithm of the exposure.
     """
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         check_counts(targets)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         return _log_density(targets.double(), f.double()).to(floating_like(targets, f).dtype)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -36,7 +38,8 @@ class PoissonLikelihood(LatentLikelihood):
         y, m, half = targets.double(), mean.double(), 0.5 * variance.double()
         return (_log_density(y, m + half) - y * half).to(floating_like(targets, mean).dtype)
 
-    def _knots(self, targets: Tensor) -> Tensor:
+    def knots(self, targets: Tensor) -> Tensor:
+        """Return latent values about which p(y | f) may be narrow."""
         # The likelihood peaks at log y with width 1 / sqrt(y); exp(-e^f) falls off near f = 0.
         return floating(targets).clamp(min=1).log().unsqueeze(0)
 

@@ -43,7 +43,8 @@ class StickBreakingLikelihood(CorrelatedLikelihood):
         self.num_classes = num_classes
         self.num_latents = num_classes - 1
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the support."""
         check_classes(targets, self.num_classes)
 
     def _breaks(self, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +52,8 @@ class StickBreakingLikelihood(CorrelatedLikelihood):
         latent = torch.arange(self.num_latents or 0, device=targets.device).unsqueeze(-1)
         return targets.unsqueeze(-2) == latent, targets.unsqueeze(-2) >= latent
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         breaks, comes = self._breaks(targets)
         return torch.where(comes, logsigmoid(torch.where(breaks, f, -f)), 0.0).sum(-2)
 
@@ -102,7 +104,9 @@ class StickBreakingLikelihood(CorrelatedLikelihood):
         self.check(targets)
 
         def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
-            return log_joint_expectation(lambda f: self._log_prob(y, f), lambda f: self._second_order(y, f), m, V)
+            return log_joint_expectation(
+                lambda f: self.unchecked_log_prob(y, f), lambda f: self._second_order(y, f), m, V
+            )
 
         return in_parts(integral, mean, covariance, targets)
 
@@ -110,7 +114,9 @@ class StickBreakingLikelihood(CorrelatedLikelihood):
         breaks, comes = self._breaks(targets)
         p = f.sigmoid()
         gradient = torch.where(comes, breaks.to(p) - p, 0.0)
-        return SecondOrder(self._log_prob(targets, f), gradient, diagonal_blocks(torch.where(comes, p * (1 - p), 0.0)))
+        return SecondOrder(
+            self.unchecked_log_prob(targets, f), gradient, diagonal_blocks(torch.where(comes, p * (1 - p), 0.0))
+        )
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., K - 1, N), a Categorical distribution with batch shape (..., N)."""

@@ -53,10 +53,11 @@ class AugmentedLikelihood(LatentLikelihood):
         """Raise unless the targets are finite and in the support, as :meth:`augmentation`."""
         self.augmentation(targets)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(targets | f) (..., N), for targets in the support."""
         return self._augmentation(targets).log_prob(f)
 
-    def _knots(self, targets: Tensor) -> Tensor:
+    def knots(self, targets: Tensor) -> Tensor:
         """Return where h^2 is least: phi may have a kink there."""
         centre = self._augmentation(targets).center.detach()
         return floating(centre).expand(torch.broadcast_shapes(centre.shape, targets.shape)).unsqueeze(0)

@@ -11,7 +11,6 @@ cancel where kappa is large.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.callers import warn_caller
 from gpext.distributions import CompoundVonMises, VonMises
 from gpext.distributions.bessel import log_i0, log_i0_derivative, log_i0e, resultant_slope
 from gpext.distributions.von_mises_mixture import expected_log_i0, log_compound_density
@@ -50,24 +50,24 @@ class VonMisesLikelihood(JointLikelihood):
         super().__init__()
         self._has_warned = False
 
-    def _check_support(self, targets: Tensor) -> None:
+    def check_support(self, targets: Tensor) -> None:
+        """Warn once of angles that look like degrees."""
         if self._has_warned or not bool((targets.abs() > 2 * math.pi).any()):
             return
         self._has_warned = True
         index = tuple((targets.abs() > 2 * math.pi).nonzero()[0].tolist())
-        warnings.warn(
+        warn_caller(
             f"angles are in radians, and {targets[index].item():g} at index {index[0] if len(index) == 1 else index} "
             "is more than a full turn. If these are degrees convert them with torch.deg2rad(y); else nothing is wrong: "
             "they count as what is left of them after whole turns.",
             AngleWarning,
-            stacklevel=4,
         )
 
     def expansion_point(self, targets: Tensor) -> Tensor:
         """Return T(y) (..., 2, N), the observed direction, where Taylor expands."""
         return torch.stack([targets.cos(), targets.sin()], -2)
 
-    def _log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Log density; at large kappa by eta'T - kappa = -|eta - kappa T|^2 / (2 kappa)."""
         T, squared = self.expansion_point(floating_like(targets, f)), f.square().sum(-2)
         far = squared > 1
@@ -89,7 +89,7 @@ class VonMisesLikelihood(JointLikelihood):
         precision = resultant_slope(squared).unsqueeze(-2).expand_as(f)
         across = torch.stack([-f[..., 1, :], f[..., 0, :]], -2)
         coupling = -log_i0_derivative(squared, 2)
-        return Curvature(self._log_prob(targets, f), gradient, precision, coupling, across, precision)
+        return Curvature(self.unchecked_log_prob(targets, f), gradient, precision, coupling, across, precision)
 
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, covariance) df (..., N), an integral in one dimension, to 1e-9.

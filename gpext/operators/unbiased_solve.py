@@ -12,7 +12,6 @@ One solve in both places, as linear_operator's `inv_quad` has it, is biased: E[s
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +21,7 @@ from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gpext.callers import warn_caller
 from gpext.operators.kernel_preconditioner import Preconditioner, kernel_preconditioner
 from gpext.operators.unbiased_solver import UnbiasedSolver
 from gpext.solvers import (
@@ -193,11 +193,10 @@ class UnbiasedSolveOperator(LinearOperator):
         if solver.keep is not None:
             solver.keep.note(found.first_steps)
         if found.status is not SolveStatus.CONVERGED:
-            warnings.warn(
+            warn_caller(
                 f"a solve of size {b.size(-2)} ended after {found.num_steps} steps, and its estimate is not unbiased: "
                 f"{found.status.value}.",
                 UnbiasedSolveWarning,
-                stacklevel=4,
             )
         return found.estimates
 

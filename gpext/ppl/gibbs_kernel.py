@@ -31,6 +31,7 @@ from gpext.ppl.latent import WHITENED, WhitenedPrior
 from gpext.ppl.observe import Observation
 from gpext.ppl.program_kernel import ProgramKernel
 from gpext.sites import GaussianSites
+from gpext.threads import factor_flops, threads_for
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,13 @@ class GibbsKernel(ProgramKernel):
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the next state of the chain, in unconstrained space."""
-        self._whitened = self._draw_whitened(params)
-        rest = {name: value for name, value in params.items() if name != self._site}
-        if self._kernel is not None:
-            self._kernel.clear_cache()  # its potential has changed with v
-            rest = self._kernel.sample(rest)
+        size = params[self._site].size(-1)
+        with threads_for(factor_flops(size, number=params[self._site].numel() // size)):
+            self._whitened = self._draw_whitened(params)
+            rest = {name: value for name, value in params.items() if name != self._site}
+            if self._kernel is not None:
+                self._kernel.clear_cache()  # its potential has changed with v
+                rest = self._kernel.sample(rest)
         return {self._site: self._whitened, **rest}
 
     def logging(self) -> OrderedDict[str, str]:

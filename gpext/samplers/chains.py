@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.files import Pace, load, save
 from gpext.inference import InferenceWarning
 from gpext.parallel import Ranks, described, mark
@@ -29,6 +29,7 @@ from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.status import SamplingStatus
 from gpext.schema import Each, Number, Numbers, Schema
+from gpext.threads import factor_flops, threads_for
 
 _FILE = "chains.pt"
 _KEYS = ("raw", "state")
@@ -174,6 +175,7 @@ class ChainSampler(ABC):
         crew = Crew.of(plan.ranks, self.target.model)
         everyone, spread, resume = crew.everyone, crew.spread, plan.resume
         origin = self._origin()
+        flops = factor_flops(self.target.num_data)
 
         def opened() -> tuple[Path | None, WalkState]:
             path = None if plan.checkpoint is None else _prepare(Path(plan.checkpoint), resume)
@@ -181,7 +183,8 @@ class ChainSampler(ABC):
                 crew.check(plan.num_chains, "chains")
                 generator = torch.Generator().manual_seed(0) if plan.generator is None else plan.generator
                 offspring = _offspring(plan.num_chains, crew.agree_on(generator))
-                return path, WalkState(tuple(begin(*offspring)), plan.warmup, 0, 0, origin)
+                with threads_for(flops):
+                    return path, WalkState(tuple(begin(*offspring)), plan.warmup, 0, 0, origin)
             _, known = self._restored({"raw": resume.raw, "state": as_stored(resume.state)}, "resume")
             crew.check(len(known.walkers), "chains")
             return path, known
@@ -206,8 +209,9 @@ class ChainSampler(ABC):
             return torch.stack(draws), dataclasses.replace(state, walkers=states)
 
         def move() -> None:
-            for walker in walkers:
-                walker.step(adapt=state.warmup_left > 0)
+            with threads_for(flops):
+                for walker in walkers:
+                    walker.step(adapt=state.warmup_left > 0)
 
         def steps() -> Iterator[None]:
             nonlocal state, saved
@@ -233,7 +237,7 @@ class ChainSampler(ABC):
                 status, note = SamplingStatus.NOT_WRITTEN, str(error)
         found = self._conclude(raw, at_the_end, status, note, time.perf_counter() - started)
         if status is not None:
-            warnings.warn(found.message, InferenceWarning, stacklevel=3)
+            warn_caller(found.message, InferenceWarning)
         return found
 
     def _conclude(

@@ -8,7 +8,6 @@ runs a batch of its own, with a generator of its own, and nothing that one draws
 from __future__ import annotations
 
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.distributions import InversionError
 from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
@@ -32,6 +32,7 @@ from gpext.samplers.storage import Chunks, Store
 from gpext.samplers.target import Target
 from gpext.schema import Anything, Each, GeneratorState, Number, Numbers
 from gpext.sites import GaussianSites
+from gpext.threads import factor_flops, threads_for
 
 FIRST_WIDTH = 1.0  # of a slice, in unconstrained space; softplus and log make that about a factor e
 _WIDTH_RATE = 0.1  # of its adaptation, sweep by sweep of the warm-up
@@ -133,7 +134,8 @@ class LatentChainSampler(ABC):
                 return crew.spread.own(known), resume.chunks
             crew.check(num_chains, "chains")
             own = len(crew.spread.own(range(num_chains)))
-            return [replace(self._begin(own, warmup, self._own(generator, crew)), origin=origin)], Chunks()
+            with threads_for(self._flops(own)):
+                return [replace(self._begin(own, warmup, self._own(generator, crew)), origin=origin)], Chunks()
 
         origin = self._origin()
         given = [name for name, each in (("resume", resume), ("directory", directory)) if each is not None]
@@ -148,12 +150,14 @@ class LatentChainSampler(ABC):
         for each, state in zip(generators, states, strict=True):
             each.set_state(state.generator_state)
         like = torch.empty(0, dtype=target.dtype, device=target.targets.device)
+        flops = max(self._flops(len(state.latent)) for state in states)
         store = Store(chunks, tuple(state.on(like.device) for state in states), like, path, crew)
         goal = store.num_draws + num_samples
 
         def swept() -> tuple[ChainState, ...]:
             pairs = zip(store.states, generators, strict=True)
-            return tuple(self._next(state, thinning, each) for state, each in pairs)
+            with threads_for(flops):
+                return tuple(self._next(state, thinning, each) for state, each in pairs)
 
         def sweeps() -> Iterator[None]:
             store.open()
@@ -172,7 +176,7 @@ class LatentChainSampler(ABC):
         seconds = time.perf_counter() - started
         draws = conclude(self.name, target, store.chunks, store.everyones_states(), status, note, seconds)
         if status is not None:
-            warnings.warn(draws.message, InferenceWarning, stacklevel=2)
+            warn_caller(draws.message, InferenceWarning)
         return draws
 
     def load(self, directory: str | Path) -> GibbsDraws:
@@ -220,6 +224,11 @@ class LatentChainSampler(ABC):
     def _origin(self) -> dict[str, Any]:
         """Return what draws are of."""
         return {"sampler": self.name, **self._target.origin}
+
+    def _flops(self, num_chains: int) -> float:
+        """Return those of the factors that a sweep of so many chains needs."""
+        shape = self._target.latent_shape
+        return factor_flops(shape[-1], number=num_chains * shape[:-1].numel())
 
     def _own(self, generator: torch.Generator | None, crew: Crew) -> torch.Generator:
         """Return this rank's generator."""

@@ -18,7 +18,6 @@ times less.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.inference import InferenceWarning
 from gpext.likelihoods.checks import check_tensor
 from gpext.optim import SGLD, PolynomialDecay
@@ -140,11 +140,10 @@ class SGLDSampler(ChainSampler):
         found = self._run(plan, begin, *options)
         overload = max(self._walker(each).overload for each in found.state.walkers)
         if overload > 1:
-            warnings.warn(
+            warn_caller(
                 f"the step size is {overload:.2g} times the longest at which the noise of the gradients can be "
                 "compensated: draws are too wide. Take a smaller step_size, or None, or more probes.",
                 InferenceWarning,
-                stacklevel=2,
             )
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.files import Pace, load, save
 from gpext.parallel import Ranks, mark
 from gpext.schema import Anything, Each, Numbers, Record, Schema, like
@@ -130,7 +130,7 @@ class Checkpoint:
 
     def _warn(self, reason: str) -> None:
         if self._ranks.rank == 0:
-            warnings.warn(f"no checkpoint was written, the last one stays: {reason}.", CheckpointWarning, stacklevel=5)
+            warn_caller(f"no checkpoint was written, the last one stays: {reason}.", CheckpointWarning)
 
 
 def _kind(t: Tensor) -> str:

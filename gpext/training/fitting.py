@@ -13,6 +13,7 @@ from gpytorch.variational import (
     IndependentMultitaskVariationalStrategy,
     LMCVariationalStrategy,
     TrilNaturalVariationalDistribution,
+    _VariationalStrategy,
 )
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -24,6 +25,7 @@ from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts
+from gpext.threads import factor_flops, threads_for
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, fit_collapsed, fit_objective, subset_sizes
 from gpext.training.initial_values import described_values, initialise_from_data
@@ -145,7 +147,7 @@ def fit(
     else:
         strategy = None
         _check_one_value(mll)
-    with interrupts(ranks) as interrupted:
+    with interrupts(ranks) as interrupted, threads_for(_flops(mll, x, batch_size)):
         run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted, start)
         try:
             if batch_size is None:
@@ -302,6 +304,19 @@ def _check_one_value(mll: MarginalLogLikelihood) -> None:
 def _number(x: Tensor) -> int:
     """Return how many inputs (..., N, d) or (N,) there are."""
     return x.size(-2) if x.dim() > 1 else len(x)
+
+
+def _flops(mll: MarginalLogLikelihood, x: Tensor, batch_size: int | None) -> float:
+    """Return those of the largest factor of a step: of the data, or of M inducing points with as many rows.
+
+    The quadrature of a datum counts like 50 inducing points.
+    """
+    rows = _number(x) if batch_size is None else min(batch_size, _number(x))
+    shells = IndependentMultitaskVariationalStrategy | LMCVariationalStrategy  # about one that has the points
+    strategies = [part for part in mll.modules() if isinstance(part, _VariationalStrategy)]
+    ranks = [part.inducing_points.size(-2) for part in strategies if not isinstance(part, shells)]
+    rank = max([50, *ranks]) if ranks else rows
+    return factor_flops(rank, rows=max(rows, rank), number=x.shape[:-2].numel())
 
 
 def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:

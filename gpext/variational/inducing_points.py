@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.checks import whole_number
 from gpext.likelihoods.checks import check_finite, check_tensor
 
@@ -72,9 +72,9 @@ def greedy_inducing_points(
     for step in range(num_inducing):
         pivot = int(remaining.argmax())
         if remaining[pivot] <= rounding:
-            warnings.warn(
+            warn_caller(
                 f"{step} of {num_inducing} inducing points already explain the prior to rounding; returning those.",
-                stacklevel=2,
+                UserWarning,
             )
             break
         chosen.append(pivot)

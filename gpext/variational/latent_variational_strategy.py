@@ -11,7 +11,6 @@ variances (FITC) [Snelson & Ghahramani 2006]; a step of every rule then takes O(
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpext.bounds import num_latents
+from gpext.callers import warn_caller
 from gpext.inference import InferenceResult, InferenceWarning, Status
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
@@ -181,7 +181,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         fits = start is not None and start.shift.shape[-1:] == prior.event_shape
         result = self.rule.infer(prior, self.model.likelihood, targets, start=start if fits else None)
         if result.status is not Status.CONVERGED:
-            warnings.warn(result.message, InferenceWarning, stacklevel=3)
+            warn_caller(result.message, InferenceWarning)
         if result.status is not Status.NOT_POSITIVE_DEFINITE and bool(result.log_evidence.isfinite().all()):
             self._variational_distribution.set(result.sites)
             self.variational_params_initialized.fill_(1)

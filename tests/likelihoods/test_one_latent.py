@@ -70,7 +70,7 @@ class Split(JointLikelihood):
         super().__init__()
         self.family, self.share = ordinal_family(), share
 
-    def _log_prob(self, targets, f):
+    def unchecked_log_prob(self, targets, f):
         return self.family.log_prob(targets, f)
 
     def curvature(self, targets, f):
