@@ -11,16 +11,15 @@ from collections.abc import Callable
 import torch
 from gpytorch.distributions import Distribution
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import constraints
 
-from gpext.callers import warn_caller
 from gpext.distributions.drawing import drawn_from
-from gpext.quadrature import QuadratureWarning, expectation, log_expectation
+from gpext.distributions.inversion import check_probability
+from gpext.distributions.quantile_search import integer_quantile, real_quantile
+from gpext.quadrature import expectation, log_expectation
 
 _CDF_TOLERANCE = 1e-12  # relative; the quantile inherits it
 _CDF_ROUNDING = 1e-15  # absolute: torch's own cdfs cancel in the lower tail
-_MAX_DOUBLINGS = 1000
-_MAX_NEWTON_STEPS = 200
 
 Conditional = Callable[[Tensor], torch.distributions.Distribution]
 
@@ -150,17 +149,28 @@ class CompoundDistribution(Distribution):
         Raises:
             ValueError: a probability is not strictly between 0 and 1.
         """
-        value = torch.as_tensor(value, dtype=self.latent_mean.dtype, device=self.latent_mean.device)
-        if not bool(((value > 0) & (value < 1)).all()):
-            worst = value[~((value > 0) & (value < 1))].flatten()[0].item()
-            raise ValueError(f"probabilities must be strictly between 0 and 1; got {worst}.")
         with torch.no_grad():
-            q, mean = torch.broadcast_tensors(value, self.latent_mean)
+            q, mean = torch.broadcast_tensors(check_probability(value, self.latent_mean), self.latent_mean)
             variance = self.latent_variance.expand(q.shape)
             dtype = torch.promote_types(mean.dtype, variance.dtype)
             q, mean, variance = q.double(), mean.double(), variance.double()
-            solve = self._integer_quantile if self.support.is_discrete else self._real_quantile
-            return solve(q, mean, variance).to(dtype)
+            support = self.support
+
+            def cdf(y: Tensor) -> Tensor:
+                return self._cdf(y, mean, variance)
+
+            if support.is_discrete:
+                return integer_quantile(cdf, q, support, tolerance=1e-11).to(dtype)
+            given = self.conditional(mean)
+            centre = torch.where(given.mean.isfinite(), given.mean, mean if support is constraints.real else 1.0)
+            width = torch.where(given.stddev.isfinite(), given.stddev, 1.0).double() + variance.sqrt()
+
+            def log_density(y: Tensor) -> Tensor:
+                return self._log_density(y, mean, variance)
+
+            return real_quantile(cdf, log_density, q, support, centre.double(), width, tolerance=_CDF_TOLERANCE).to(
+                dtype
+            )
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """The same as `icdf`."""
@@ -192,66 +202,6 @@ class CompoundDistribution(Distribution):
     def _at_infinity(result: Tensor, value: Tensor, below: float, above: float) -> Tensor:
         result = torch.where(value == -math.inf, below, torch.where(value == math.inf, above, result))
         return torch.where(value.isnan(), math.nan, result)
-
-    def _integer_quantile(self, q: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        support = self.support
-        first = torch.as_tensor(getattr(support, "lower_bound", 0), dtype=q.dtype, device=q.device)
-        last = getattr(support, "upper_bound", 1 if support is constraints.boolean else math.inf)
-        last = torch.as_tensor(last, dtype=q.dtype, device=q.device)
-        accepted = q * (1 - 1e-11)  # what the quadrature leaves open
-        low, high = (first - 1).expand_as(q), torch.minimum(first, last).expand_as(q)  # cdf(low) < q <= cdf(high)
-        width = torch.ones_like(q)
-        while True:
-            short = (self._cdf(high, mean, variance) < accepted) & (high < last)
-            if not bool(short.any()):
-                break
-            low = torch.where(short, high, low)
-            high = torch.where(short, torch.minimum(high + width, last), high)
-            width = torch.where(short, 2 * width, width)
-        while bool((high - low > 1).any()):
-            middle = torch.where(high - low > 1, ((low + high) / 2).floor(), high)
-            enough = self._cdf(middle, mean, variance) >= accepted
-            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-        return high
-
-    def _real_quantile(self, q: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Newton on the cdf inside a bracket, on the real line u that `biject_to` maps to the support."""
-        to_support = biject_to(self.support)
-        given = self.conditional(mean)
-        centre = torch.where(given.mean.isfinite(), given.mean, mean if self.support is constraints.real else 1.0)
-        u = to_support.inv(centre.double())
-        width = torch.where(given.stddev.isfinite(), given.stddev, 1.0).double() + variance.sqrt()
-        low, high = u - width, u + width
-        for _ in range(_MAX_DOUBLINGS):
-            above = self._cdf(to_support(low), mean, variance) > q
-            below = self._cdf(to_support(high), mean, variance) < q
-            if not bool((above | below).any()):
-                break
-            width = 2 * width
-            low, high = (
-                torch.where(above, low - width, torch.where(below, high, low)),
-                torch.where(below, high + width, torch.where(above, low, high)),
-            )
-        accepted = (_CDF_TOLERANCE * torch.minimum(q, 1 - q)).clamp(min=4 * torch.finfo(q.dtype).eps)
-        u = (low + high) / 2
-        for _ in range(_MAX_NEWTON_STEPS):
-            y = to_support(u)
-            excess = self._cdf(y, mean, variance) - q
-            low, high = torch.where(excess <= 0, u, low), torch.where(excess >= 0, u, high)
-            log_density = self._log_density(y, mean, variance) + to_support.log_abs_det_jacobian(u, y)
-            newton = u - excess / log_density.exp()
-            inside = (newton > low) & (newton < high)
-            following = torch.where(inside, newton, (low + high) / 2)
-            settled = (excess.abs() <= accepted) | ((following - u).abs() <= torch.finfo(u.dtype).eps * u.abs())
-            u = torch.where((excess == 0) | (settled & ~inside), u, following)
-            if bool(settled.all()):
-                return to_support(u)
-        warn_caller(
-            f"{int((~settled).sum())} of {settled.numel()} quantiles did not reach full precision in "
-            f"{_MAX_NEWTON_STEPS} steps; worst error in probability {excess.abs().max().item():.1e}.",
-            QuadratureWarning,
-        )
-        return to_support(u)
 
 
 class AdditiveNoisePredictive(CompoundDistribution):

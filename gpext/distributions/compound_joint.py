@@ -10,11 +10,17 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import biject_to, constraints
 
+from gpext.distributions.correlated_latents import in_every
 from gpext.distributions.drawing import drawn_from
+from gpext.distributions.inversion import check_probability
 from gpext.distributions.latent_mixture import LatentMixture
+from gpext.distributions.quantile_search import integer_quantile, real_quantile
+from gpext.distributions.with_cdf import with_cdf
 from gpext.quadrature import in_parts, joint_expectation
+
+_TOLERANCE = 1e-9  # of a distribution function, that of the integrals
 
 
 class CompoundJointDistribution(LatentMixture):
@@ -61,6 +67,74 @@ class CompoundJointDistribution(LatentMixture):
         """Var[y], of each entry of an event, batch_shape + event_shape."""
         second = self._expectation(lambda given: given.variance + given.mean.square())
         return torch.where(second.isinf(), second, second - self.mean.square())
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(Y <= value) = E[P(Y <= value | f)] of numbers, to 1e-9; no gradient.
+
+        Raises:
+            NotImplementedError: Y is a vector, or the conditional has no cdf.
+        """
+        self._refuse_vectors()
+        if self._validate_args:
+            self._validate_sample(value)
+        with torch.no_grad():
+            return self._cdf(*self._with_latents(value))
+
+    def _refuse_vectors(self) -> None:
+        if self.event_shape:
+            raise NotImplementedError(
+                f"a distribution of vectors, event shape {tuple(self.event_shape)}, has neither cdf nor quantiles."
+            )
+
+    def _cdf(self, value: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            return joint_expectation(lambda f: with_cdf(self.conditional(f)).cdf(y), m, V)
+
+        try:
+            return in_parts(integral, mean, covariance, value)
+        except NotImplementedError as error:
+            name = type(self.conditional(mean)).__name__
+            raise NotImplementedError(
+                f"{name}, p(y | f) as `conditional` has it, has no cdf, and so p(y) has neither cdf nor quantiles; "
+                "gpext.distributions has some with one."
+            ) from error
+
+    def icdf(self, value: Tensor | float) -> Tensor:
+        """The quantile, to 1e-9 in probability; for integers the smallest k with cdf(k) >= value. No gradient.
+
+        Raises:
+            NotImplementedError: as :meth:`cdf`.
+            ValueError: a probability is not strictly between 0 and 1.
+        """
+        self._refuse_vectors()
+        with torch.no_grad():
+            q = check_probability(value, self.latent_mean.double())
+            q = q.expand(torch.broadcast_shapes(q.shape, self.batch_shape))
+            mean, covariance = in_every(q.shape, self.latent_mean.double(), self.latent_covariance.double())
+            given = self.conditional(mean)
+
+            def cdf(y: Tensor) -> Tensor:
+                return self._cdf(y, mean, covariance)
+
+            if given.support is not None and given.support.is_discrete:
+                return integer_quantile(cdf, q, given.support, tolerance=_TOLERANCE).to(self.latent_mean.dtype)
+            if given.support is None:
+                raise NotImplementedError("the conditional does not declare its support.")
+            centre = torch.where(given.mean.isfinite(), given.mean, biject_to(given.support)(torch.zeros_like(q)))
+            y = real_quantile(
+                cdf,
+                lambda y: self._log_density(y, mean, covariance),
+                q,
+                given.support,
+                centre,
+                torch.ones_like(q),
+                tolerance=_TOLERANCE,
+            )
+            return y.to(self.latent_mean.dtype)
+
+    def quantile(self, q: Tensor | float) -> Tensor:
+        """The same as `icdf`."""
+        return self.icdf(q)
 
     def _expectation(self, function: Callable[[torch.distributions.Distribution], Tensor]) -> Tensor:
         """Return the expectation of a function of p(y | f) that has its batch_shape + event_shape."""

@@ -24,6 +24,11 @@ from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
 from gpext.likelihoods.joint import JointLikelihood
 
+_REMEDY = (
+    "Set it, likelihood.conditional = lambda f: ... of f (..., D, N), batch shape (..., N); nothing has to be trained "
+    "again."
+)
+
 
 class ExponentialFamilyLikelihood(JointLikelihood):
     """A likelihood of D latent functions from T, b, h, a and theta; `Laplace` and `Taylor` serve it.
@@ -41,6 +46,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         dispersion: the first value of a, learnt as `dispersion`; None for a = 1.
         num_targets: how many numbers a target has: targets are then (..., N, num_targets), else (..., N).
         conditional: maps f (..., D, N) to the distribution p(y | f) of batch shape (..., N), for predictions and draws.
+            Training does without: it may be set later, as the attribute `conditional` of a trained likelihood.
 
     Raises:
         ValueError: fewer than one latent, or a dispersion that is not positive.
@@ -109,10 +115,8 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         """Return log p(targets | f) (..., N), for targets in the support."""
         targets, theta, a = floating_like(targets, f), self._theta(f), self.dispersion.to(f.device)
         T = self.statistic(targets)
-        if T.shape[-2:] != theta.shape[-2:]:
-            raise ValueError(
-                f"statistic and link must both give (..., P, N); got {tuple(T.shape)} and {tuple(theta.shape)}."
-            )
+        self._check_parameters(theta, f)
+        self._check_statistic(T, targets, theta)
         b = self.log_partition(theta)
         if b.shape != theta.shape[:-2] + theta.shape[-1:]:
             raise ValueError(
@@ -127,6 +131,27 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         if base.shape[-1:] != value.shape[-1:] or torch.broadcast_shapes(base.shape, value.shape) != value.shape:
             raise ValueError(f"log_base must give (..., N), here {tuple(value.shape)}; got {tuple(base.shape)}.")
         return value + base
+
+    def _check_parameters(self, theta: Tensor, f: Tensor) -> None:
+        """Raise ValueError unless theta of f (..., D, N) is (..., P, N)."""
+        if theta.dim() < 2 or theta.size(-1) != f.size(-1):
+            raise ValueError(
+                f"link must map eta (..., D, N) to theta (..., P, N), the {f.size(-1)} data last; it made "
+                f"{tuple(theta.shape)} of {tuple(f.shape)}.{_transposed(theta, f.size(-1))}"
+            )
+
+    def _check_statistic(self, T: Tensor, targets: Tensor, theta: Tensor) -> None:
+        """Raise ValueError unless T of the targets has as many rows as theta (..., P, N), and its data last."""
+        P, N = theta.shape[-2:]
+        if P == N > 1 and T.shape[-2:] == (P, N):  # a square: only with one datum less are rows not columns
+            N, targets = N - 1, self.take(targets, slice(N - 1))
+            T = self.statistic(targets)
+        if T.shape[-2:] != (P, N):
+            raise ValueError(
+                f"statistic must give T(y) of shape (..., P, N) = (..., {P}, {N}), a row for each of the {P} natural "
+                f"parameters and the data last; it made {tuple(T.shape)} of targets {tuple(targets.shape)}."
+                f"{_transposed(T, N)}"
+            )
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature | BlockCurvature:
         """Return log p(y | f) to second order at f (..., D, N), by automatic differentiation.
@@ -165,23 +190,30 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         """
         if self.conditional is None:
             raise NotImplementedError(
-                "p(y | f) as a distribution object needs `conditional`; log_prob(targets, f) has its values, "
-                "log_marginal(targets, function_dist) those of the prediction."
+                f"p(y | f) as a distribution object needs `conditional`. {_REMEDY} Without it log_prob(targets, f) has "
+                "its values, log_marginal(targets, function_dist) those of the prediction."
             )
         return self.conditional(function_samples)
 
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
-        """Return p(y), a :class:`gpext.distributions.CompoundJointDistribution`: mean, variance, log_prob, draws.
+        """Return p(y), a :class:`gpext.distributions.CompoundJointDistribution`.
+
+        It has mean, variance, log_prob and draws; of numbers also cdf and quantiles, where `conditional` has a cdf.
 
         Raises:
             NotImplementedError: there is no `conditional`.
         """
         if self.conditional is None:
             raise NotImplementedError(
-                "p(y) as a distribution object needs `conditional`; log_marginal(targets, function_dist) has its log "
-                "density, and gpext.quadrature.joint_expectation means."
+                f"p(y) as a distribution object needs `conditional`. {_REMEDY} Without it log_marginal(targets, "
+                "function_dist) has its log density, and gpext.quadrature.joint_expectation means."
             )
         return CompoundJointDistribution(self.conditional, *self._blocks(function_dist), self.joint_log_density)
+
+
+def _transposed(found: Tensor, size: int) -> str:
+    """Return the remedy for a result whose data come second from behind, if they do."""
+    return " Its last two axes are the other way round: return its .mT." if found.shape[-2:-1] == (size,) else ""
 
 
 def _derivative(value: Tensor, f: Tensor) -> Tensor:

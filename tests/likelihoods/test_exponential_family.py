@@ -1,5 +1,7 @@
 import copy
+import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch.nn.functional import one_hot, softplus
 
+from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.distributions.bessel import log_i0
 from gpext.distributions.polygamma import log_gamma
 from gpext.inference import DenseBlocksWarning, Laplace, Taylor
@@ -138,11 +141,11 @@ def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match=r"targets must have shape \(..., N, 2\); got shape \(3,\)"):
         likelihood.log_prob(torch.zeros(3), torch.zeros(2, 3))
     wrong = ExponentialFamilyLikelihood(2, transpose, gaussian_partition, num_targets=3)
-    with pytest.raises(ValueError, match=r"both give \(..., P, N\); got \(3, 4\) and \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"P, N\) = \(..., 2, 4\), .*; it made \(3, 4\) of targets \(4, 3\)\.$"):
         wrong.log_prob(torch.zeros(4, 3), torch.zeros(2, 4))
     with pytest.raises(NotImplementedError, match="needs `conditional`"):
         likelihood(torch.zeros(2, 3))
-    with pytest.raises(NotImplementedError, match=r"needs `conditional`; log_marginal"):
+    with pytest.raises(NotImplementedError, match=r"needs `conditional`. Set it.* Without it log_marginal"):
         likelihood(MultivariateNormal(torch.zeros(2, 3), torch.eye(3).expand(2, 3, 3)))
     with pytest.raises(ValueError, match="dispersion must be positive; got 0"):
         ExponentialFamilyLikelihood(2, transpose, gaussian_partition, dispersion=0.0)
@@ -164,6 +167,95 @@ def test_functions_of_wrong_shapes_are_refused():
     family.log_base = lambda y, a: -(y + 1).lgamma().sum()  # of all data, and would count once for each
     with pytest.raises(ValueError, match=r"log_base must give \(..., N\), here \(5,\); got \(\)"):
         family.log_prob(targets, torch.zeros(2, 5, dtype=F64))
+
+
+@pytest.mark.parametrize("size", [5, 2])  # a square, too
+def test_a_statistic_with_its_axes_the_wrong_way_round_is_told_so(size):
+    family = ExponentialFamilyLikelihood(2, lambda y: torch.stack([y, y.square()], -1), gaussian_partition)
+    y, f = torch.rand(size, dtype=F64), torch.zeros(2, size, dtype=F64)
+    with pytest.raises(ValueError, match=r"the data last; it made \(\d, 2\) .* the other way round: return its .mT."):
+        family.log_prob(y, f)
+    right = ExponentialFamilyLikelihood(2, lambda y: torch.stack([y, y.square()], -2), gaussian_partition)
+    assert right.log_prob(y, f).shape == (size,)
+
+
+def test_a_link_with_its_axes_the_wrong_way_round_is_told_so():
+    family = ExponentialFamilyLikelihood(2, transpose, gaussian_partition, link=transpose, num_targets=2)
+    with pytest.raises(ValueError, match=r"the 5 data last; it made \(5, 2\) of \(2, 5\)\. .* return its .mT."):
+        family.log_prob(torch.rand(5, 2, dtype=F64), torch.zeros(2, 5, dtype=F64))
+
+
+def two_latents():
+    covariance = torch.diag_embed(torch.tensor([[0.4, 0.9, 0.1], [0.3, 0.1, 0.6]], dtype=F64))
+    return MultivariateNormal(torch.tensor([[0.3, -1.0, 0.5], [0.1, 0.4, 1.0]], dtype=F64), covariance)
+
+
+def total(f):
+    return f.sum(-2, keepdim=True)
+
+
+def row(y):
+    return y.unsqueeze(-2)
+
+
+OF_THE_SUM = {  # of two latents: p(y | f), log-partition and log-base
+    "normal": (
+        lambda f: torch.distributions.Normal(f.sum(-2), 1.0),
+        gaussian_partition,
+        lambda y, a: -0.5 * (y.square() + math.log(2 * math.pi)),
+    ),
+    "counts": (
+        lambda f: torch.distributions.Poisson(f.sum(-2).exp()),
+        lambda theta: theta.exp().sum(-2),
+        lambda y, a: -(y + 1).lgamma(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_SUM)
+def test_quantiles_where_the_conditional_has_a_cdf(name):
+    """They are those of one latent with the mean and the variance of the sum."""
+    conditional, log_partition, log_base = OF_THE_SUM[name]
+    family, latents = ExponentialFamilyLikelihood(2, row, log_partition, log_base, link=total), two_latents()
+    remedy = r"Set it, likelihood.conditional = .* nothing has to be trained again"
+    with pytest.raises(NotImplementedError, match=remedy):
+        family(latents)
+    family.conditional = conditional
+    predicted = family(latents)
+    mean, variance = latents.mean.sum(-2), latents.variance.sum(-2)
+    one_latent = CompoundDistribution(lambda f: with_cdf(conditional(f.unsqueeze(-2))), mean, variance)
+    q = torch.tensor([[0.05], [0.99]], dtype=F64)
+    expected = one_latent.icdf(q)
+    torch.testing.assert_close(predicted.quantile(q), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(predicted.cdf(expected), one_latent.cdf(expected), rtol=1e-7, atol=1e-8)
+    assert predicted.quantile(0.5).shape == (3,)
+
+
+def test_no_quantiles_of_vectors_or_without_a_cdf():
+    family = ExponentialFamilyLikelihood(
+        2,
+        transpose,
+        gaussian_partition,
+        num_targets=2,
+        conditional=lambda f: torch.distributions.Independent(torch.distributions.Normal(f.mT, 1.0), 1),
+    )
+    with pytest.raises(
+        NotImplementedError, match=r"a distribution of vectors, event shape \(2,\), has neither cdf nor quantiles"
+    ):
+        family(two_latents()).quantile(0.5)
+    family = ExponentialFamilyLikelihood(
+        2, transpose, gaussian_partition, conditional=lambda f: torch.distributions.VonMises(f[0], f[1].exp())
+    )
+    with pytest.raises(NotImplementedError, match=r"VonMises, p.* as `conditional` has it, has no cdf"):
+        family(two_latents()).cdf(torch.zeros(3, dtype=F64))
+
+
+def test_the_warning_of_dense_blocks_points_at_the_caller():
+    family = ExponentialFamilyLikelihood(2, transpose, gaussian_partition, num_targets=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Laplace().infer(prior(2), family, torch.rand(6, 2, dtype=F64))
+    assert [(w.category, w.filename) for w in caught] == [(DenseBlocksWarning, __file__)]
 
 
 def test_a_vector_for_one_latent_says_what_is_wanted():
