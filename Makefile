@@ -1,6 +1,7 @@
 # make demo   train gpext and stock gpytorch side by side on real data; table and figures in demo_output/
 # make test   the whole test suite
 # make laws   the laws once more, with other random numbers and without the CPU's vector instructions
+# make dist   the wheel and the sdist, and the README's examples by the wheel alone
 # make lint, make types
 # Each target creates .venv by itself. PYTHON chooses the interpreter (3.10 or later).
 PYTHON ?= python3
@@ -9,7 +10,7 @@ RUN := $(VENV)/bin/python
 LAWS := tests/laws tests/solvers tests/operators tests/optim tests/test_statistics.py
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test laws lint types clean
+.PHONY: demo test laws dist lint types clean
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +32,11 @@ test: $(VENV)/.test
 laws: $(VENV)/.test
 	GPEXT_TEST_SEED=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto $(LAWS)
 
+dist: $(VENV)/.test
+	rm -rf dist
+	$(RUN) -m build --outdir dist
+	$(RUN) scripts/try_wheel.py dist/*.whl
+
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -39,4 +45,4 @@ types: $(VENV)/.test
 	$(VENV)/bin/mypy
 
 clean:
-	rm -rf $(VENV) demo_output
+	rm -rf $(VENV) demo_output dist
