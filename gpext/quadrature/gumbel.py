@@ -40,6 +40,14 @@ def gumbel_step(weight: Tensor) -> Tensor:
     return step
 
 
+def gaussian_step(s: Tensor) -> Tensor:
+    """Return the step in z = (t - d) / s that resolves what is bounded in |Im t| < pi / 2 beside e^{-z^2 / 2}."""
+    step = torch.where(s < 0.1, math.pi * math.sqrt(2 / DIGITS), 0.0)  # the best height is sqrt(2 digits) s
+    for a in _HEIGHTS:
+        step = torch.maximum(step, 2 * math.pi * a * s / (DIGITS * s.square() + 0.5 * a**2).clamp(min=0.1))
+    return step
+
+
 # ---- the distribution functions F_k, to an absolute error -----------------------------------------------------------
 
 
@@ -57,9 +65,7 @@ def cumulative_nodes(v: Tensor) -> int:
 def _cumulative_over_gaussian(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Integrate exp(-x) and its derivatives over f = m + s z; x = e^{d + s z} is a product of exponentials."""
     s = v.sqrt()
-    step = torch.where(s < 0.1, math.pi * math.sqrt(2 / DIGITS), 0.0)  # the best height is sqrt(2 digits) s
-    for a in _HEIGHTS:
-        step = torch.maximum(step, 2 * math.pi * a * s / (DIGITS * v + 0.5 * a**2).clamp(min=0.1))
+    step = gaussian_step(s)
     num_nodes = math.ceil(2 * REACH / float(step.min())) + 1 if d.numel() else 1
     z = torch.linspace(-REACH, REACH, num_nodes, dtype=d.dtype, device=d.device)
     weight = torch.softmax(-0.5 * z.square(), 0)
@@ -72,7 +78,7 @@ def _cumulative_over_gaussian(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _cumulative_over_gumbel(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Integrate Phi(z), z = (u - m - g) / s, over the Gumbel variable g by the Gauss rule of its density."""
-    g, weight = _gauss_rule(d.device)
+    g, weight = gumbel_rule(d.device)
     z = -(d[..., None] + g) / v.sqrt()[..., None]
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
     by_variance = -0.5 * (density * z) @ weight / v
@@ -80,7 +86,7 @@ def _cumulative_over_gumbel(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 @functools.cache
-def _gauss_rule(device: torch.device) -> tuple[Tensor, Tensor]:
+def gumbel_rule(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return nodes and weights (Q,) for integrals over the standard Gumbel density, from its moments on a fine grid.
 
     The recurrence of the orthonormal polynomials comes from Stieltjes' procedure; nodes and weights are the eigenvalues
@@ -169,7 +175,7 @@ def _gauss_nodes(n: float, device: torch.device) -> tuple[Tensor, Tensor]:
 
     Where x = -c s at g = 0, Phi(x) is about e^{-c g}: for c up to _TILT the relative error is that of rounding.
     """
-    nodes, weight = _gauss_rule(device)
+    nodes, weight = gumbel_rule(device)
     return nodes, weight.log()
 
 

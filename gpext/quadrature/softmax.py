@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpext.quadrature.adaptive import require
 from gpext.quadrature.clustered import coordinate, place
 from gpext.quadrature.gumbel import (
     DIGITS,
@@ -40,14 +39,12 @@ from gpext.quadrature.gumbel import (
     kernel_peak,
     log_kernel,
 )
+from gpext.quadrature.per_datum import PerDatumRule, marginals, per_datum, rows_of
 from gpext.quadrature.shared_grid import log_sum_exp_on_grid, span
 
 _LONGEST_SPAN = 300.0  # for which the grid is the faster one
 _CLUSTERED_STEP = math.pi / DIGITS  # of the coordinate in which nodes are clustered: a strip of half a unit
 _CHUNK = 2**18  # values of the innermost integrand at a time
-
-# mean, variance (B, K) and more -> values (B,), derivatives in mean and variance (B, K)
-_Rule = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
@@ -66,8 +63,8 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
     Raises:
         ValueError: means or variances are not finite, or a variance is negative.
     """
-    mean, variance = _marginals(mean, variance)
-    return _PerDatum.apply(mean, variance, _log_sum_exp, ())
+    mean, variance = marginals(mean, variance)
+    return per_datum(_log_sum_exp, mean, variance)
 
 
 def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -87,9 +84,9 @@ def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> 
     Raises:
         ValueError: as :func:`expected_log_sum_exp`.
     """
-    mean, variance = _marginals(mean, variance)
+    mean, variance = marginals(mean, variance)
     mean, variance, counts = torch.broadcast_tensors(mean, variance, counts)
-    return _PerDatum.apply(mean, variance, _multinomial, (_rows(counts.detach()),))
+    return per_datum(_multinomial, mean, variance, rows_of(counts.detach()))
 
 
 def expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
@@ -108,31 +105,7 @@ def expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
     Raises:
         ValueError: as :func:`expected_log_sum_exp`.
     """
-    return _ExpectedSoftmax.apply(*_marginals(mean, variance))
-
-
-def _marginals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    mean, variance = torch.broadcast_tensors(mean, variance)
-    require(mean, mean.isfinite(), "mean must be finite")
-    require(variance, variance.isfinite() & (variance >= 0), "variance must be finite and not negative")
-    return mean, variance
-
-
-class _PerDatum(torch.autograd.Function):
-    """A scalar for each datum, with its derivatives from the same nodes."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, rule: _Rule, extra: tuple[Tensor, ...]) -> Tensor:
-        value, slope, bend = rule(_rows(mean), _rows(variance), *extra)
-        shape = (*mean.shape[:-2], mean.size(-1), mean.size(-2))
-        ctx.save_for_backward(*(t.view(shape).mT.to(mean.dtype) for t in (slope, bend)))
-        return value.view(shape[:-1]).to(mean.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        slope, bend = ctx.saved_tensors
-        return grad.unsqueeze(-2) * slope, grad.unsqueeze(-2) * bend, None, None
+    return _ExpectedSoftmax.apply(*marginals(mean, variance))
 
 
 class _ExpectedSoftmax(torch.autograd.Function):
@@ -141,7 +114,7 @@ class _ExpectedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor) -> Tensor:
         ctx.save_for_backward(mean, variance)
-        _, probs, _ = _log_sum_exp(_rows(mean), _rows(variance))
+        _, probs, _ = _log_sum_exp(rows_of(mean), rows_of(variance))
         probs = probs.view(*mean.shape[:-2], mean.size(-1), mean.size(-2)).mT.clamp(min=0)
         return (probs / probs.sum(-2, keepdim=True)).to(mean.dtype)
 
@@ -158,10 +131,6 @@ class _ExpectedSoftmax(torch.autograd.Function):
         return slopes[0].to(grad.dtype), slopes[1].to(grad.dtype)
 
 
-def _rows(tensor: Tensor) -> Tensor:  # (..., K, N) -> (B, K)
-    return tensor.double().mT.reshape(-1, tensor.size(-2))
-
-
 # ---- the outer sums ------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +139,7 @@ def _in_groups(
     step: Tensor,
     num_outer: Tensor,
     num_inner: int,
-    evaluate: _Rule,
+    evaluate: PerDatumRule,
     m: Tensor,
     v: Tensor,
     *extra: Tensor,
