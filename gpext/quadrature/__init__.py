@@ -35,9 +35,10 @@ from gpext.quadrature.joint import (
     joint_expectation,
     log_joint_expectation,
 )
+from gpext.quadrature.multinomial import log_multinomial_density, log_multinomial_marginal
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
-from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
+from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax
 from gpext.quadrature.softplus import softplus_expectation
 from gpext.quadrature.tilted import TiltedMoments, student_t_tilted_moments, tilted_moments
 
@@ -62,6 +63,7 @@ __all__ = [
     "laplace_tilted_moments",
     "log_expectation",
     "log_joint_expectation",
+    "log_multinomial_density",
     "log_multinomial_marginal",
     "probit_tilted_moments",
     "smooth_expectation",

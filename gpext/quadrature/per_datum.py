@@ -11,6 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from gpext.quadrature.adaptive import require
 
+_CHUNK = 2**18  # values of the innermost integrand at a time
+
 # mean, variance (B, K) and more -> values (B,), derivatives in mean and variance (B, K)
 PerDatumRule = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -42,6 +44,50 @@ def marginals(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 def rows_of(tensor: Tensor) -> Tensor:
     """Return (..., K, N) as float64 rows (B, K)."""
     return tensor.double().mT.reshape(-1, tensor.size(-2))
+
+
+def in_groups(
+    start: Tensor,
+    step: Tensor,
+    num_outer: Tensor,
+    num_inner: int,
+    evaluate: PerDatumRule,
+    m: Tensor,
+    v: Tensor,
+    *extra: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Evaluate some data at a time: `evaluate` takes their nodes (B, U), their steps, and the rest.
+
+    Args:
+        start: of the outer sums (B,).
+        step: likewise.
+        num_outer: how many nodes each datum needs (B,).
+        num_inner: how many nodes each of these takes, about.
+        evaluate: the rule on a grid.
+        m: means (B, K).
+        v: variances.
+        extra: what else `evaluate` takes of each datum.
+    """
+    value, slope, bend = torch.empty_like(start), torch.empty_like(m), torch.empty_like(v)
+    order = num_outer.argsort()
+    sizes = num_outer[order].tolist()
+    done = 0
+    while done < len(sizes):
+        # The largest group whose longest grid fits; grids are sorted by length.
+        last = done + 1
+        while last < len(sizes) and (last + 1 - done) * sizes[last] * m.size(-1) * num_inner <= _CHUNK:
+            last += 1
+        part = order[done:last]
+        nodes = torch.arange(sizes[last - 1], dtype=m.dtype, device=m.device)
+        u = start[part, None] + step[part, None] * nodes  # (B, U)
+        value[part], slope[part], bend[part] = evaluate(u, step[part], m[part], v[part], *(e[part] for e in extra))
+        done = last
+    return value, slope, bend
+
+
+def count_nodes(start: Tensor, end: Tensor, step: Tensor) -> Tensor:
+    """Return how many nodes reach from start to end, all (B,)."""
+    return ((end - start) / step).ceil().clamp(min=0).long() + 1
 
 
 class _PerDatum(torch.autograd.Function):
