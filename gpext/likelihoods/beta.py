@@ -18,6 +18,7 @@ from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.dirichlet import (
     concentration,
     dirichlet_curvature,
+    dirichlet_expected_log_prob,
     dirichlet_log_prob,
     log_concentration,
 )
@@ -72,6 +73,15 @@ class BetaLikelihood(JointLikelihood):
         """
         self.check(targets)
         return dirichlet_curvature(_log_shares(floating_like(targets, f)), f)
+
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., 2, N), to 1e-10 of its terms.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`; means or variances are not finite, or a variance is negative.
+        """
+        self.check(targets)
+        return dirichlet_expected_log_prob(_log_shares(floating_like(targets, mean)), mean, variance)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., 2, N), a Beta distribution with batch shape (..., N)."""

@@ -28,6 +28,7 @@ from gpext.distributions.polygamma import log_gamma, polygamma
 from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.joint import JointLikelihood
+from gpext.quadrature import expected_log_gamma_of_sum, softplus_expectation
 
 _THRESHOLD = 50.0  # above, softplus(eta) = eta to rounding
 _SMALL = -40.0  # below, softplus(eta) = e^eta to rounding
@@ -96,6 +97,15 @@ class DirichletLikelihood(JointLikelihood):
         self.check(targets)
         return dirichlet_curvature(floating_like(targets, f).log().mT, f)
 
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., D, N), to 1e-10 of its terms.
+
+        Raises:
+            TypeError, ValueError: as :meth:`check`; means or variances are not finite, or a variance is negative.
+        """
+        self.check(targets)
+        return dirichlet_expected_log_prob(floating_like(targets, mean).log().mT, mean, variance)
+
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f) for f (..., D, N), a Dirichlet distribution with batch shape (..., N)."""
         return base_distributions.Dirichlet(concentration(function_samples).mT)
@@ -129,6 +139,29 @@ def dirichlet_curvature(log_y: Tensor, f: Tensor) -> Curvature:
     direction = q * (1 + total.square() * polygamma(1, total + 1)).sqrt()  # S^2 psi1(S) = 1 + S^2 psi1(S + 1)
     coupling = -torch.ones_like(f.select(-2, 0))
     return Curvature(dirichlet_log_prob(log_y, f), gradient, precision, coupling, direction, expected)
+
+
+def dirichlet_expected_log_prob(log_y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return E[log Dir(y | theta(f))] (..., N) over independent f ~ N(mean, variance), for log y (..., D, N).
+
+    All but log Gamma(S) are sums over latents; see :mod:`gpext.quadrature.gamma_sum`. Once differentiable in mean and
+    variance.
+    """
+    log_y = log_y.detach().double()
+    log_y, m, v = torch.broadcast_tensors(log_y, mean.double(), variance.double())
+    flat = log_y.mT.reshape(-1)
+
+    def jet(f: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return theta log y - log Gamma(theta) and its derivatives in f (r, Q)."""
+        theta, log_theta, J = concentration(f), log_concentration(f), f.sigmoid()
+        own = flat[rows].unsqueeze(-1)
+        r = (logsigmoid(f) - log_theta).exp()
+        slope = J * (own - polygamma(0, theta + 1)) + r
+        bend = slope * (-f).sigmoid() - r.square() - polygamma(1, theta + 1) * J.square()
+        return theta * own + log_theta - log_gamma(theta + 1), slope, bend
+
+    value = softplus_expectation(jet, m, v) + expected_log_gamma_of_sum(m, v) - log_y.sum(-2)
+    return value.to(mean.dtype)
 
 
 def log_concentration(f: Tensor) -> Tensor:

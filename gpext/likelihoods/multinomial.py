@@ -29,7 +29,7 @@ from gpext.quadrature import (
     in_parts,
     joint_expectation,
     log_joint_expectation,
-    log_multinomial_marginal,
+    log_multinomial_density,
 )
 
 
@@ -123,8 +123,7 @@ class MultinomialLogitLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        terms = self._terms(targets)
-        value = terms.constant + log_multinomial_marginal(terms.counts, mean.double(), variance.double())
+        value = log_multinomial_density(self._terms(targets).counts, mean.double(), variance.double())
         return value.to(floating_like(targets, mean).dtype)
 
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Integrals against a Gaussian: one-dimensional, adaptive for all data at once or fixed; and of the softmax.
+"""Integrals against a Gaussian: one-dimensional, adaptive for all data at once or fixed; and of softmax and softplus.
 
     expectation:      E[g] = int g(f) N(f | m, v) df
     log_expectation:  log E[e^l] = log int exp(l(f)) N(f | m, v) df,   wholly in log space
@@ -27,6 +27,7 @@ from gpext.quadrature.adaptive import (
     log_expectation,
 )
 from gpext.quadrature.closed_tilted import laplace_tilted_moments, probit_tilted_moments
+from gpext.quadrature.gamma_sum import expected_log_gamma_of_sum
 from gpext.quadrature.joint import (
     SecondOrder,
     in_parts,
@@ -34,9 +35,11 @@ from gpext.quadrature.joint import (
     joint_expectation,
     log_joint_expectation,
 )
+from gpext.quadrature.multinomial import log_multinomial_density, log_multinomial_marginal
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
-from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax, log_multinomial_marginal
+from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax
+from gpext.quadrature.softplus import softplus_expectation
 from gpext.quadrature.tilted import TiltedMoments, student_t_tilted_moments, tilted_moments
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "SecondOrder",
     "TiltedMoments",
     "expectation",
+    "expected_log_gamma_of_sum",
     "expected_log_sum_exp",
     "expected_softmax",
     "gauss_hermite",
@@ -59,9 +63,11 @@ __all__ = [
     "laplace_tilted_moments",
     "log_expectation",
     "log_joint_expectation",
+    "log_multinomial_density",
     "log_multinomial_marginal",
     "probit_tilted_moments",
     "smooth_expectation",
+    "softplus_expectation",
     "student_t_tilted_moments",
     "tilted_moments",
     "trapezoid",

@@ -11,10 +11,13 @@ proportion to the distance from it elsewhere. So a sum takes about 2 h^-1 log(ra
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-_MOST_STEPS = 100  # of Newton's method in a bracket; ten or so are taken
+_MOST_STEPS = 10  # of Newton's method; three or four are taken
+_NEAR = 1e-7  # from the root in t, where the last step leaves what is rounding
 _ROUNDING = 1e-14
 
 
@@ -26,22 +29,32 @@ def coordinate(u: Tensor, center: Tensor, width: Tensor) -> Tensor:
 def place(t: Tensor, center: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
     """Return u and du/dt (B, U) at t (B, U).
 
-    At the root one of the terms is at most t / K and one at least, so that it lies between the places where the first
-    and the last of them would be just that.
+    Between two neighbours in a table of the places where any of the terms is a whole number, none changes by more than
+    one: Newton's method starts there, and ends after a few steps.
     """
-    ends = center + width * torch.sinh(t.mT.unsqueeze(-1) / center.size(-1))  # (U, B, K)
-    low, high = ends.amin(-1).mT, ends.amax(-1).mT
-    u = 0.5 * (low + high)
+    most = math.ceil(float(t.abs().max()) / center.size(-1)) + 1 if t.numel() else 1  # of one of the terms, at the root
+    terms = torch.arange(-most, most + 1, dtype=t.dtype, device=t.device)
+    knots = (center.unsqueeze(-1) + width.unsqueeze(-1) * torch.sinh(terms)).flatten(1).sort(-1).values
+    there = coordinate(knots, center, width)
+    index = torch.searchsorted(there, t.contiguous()).clamp(1, knots.size(-1) - 1)
+    low, high = knots.gather(-1, index - 1), knots.gather(-1, index)
+    t_low, t_high = there.gather(-1, index - 1), there.gather(-1, index)
+    u = low + (high - low) * ((t - t_low) / (t_high - t_low).clamp_min(_ROUNDING)).clamp(0, 1)
     for _ in range(_MOST_STEPS):
-        scaled = _scaled(u, center, width)
-        slope = ((1 + scaled.square()).rsqrt() / width.unsqueeze(-1)).sum(1)
-        excess = torch.asinh(scaled).sum(1) - t
-        low, high = torch.where(excess < 0, u, low), torch.where(excess > 0, u, high)
-        newton = u - excess / slope
-        u, last = torch.where((newton > low) & (newton < high), newton, 0.5 * (low + high)), u
-        if bool(((u - last).abs() <= _ROUNDING * (1 / slope + u.abs())).all()):
+        total, slope = _with_slope(u, center, width)
+        excess = total - t
+        u = torch.minimum(torch.maximum(u - excess / slope, low), high)
+        if bool((excess.abs() <= _NEAR).all()):
             break
-    return u, 1 / slope
+    return u, 1 / _with_slope(u, center, width)[1]
+
+
+def _with_slope(u: Tensor, center: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Return t and dt/du (B, U)."""
+    scaled = _scaled(u, center, width)
+    root = (1 + scaled.square()).sqrt()
+    total = torch.log(scaled.abs() + root).copysign(scaled)  # asinh, whose digits near zero do not count here
+    return total.sum(1), (1 / (root * width.unsqueeze(-1))).sum(1)
 
 
 def _scaled(u: Tensor, center: Tensor, width: Tensor) -> Tensor:  # (B, K, U)

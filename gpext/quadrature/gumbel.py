@@ -1,8 +1,10 @@
-r"""Expectations of exp(y t - e^t) over t ~ N(d, v), the factors that the integrals of the softmax are made of.
+r"""Expectations of exp(y t - e^t) / y! over t ~ N(d, v), the factors that the integrals of the softmax are made of.
 
-With d = m - u these are A_k(u) of :mod:`gpext.quadrature.softmax`; at y = 0, F_k(u), the distribution function of a
-N(m, v) variable plus an independent standard Gumbel one. A narrow Gaussian is integrated over itself, a wide one over
-the Gumbel density, by its Gauss rule of 32 nodes: F_k always, A_k where that has a small relative error, too.
+With d = m - u these are A_k(u) of :mod:`gpext.quadrature.multinomial`; at y = 0, F_k(u) of
+:mod:`gpext.quadrature.softmax`, the distribution function of a N(m, v) variable plus an independent standard Gumbel
+one. A narrow Gaussian is integrated over itself, a wide one over the Gumbel density, by its Gauss rule of 32 nodes: F_k
+always, A_k where that has a small relative error; else, as of a narrow one, about the peak of the integrand. So no
+count takes more than some hundred nodes.
 
 Other nodes are equally spaced: where the integrand is analytic in the strip |Im| < a and grows by e^b towards its
 border, a step h errs by exp(b - 2 pi a / h) [Trefethen & Weideman 2014, Thm. 5.1]. For exp(w t - e^t), a < pi/2 and
@@ -23,9 +25,11 @@ from torch import Tensor
 DIGITS = 34.0  # -log of the error of every sum
 REACH = math.sqrt(2 * DIGITS)  # a Gaussian has fallen to it, in standard deviations
 _WIDE = 2.0  # standard deviation above which the Gumbel variable is integrated instead of the Gaussian one
-_HEIGHTS = (0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.4, 1.48)
+HEIGHTS = (0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.4, 1.48)
 _TILT = 3.0  # c, up to which the Gauss rule resolves e^{-c g} beside the Gumbel density
 _GAUSS_NODES = 32  # of the rule for the Gumbel density: 2e-13 at _WIDE, rounding from 2.5 on
+KERNEL_NODES = 140  # at most, for a value of A_k
+_MANY = 20.0  # counts above which Stirling's series has all digits
 _SOLVER_STEPS = 7  # of Newton's method for the peak; the largest number that any argument takes
 
 
@@ -35,9 +39,22 @@ def gumbel_step(weight: Tensor) -> Tensor:
     At the height a its integral grows by (cos a)^-w, and every a gives a valid step: 2 pi a / h + w log cos a = digits.
     """
     step = 0.99 * math.pi * math.sqrt(2 / DIGITS) * weight.rsqrt() * (weight > 400)
-    for a in _HEIGHTS:
+    for a in HEIGHTS:
         step = torch.maximum(step, 2 * math.pi * a / (DIGITS - weight * math.log(math.cos(a))))
     return step
+
+
+def gaussian_step(s: Tensor) -> Tensor:
+    """Return the step in z = (t - d) / s that resolves what is bounded in |Im t| < pi / 2 beside e^{-z^2 / 2}."""
+    step = torch.where(s < 0.1, math.pi * math.sqrt(2 / DIGITS), 0.0)  # the best height is sqrt(2 digits) s
+    for a in HEIGHTS:
+        step = torch.maximum(step, 2 * math.pi * a * s / (DIGITS * s.square() + 0.5 * a**2).clamp(min=0.1))
+    return step
+
+
+def width_of_change(v: Tensor) -> Tensor:
+    """Return over what F_k and A_k change, in the units of :mod:`gpext.quadrature.clustered`."""
+    return 2 * (1 + v.sqrt())
 
 
 # ---- the distribution functions F_k, to an absolute error -----------------------------------------------------------
@@ -57,9 +74,7 @@ def cumulative_nodes(v: Tensor) -> int:
 def _cumulative_over_gaussian(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Integrate exp(-x) and its derivatives over f = m + s z; x = e^{d + s z} is a product of exponentials."""
     s = v.sqrt()
-    step = torch.where(s < 0.1, math.pi * math.sqrt(2 / DIGITS), 0.0)  # the best height is sqrt(2 digits) s
-    for a in _HEIGHTS:
-        step = torch.maximum(step, 2 * math.pi * a * s / (DIGITS * v + 0.5 * a**2).clamp(min=0.1))
+    step = gaussian_step(s)
     num_nodes = math.ceil(2 * REACH / float(step.min())) + 1 if d.numel() else 1
     z = torch.linspace(-REACH, REACH, num_nodes, dtype=d.dtype, device=d.device)
     weight = torch.softmax(-0.5 * z.square(), 0)
@@ -72,7 +87,7 @@ def _cumulative_over_gaussian(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _cumulative_over_gumbel(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Integrate Phi(z), z = (u - m - g) / s, over the Gumbel variable g by the Gauss rule of its density."""
-    g, weight = _gauss_rule(d.device)
+    g, weight = gumbel_rule(d.device)
     z = -(d[..., None] + g) / v.sqrt()[..., None]
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
     by_variance = -0.5 * (density * z) @ weight / v
@@ -80,7 +95,7 @@ def _cumulative_over_gumbel(d: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 @functools.cache
-def _gauss_rule(device: torch.device) -> tuple[Tensor, Tensor]:
+def gumbel_rule(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return nodes and weights (Q,) for integrals over the standard Gumbel density, from its moments on a fine grid.
 
     The recurrence of the orthonormal polynomials comes from Stieltjes' procedure; nodes and weights are the eigenvalues
@@ -117,24 +132,38 @@ def _by_width(
 # ---- the kernels A_k, to a relative error ------------------------------------------------------------------------
 
 
-def log_kernel(y: Tensor, n: float, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def log_kernel(y: Tensor, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log A_k(u) and its derivatives in m and v, (B, K, U) each, from u (B, U) and (B, K) of the others."""
-
-    def over_gumbel(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y, v = y.expand(d.shape), v.expand(d.shape)
-        near = d + (y - _TILT) * v <= 0
-        result = torch.empty(3, *d.shape, dtype=d.dtype, device=d.device)
-        for where, nodes in ((near, _gauss_nodes), (~near, _equal_nodes)):
-            if bool(where.any()):
-                at, count, variance = d[where], y[where], v[where]
-                result[:, where] = torch.stack(_log_kernel_over_gumbel(at, count, variance, *nodes(n, d.device)))
-        return result[0], result[1], result[2]
-
-    return _by_width(m[..., None] - u[:, None], v, (y, v), _log_kernel_over_gaussian, over_gumbel)
+    d, y, v = m[..., None] - u[:, None], y[..., None], v[..., None]
+    by_gumbel = (v > _WIDE**2) & (d + (y - _TILT) * v <= 0)
+    result = torch.empty(3, *d.shape, dtype=d.dtype, device=d.device)
+    for where, rule in ((by_gumbel, _log_kernel_over_gumbel), (~by_gumbel, _log_kernel_about_peak)):
+        if bool(where.any()):
+            arguments = (d[where], y.expand(d.shape)[where], v.expand(d.shape)[where])
+            result[:, where] = torch.stack(rule(*arguments))
+    return result[0], result[1], result[2]
 
 
-def _log_kernel_over_gaussian(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrate over f = m + s z about the peak of the exponent y t - x - z^2 / 2, x = e^t, t = d + s z.
+def log_poisson_peak(y: Tensor, t: Tensor, x: Tensor) -> Tensor:
+    """Return y t - e^t - log y! with x = e^t, as a deviance from t = log y, so that giant counts leave no rounding."""
+    many = y > _MANY
+    count = torch.where(many, y, _MANY)
+    r = t - count.log()
+    inverse = 1 / count
+    series = inverse / 12 * (1 - inverse.square() / 30 * (1 - inverse.square() * 2 / 7))  # of log y!, past Stirling's
+    deviance = -count * (torch.expm1(r) - r) - 0.5 * (2 * math.pi * count).log() - series
+    few = torch.where(many, 0.0, y)
+    return torch.where(many, deviance, few * t - x - torch.lgamma(few + 1))
+
+
+def kernel_excess(y: Tensor, d: Tensor, v: Tensor, t: Tensor, x: Tensor) -> Tensor:
+    """Return y - e^t at the peak t, where that is (t - d) / v, the one or the other as rounding is less."""
+    by_prior = v * x > 1
+    return torch.where(by_prior, (t - d) / torch.where(by_prior, v, 1.0), y - x)
+
+
+def _log_kernel_about_peak(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate over f = m + s z about the peak of the exponent y t - x - z^2 / 2, x = e^t, t = d + s z; all (R,).
 
     At r = t - t_peak = s w the exponent has fallen by x_peak (e^r - 1 - r) + w^2 / 2.
     """
@@ -146,48 +175,35 @@ def _log_kernel_over_gaussian(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, 
     width = (1 + x * v).rsqrt()  # of the peak, in w
     narrow = math.pi * math.sqrt(2 / DIGITS) * width
     step = torch.where(s * width < 0.05, 0.99 * narrow, gumbel_step((s * width).clamp(min=0.05) ** -2) / s)
-    num_steps = int(((left + right) / step).max().ceil()) if d.numel() else 1
+    num_steps = int(((left + right) / step).max().ceil())
     step = (left + right) / num_steps
 
     position = torch.arange(num_steps + 1, dtype=d.dtype, device=d.device)
-    w = step[..., None] * position - left[..., None]  # (R, U, Q)
+    w = step[..., None] * position - left[..., None]  # (R, Q)
     r = s[..., None] * w
     growth = torch.expm1(r)
     weight = torch.addcmul(-0.5 * w.square(), x[..., None], r - growth).exp_()
     total = weight.sum(-1)
-    # d log A / dm = E[y - x],   d log A / dv = E[(y - x)^2 - x] / 2 under the weights.
-    excess = (y - x)[..., None] - x[..., None] * growth
+    # d log A / dm = E[y - x],   d log A / dv = E[(y - x)^2 - x] / 2 under the weights; where these would be small
+    # differences of large numbers, E[(t - d) / v] and E[((t - d) / v)^2 - 1 / v] / 2.
+    by_prior, peak = v * x > 1, kernel_excess(y, d, v, t, x)
+    safe = torch.where(by_prior, v, 1.0)
+    excess = peak[..., None] + torch.where(by_prior[..., None], r / safe[..., None], -x[..., None] * growth)
     weight *= excess
     slope = weight.sum(-1) / total
     square = (weight * excess).sum(-1) / total
-    value = y * t - x - 0.5 * v * (y - x).square() + (total * step).log() - 0.5 * math.log(2 * math.pi)
-    return value, slope, 0.5 * (square - (y - slope))
+    value = log_poisson_peak(y, t, x) - 0.5 * v * peak.square() + (total * step).log() - 0.5 * math.log(2 * math.pi)
+    return value, slope, 0.5 * (square - torch.where(by_prior, 1 / safe, y - slope))
 
 
-def _gauss_nodes(n: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return nodes g and the logarithms of their weights (Q,): the Gauss rule of the Gumbel density.
+def _log_kernel_over_gumbel(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrate over the Gumbel variable: y! A = e^{y d + y^2 v / 2} E[Phi(x)], x = -(d + g) / s - y s; all (R,).
 
-    Where x = -c s at g = 0, Phi(x) is about e^{-c g}: for c up to _TILT the relative error is that of rounding.
+    Where x < 0, Phi(x) = e^{-x^2 / 2} erfcx(-x / sqrt 2) / 2 takes up the large exponents. Where x = -c s at g = 0,
+    Phi(x) is about e^{-c g}: for c up to _TILT the relative error is that of rounding.
     """
-    nodes, weight = _gauss_rule(device)
-    return nodes, weight.log()
-
-
-def _equal_nodes(n: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the same of equally spaced nodes, for the rest."""
-    low, high = -math.log(2 * n + DIGITS), DIGITS
-    step = float(gumbel_step(torch.tensor(2.0 * n + 1)))
-    g = torch.arange(math.ceil((high - low) / step) + 1, dtype=torch.float64, device=device) * step + low
-    return g, math.log(step) - g - torch.exp(-g)
-
-
-def _log_kernel_over_gumbel(
-    d: Tensor, y: Tensor, v: Tensor, g: Tensor, log_weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrate over the Gumbel variable: A = e^{y d + y^2 v / 2} int e^{-g - e^-g} Phi(x) dg, x = -(d + g) / s - y s.
-
-    Where x < 0, Phi(x) = e^{-x^2 / 2} erfcx(-x / sqrt 2) / 2 takes up the large exponents. All of d, y and v (R,).
-    """
+    g, weight = gumbel_rule(d.device)
+    log_weight = weight.log()
     s = v.sqrt()
     g, log_weight = g.unsqueeze(-1), log_weight.unsqueeze(-1)  # (Q, 1)
     x = -(d + g) / s - y * s
@@ -201,7 +217,7 @@ def _log_kernel_over_gumbel(
     ratio = torch.where(  # of the normal density to Phi
         below, math.sqrt(2 / math.pi) / scaled, torch.exp(-0.5 * x.square() - log_ndtr) / math.sqrt(2 * math.pi)
     )
-    value = torch.logsumexp(exponent, 0)
+    value = torch.logsumexp(exponent, 0) - torch.lgamma(y + 1)
     weight = exponent.softmax(0)
     slope = y - (weight * ratio).sum(0) / s
     bend = 0.5 * y.square() - (weight * ratio * (y / s + 0.5 * x / v)).sum(0)
@@ -210,7 +226,7 @@ def _log_kernel_over_gumbel(
 
 def kernel_peak(y: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return t and e^t at the peak of y t - e^t - (t - d)^2 / (2v): with w = v e^t, w + log w = log v + d + v y."""
-    log_v = v.clamp(min=1e-20).log()
+    log_v = v.clamp(min=1e-30).log()
     right = log_v + d + v * y
     log_w = torch.where(right > 1, right.clamp(min=1).log(), right)  # right of the root: Newton falls to it
     for _ in range(_SOLVER_STEPS):
@@ -218,11 +234,3 @@ def kernel_peak(y: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         log_w = log_w - (w + log_w - right) / (w + 1)
     t = (log_w - log_v).clamp(max=300.0)
     return t, t.exp()
-
-
-def inner_nodes(n: float, v: Tensor) -> int:
-    """Return about how many nodes each value of A_k takes, for the size of a chunk."""
-    s = float(v.max().sqrt()) if v.numel() else 0.0
-    if s > _WIDE:
-        return int((math.log(2 * n + DIGITS) + DIGITS) / float(gumbel_step(torch.tensor(2.0 * n + 1)))) + 25
-    return int(25 + 57 * s)

@@ -9,7 +9,7 @@ from linear_operator import to_linear_operator
 from scipy import integrate, stats
 
 from gpext.distributions import CompoundDirichlet
-from gpext.inference import Laplace
+from gpext.inference import KL, Laplace
 from gpext.likelihoods import DirichletLikelihood
 from gpext.quadrature import QuadratureWarning
 from tests.members import F64, tensor
@@ -165,3 +165,16 @@ def test_shares_of_parameters_that_underflow_are_those_of_their_logarithms():
     nearly_a_point = to_linear_operator(1e-9 * torch.ones(3, 1, 1, dtype=torch.float64))
     predictive = DirichletLikelihood(3)(MultivariateNormal(f, nearly_a_point))
     torch.testing.assert_close(predictive.mean, f.softmax(0).mT, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("latents", [3, 5])
+def test_kl_settles_in_few_steps_at_an_outlying_target_under_a_wide_prior(latents):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(3, latents, generator=generator, dtype=F64).softmax(-1)
+    y[0], y[0, -1] = 1e-12, 1 - (latents - 1) * 1e-12
+    x = torch.tensor([0.0, 1.5, 3.0], dtype=F64)
+    covariance = 1e4 * torch.exp(-0.5 * (x.unsqueeze(-1) - x).square()).expand(latents, 3, 3)
+    prior = MultivariateNormal(torch.zeros(latents, 3, dtype=F64), to_linear_operator(covariance.clone()))
+    result = KL().infer(prior, DirichletLikelihood(latents), y)
+    assert result.status.name == "CONVERGED"
+    assert result.num_steps < 100
