@@ -5,15 +5,26 @@ r"""The one-datum problem: the best Gaussian N(m, v) for one factor and a Gaussi
 is the coordinate step of KMM12 Algorithm 1 in m and v together. Its solution is a site (nu, tau) with
 
     v = 1 / (r + tau),   m = v (b + nu),   tau = -2 dF_i/dv,   nu = dF_i/dm + tau m
+
+Natural-gradient steps need no second derivative, but have to be short where the best site depends steeply on the
+marginal: for a Poisson count of zero under a prior of variance 1e6, tau = exp(m + v / 2) and a step of a thousandth is
+already too long. There Newton's step in (m, v) takes their place.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gpext.inference.fixed_point import Terms
+from gpext.inference.local_terms import LocalTerms
 from gpext.sites import GaussianSites
+
+_STEEP = 0.2  # length of natural-gradient steps below which Newton's take their place, for good
+_STEP = 1e-5  # of finite differences, in standard deviations and parts of the variance
+_LONGEST = 0.5  # Newton step that narrows, as a part of the variance
 
 
 def solve_scalar(
@@ -25,17 +36,17 @@ def solve_scalar(
     max_steps: int,
     tolerance: float,
 ) -> GaussianSites:
-    """Return the best site of every datum for its own cavity, by damped natural-gradient steps.
+    """Return the best site of every datum for its own cavity, by damped natural-gradient or Newton steps.
 
     Every datum has its own step length: doubled (up to one) after a step that raises its objective, halved after one
-    that does not and is taken back.
+    that does not and is taken back. One whose natural-gradient steps have become short goes on with Newton's.
 
     Args:
         terms: F_i and its derivatives at given marginals.
         cavity_shift: b (..., N).
         cavity_precision: r (..., N), positive.
         sites: where to start, with r + tau > 0.
-        max_steps: evaluations of the terms.
+        max_steps: most steps: evaluations of the terms, six of them for Newton's.
         tolerance: relative accuracy of the marginals.
     """
     b, r = cavity_shift, cavity_precision
@@ -54,18 +65,75 @@ def solve_scalar(
         return objective, local.best_sites(m), local.residual(sites, m, v)
 
     value, best, residual = visit(sites)
-    rate = torch.ones_like(value)
+    rate = pace = torch.ones_like(value)
+    has_one_latent = value.shape == b.shape
+    is_steep = torch.zeros_like(rate, dtype=torch.bool)
     for _ in range(max_steps):
         if bool((residual < tolerance).all()):
             break
         candidate = sites.lerp(best, rate)
+        is_steep = is_steep | (rate < _STEEP) if has_one_latent else is_steep
+        by_newton = is_steep
+        if bool(is_steep.any()):
+            ahead, exists = _newton(terms, b, r, sites, pace)
+            by_newton = is_steep & exists
+            candidate = candidate.choose(ahead, by_newton)
         new_value, new_best, new_residual = visit(candidate)
         better = (new_value >= value - 1e-13 * value.abs()) & new_value.isfinite()
         value = torch.where(better, new_value, value)
         sites, best = sites.choose(candidate, better), best.choose(new_best, better)
         residual = torch.where(better, new_residual, residual)
-        rate = torch.where(better, (2 * rate).clamp(max=1), rate / 2)
+        length = torch.where(by_newton, pace, rate)
+        length = torch.where(better, (2 * length).clamp(max=1), length / 2)
+        rate, pace = torch.where(by_newton, rate, length), torch.where(by_newton, length, pace)
     return sites
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Derivatives of F_i in m and v, of N data."""
+
+    local: LocalTerms  # here, and a step to either side in m and in v (5, N)
+    f_m: Tensor
+    f_v: Tensor
+    f_mm: Tensor
+    f_mv: Tensor
+    f_vv: Tensor
+
+
+def slopes(terms: Terms, m: Tensor, v: Tensor) -> Slopes:
+    """Return the derivatives at N(m, v), the second by central differences of the first.
+
+    The determinant of the second is what remains of products that all but cancel where F is a function of m + v / 2, as
+    a count of zero makes it: differences to one side would not do.
+    """
+    local = terms(
+        torch.stack([m, m + _STEP * v.sqrt(), m - _STEP * v.sqrt(), m, m]),
+        torch.stack([v, v, v, (1 + _STEP) * v, (1 - _STEP) * v]),
+    )
+    (f_m, right, left, wide, narrow), tau = local.mean_gradient, local.precision
+    in_m, in_v = 2 * _STEP * v.sqrt(), 2 * _STEP * v
+    return Slopes(
+        local, f_m, -0.5 * tau[0], (right - left) / in_m, (wide - narrow) / in_v, -0.5 * (tau[3] - tau[4]) / in_v
+    )
+
+
+def _newton(terms: Terms, b: Tensor, r: Tensor, sites: GaussianSites, pace: Tensor) -> tuple[GaussianSites, Tensor]:
+    """Return the sites a part of Newton's way for (m, v), and where the objective is concave, so that there is one.
+
+    With J the objective, J_m = F_m + b - r m and J_v = F_v + 1 / (2 v) - r / 2.
+    """
+    v = 1 / (r + sites.precision)
+    m = v * (b + sites.shift)
+    at = slopes(terms, m, v)
+    g_m, g_v = at.f_m + b - r * m, at.f_v + 0.5 / v - 0.5 * r
+    h_mm, h_mv, h_vv = at.f_mm - r, at.f_mv, at.f_vv - 0.5 / v.square()
+    det = h_mm * h_vv - h_mv.square()
+    step_m, step_v = (h_mv * g_v - h_vv * g_m) / det, (h_mv * g_m - h_mm * g_v) / det
+    length = pace * torch.where(step_v < 0, (-_LONGEST * v / step_v).clamp(max=1), 1.0)
+    m, v = m + length * step_m, v + length * step_v
+    exists = (h_mm < 0) & (det > 0) & m.isfinite() & v.isfinite()
+    return GaussianSites(m / v - b, 1 / v - r), exists
 
 
 def _sum_like(values: Tensor, term: Tensor) -> Tensor:

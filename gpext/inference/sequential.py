@@ -29,16 +29,14 @@ import torch
 from torch import Tensor
 
 from gpext.inference.fixed_point import Iterate, Terms
-from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem
-from gpext.inference.scalar import solve_scalar
+from gpext.inference.scalar import slopes, solve_scalar
 from gpext.posteriors.products import times
 from gpext.sites import GaussianSites
 
 _BLOCK = 128
 _PANEL = 2 * _BLOCK  # columns of V whose lower part is updated together
 _SOLVED = 1e-3  # residual of a site from which Newton's step is enough
-_STEP = 1e-5  # of the finite differences, relative to the marginal
 _FAR = 0.05  # relative motion of a cavity beyond which the response to it is found anew
 
 _Responses = list[list[float]]  # r, b, tau, nu, tau_r, tau_b, nu_r, nu_b of each datum, as Python reads them fastest
@@ -164,19 +162,16 @@ def _respond(terms: Terms, r: Tensor, b: Tensor, sites: GaussianSites) -> _Respo
     """
     v = 1 / (r + sites.precision)
     m = v * (b + sites.shift)
-    around = _look_around(terms, m, v)
-    if bool((around.residual(sites, m, v)[0] > _SOLVED).any()):
+    at = slopes(terms, m, v)
+    if bool((at.local.residual(sites, m, v)[0] > _SOLVED).any()):
         sites = solve_scalar(terms, b, r, sites, max_steps=20, tolerance=_SOLVED)
         v = 1 / (r + sites.precision)
         m = v * (b + sites.shift)
-        around = _look_around(terms, m, v)
-    (f_m, sideways, wider), (tau, _, wider_tau) = around.mean_gradient, around.precision
-    f_mm, f_mv = (sideways - f_m) / (_STEP * v.sqrt()), (wider - f_m) / (_STEP * v)
-    f_vv = -0.5 * (wider_tau - tau) / (_STEP * v)
+        at = slopes(terms, m, v)
     # Newton's step for (m, v), and its derivatives in (r, b)
-    a11, a12, a21, a22 = f_mm - r, f_mv, 2 * f_mv, 2 * f_vv - 1 / v.square()
+    a11, a12, a21, a22 = at.f_mm - r, at.f_mv, 2 * at.f_mv, 2 * at.f_vv - 1 / v.square()
     det = a11 * a22 - a12 * a21
-    g1, g2 = f_m + b - r * m, 1 / v - r - tau
+    g1, g2 = at.f_m + b - r * m, 1 / v - r + 2 * at.f_v
     dm, dv = -(a22 * g1 - a12 * g2) / det, -(a11 * g2 - a21 * g1) / det
     safe = (dv.abs() < 0.1 * v) & (dm.abs() < 0.1 * v.sqrt()) & (a11 < 0) & (det > 0)
     m, v = torch.where(safe, m + dm, m), torch.where(safe, v + dv, v)
@@ -194,11 +189,6 @@ def _respond(terms: Terms, r: Tensor, b: Tensor, sites: GaussianSites) -> _Respo
     ]
     rows: _Responses = torch.stack(columns, -1).tolist()
     return rows
-
-
-def _look_around(terms: Terms, m: Tensor, v: Tensor) -> LocalTerms:
-    """Return the terms at the marginals, beside them in the mean, and beside them in the variance, (3, N) each."""
-    return terms(torch.stack([m, m + _STEP * v.sqrt(), m]), torch.stack([v, v, (1 + _STEP) * v]))
 
 
 @dataclass(frozen=True)

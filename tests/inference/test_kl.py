@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
 from gpext.bounds import Bohning, Jaakkola, LogSumExp, PiecewiseQuadratic, ProductOfSigmoids, Quadrature
 from gpext.inference import CAVI, KL, Laplace, Status, Taylor
@@ -51,6 +51,19 @@ def test_a_prior_of_enormous_variance(name):
     result = KL().infer(prior(), likelihood, y)
     assert result.status is Status.CONVERGED, result.message
     assert bool((result.trace.diff() >= -1e-8 * result.log_evidence.abs()).all())
+
+
+def test_a_count_of_zero_under_a_prior_of_enormous_variance():
+    """With a = exp(m + v / 2): v = 1 / (r + a), m = mu - a / r. Natural-gradient steps have to be r / a long."""
+    mean, r = 0.1, 1e-6
+    a = math.exp(brentq(lambda log: mean - math.exp(log) / r + 0.5 / (r + math.exp(log)) - log, -20, 0))
+    prior = MultivariateNormal(torch.tensor([mean], dtype=F64), torch.tensor([[1 / r]], dtype=F64))
+    for schedule in ("auto", "sequential"):
+        result = KL(schedule=schedule).infer(prior, PoissonLikelihood().double(), torch.zeros(1, dtype=F64))
+        assert result.status is Status.CONVERGED
+        assert result.num_steps < 100
+        assert result.posterior.mean.item() == pytest.approx(mean - a / r, rel=1e-6)
+        assert result.posterior.variance.item() == pytest.approx(1 / (r + a), rel=1e-6)
 
 
 def test_counts_of_a_thousand_next_to_zero():
