@@ -160,6 +160,7 @@ SMOOTH = ("kl", "laplace", "taylor", "ep")
 CASES = {
     "bernoulli_logit": augmented("bernoulli_logit"),
     "negative_binomial": augmented("negative_binomial"),
+    "negative_binomial_log": augmented("negative_binomial_log"),
     "student_t": augmented("student_t", ("kl", "laplace", "cavi", "ep")),
     "laplace": augmented("laplace", ("kl", "cavi", "ep")),
     "matern32": augmented("matern32", ("kl", "laplace", "cavi", "ep")),

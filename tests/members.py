@@ -66,7 +66,7 @@ def bernoulli(f):
 
 POWER = 1 + math.log1p(math.exp(np.float32(0.3)))
 STUDENT = (4.5, 0.3)  # degrees of freedom, squared scale
-LAPLACE_NOISE, MATERN_NOISE, TOTAL_COUNT = 0.4, 0.7, 2.3
+LAPLACE_NOISE, MATERN_NOISE, TOTAL_COUNT, DISPERSION = 0.4, 0.7, 2.3, 0.6
 
 
 def student_t(kind=likelihoods.StudentTLikelihood, **kwargs):
@@ -90,6 +90,12 @@ def matern32(**kwargs):
 def negative_binomial(**kwargs):
     likelihood = likelihoods.NegativeBinomialLogitLikelihood(**kwargs).double()
     likelihood.total_count = TOTAL_COUNT
+    return likelihood
+
+
+def negative_binomial_log(**kwargs):
+    likelihood = likelihoods.NegativeBinomialLogLikelihood(**kwargs).double()
+    likelihood.dispersion = tensor(DISPERSION)
     return likelihood
 
 
@@ -173,8 +179,16 @@ def _bernoulli(y, f):
 
 
 def _negative_binomial(y, f):
-    binomial = special.gammaln(y + TOTAL_COUNT) - special.gammaln(TOTAL_COUNT) - special.gammaln(y + 1)
-    return float(binomial + y * special.log_expit(f) + TOTAL_COUNT * special.log_expit(-f))
+    return _negative_binomial_of(TOTAL_COUNT, y, f)
+
+
+def _negative_binomial_of(r, y, logit):
+    binomial = special.gammaln(y + r) - special.gammaln(r) - special.gammaln(y + 1)
+    return float(binomial + y * special.log_expit(logit) + r * special.log_expit(-logit))
+
+
+def _negative_binomial_log(y, f):
+    return _negative_binomial_of(1 / DISPERSION, y, f + math.log(DISPERSION))
 
 
 MEMBERS = {
@@ -219,6 +233,14 @@ MEMBERS = {
         "count",
         _negative_binomial,
         lambda w, y: polya_gamma(w, y + TOTAL_COUNT),
+        log_w_range=(-5.0, 3.6, 0.1),
+        vectorised=False,
+    ),
+    "negative_binomial_log": Member(
+        negative_binomial_log,
+        "count",
+        _negative_binomial_log,
+        lambda w, y: polya_gamma(w, y + 1 / DISPERSION),
         log_w_range=(-5.0, 3.6, 0.1),
         vectorised=False,
     ),

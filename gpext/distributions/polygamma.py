@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_SERIES = 16.0  # from where Stirling's has full precision
+
 
 def log_gamma(x: Tensor) -> Tensor:
     """Return log Gamma(x) for x > 0, differentiable at will."""
@@ -36,3 +38,12 @@ class _Polygamma(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return grad * _Polygamma.apply(x, ctx.order + 1), None
+
+
+def stirling_rest(z: Tensor) -> Tensor:
+    """Return log Gamma(z + 1) - (z log z - z + log(2 pi z) / 2) for z > 0, from 16 on by its series."""
+    large, small = z.clamp_min(_SERIES), z.clamp_max(_SERIES)
+    square = large.square().reciprocal()
+    series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / large
+    direct = torch.lgamma(small + 1) - (small * small.log() - small + 0.5 * (2 * math.pi * small).log())
+    return torch.where(z < _SERIES, direct, series)

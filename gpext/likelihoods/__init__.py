@@ -11,6 +11,7 @@ from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
 from gpext.likelihoods.multinomial import MultinomialLogitLikelihood
 from gpext.likelihoods.multivariate_poisson import MultivariatePoissonLikelihood
+from gpext.likelihoods.negative_binomial_log import NegativeBinomialLogLikelihood
 from gpext.likelihoods.negative_binomial_logit import NegativeBinomialLogitLikelihood
 from gpext.likelihoods.noise_floor import NoiseFloor
 from gpext.likelihoods.ordinal import OrdinalLogitLikelihood, OrdinalProbitLikelihood
@@ -33,6 +34,7 @@ __all__ = [
     "Matern32Likelihood",
     "MultinomialLogitLikelihood",
     "MultivariatePoissonLikelihood",
+    "NegativeBinomialLogLikelihood",
     "NegativeBinomialLogitLikelihood",
     "NoiseFloor",
     "OrdinalLogitLikelihood",

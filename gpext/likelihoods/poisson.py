@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpext.distributions import Poisson
+from gpext.distributions.polygamma import stirling_rest
 from gpext.likelihoods.checks import check_counts, floating, floating_like
 from gpext.likelihoods.latent import LatentLikelihood
 
@@ -55,13 +56,5 @@ def _log_density(y: Tensor, f: Tensor) -> Tensor:
     """
     some = y.clamp_min(0.5)
     d = f - some.log()
-    at_mode = -0.5 * (2 * math.pi * some).log() - _stirling_rest(some)
+    at_mode = -0.5 * (2 * math.pi * some).log() - stirling_rest(some)
     return torch.where(y > 0, some * (d - torch.where(y > 0, d, 0.0).expm1()) + at_mode, -f.exp())
-
-
-def _stirling_rest(y: Tensor) -> Tensor:
-    """Return log y! - (y log y - y + log(2 pi y) / 2), from 16 on by its series."""
-    square = y.square().reciprocal()
-    series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / y
-    direct = torch.lgamma(y + 1) - (y * y.log() - y + 0.5 * (2 * math.pi * y).log())
-    return torch.where(y < 16, direct, series)

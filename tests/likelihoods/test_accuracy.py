@@ -220,6 +220,7 @@ def test_copies_are_equal_and_independent(member, clone):
         (likelihoods.LaplaceLikelihood, "noise", "laplace"),
         (likelihoods.Matern32Likelihood, "noise", "matern32"),
         (likelihoods.NegativeBinomialLogitLikelihood, "total_count", "negative_binomial"),
+        (likelihoods.NegativeBinomialLogLikelihood, "dispersion", "negative_binomial_log"),
     ],
 )
 def test_a_batch_of_parameters_is_a_loop(kind, name, support):
@@ -328,6 +329,11 @@ COUNTS = {
     "poisson": (likelihoods.PoissonLikelihood, lambda y: y, lambda y: y.clamp(min=1).log()),
     "negative binomial": (
         likelihoods.NegativeBinomialLogitLikelihood,
+        lambda y: y,
+        lambda y: y.clamp(min=1).log(),
+    ),
+    "negative binomial, log link": (
+        likelihoods.NegativeBinomialLogLikelihood,
         lambda y: y,
         lambda y: y.clamp(min=1).log(),
     ),

@@ -69,6 +69,7 @@ def test_parameters_and_state_are_those_of_gpytorchs_class(ours, theirs, batch_s
         (likelihoods.LaplaceLikelihood, "noise", {}),
         (likelihoods.Matern32Likelihood, "noise", {}),
         (likelihoods.NegativeBinomialLogitLikelihood, "total_count", {}),
+        (likelihoods.NegativeBinomialLogLikelihood, "dispersion", {}),
     ],
 )
 def test_priors_and_constraints_are_registered(kind, name, kwargs):
