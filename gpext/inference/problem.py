@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.distributions import CompoundDistribution, with_cdf
+from gpext.inference.expected_density import expected_log_density
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
@@ -171,6 +172,7 @@ class Problem:
         log_evidence = torch.where(is_finite, log_evidence, -torch.inf)
         steps = f"{len(trace)} steps" if trace else "no step needed"
         message = f"{name}, {steps}: {status.value}"
+        density = partial(joint_log_density if isinstance(posterior, JointPosterior) else log_density, self.likelihood)
         return InferenceResult(
             conditioned=posterior,
             dtype=self.dtype,
@@ -179,10 +181,9 @@ class Problem:
             num_steps=len(trace),
             trace=torch.stack(trace) if trace else log_evidence.detach().new_zeros((0, *log_evidence.shape)),
             message=message + (f"; jitter {self.jitter:g}." if self.jitter else "."),
-            log_density=partial(
-                joint_log_density if isinstance(posterior, JointPosterior) else log_density, self.likelihood
-            ),
+            log_density=density,
             two_sided_tail=partial(two_sided_tail, self.likelihood),
+            expected_log_density=partial(expected_log_density, self.likelihood, density),
             targets=self.targets,
         )
 

@@ -58,6 +58,7 @@ class InferenceResult:
         log_density: (targets, mean, variance) -> log int p(y | f) N(f | mean, variance) df; of coupled latents it takes
             the covariances of each datum (..., D, D, N).
         two_sided_tail: likewise, -> twice the smaller tail of that distribution beyond y, nan if it has no cdf.
+        expected_log_density: likewise, -> the expectation of its log density under itself.
     """
 
     log_evidence: Tensor
@@ -70,6 +71,7 @@ class InferenceResult:
     targets: Tensor = field(repr=False)
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
     two_sided_tail: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
+    expected_log_density: Callable[[Tensor, Tensor, Tensor], Tensor] = field(repr=False)
 
     @cached_property
     def posterior(self) -> MultivariateNormal:
@@ -106,6 +108,16 @@ class InferenceResult:
         latents or no cumulative distribution function.
         """
         return self._at_cavities(self.two_sided_tail)
+
+    @cached_property
+    def expected_log_loo(self) -> Tensor:
+        """E[log p(Y | y_-i)] for Y from that prediction (..., N): what `log_loo` is on average if the model is right.
+
+        Exact where Y has finitely many values; otherwise the mean over 8 draws, the same each time: an error of a third
+        of the spread of log p(Y), in eight times the time of `log_loo`. nan as that is, and where the likelihood does
+        not say p(y | f) as a distribution.
+        """
+        return self._at_cavities(self.expected_log_density)
 
     def _at_cavities(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         mean, variance = self.conditioned.leave_one_out

@@ -10,6 +10,8 @@ import scipy.stats
 import torch
 
 from gpext.inference import CAVI, EP, KL, Laplace, OutlierReport, outlier_report
+from gpext.inference.expansion import DenseBlocksWarning
+from gpext.inference.outliers import _sorted
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     MultinomialLogitLikelihood,
@@ -33,7 +35,7 @@ def test_the_two_that_are_off_come_first():
     report = outlier_report(EP().infer(*problem()))
     assert report.index[:2].tolist() == [4, 11]
     assert report.index.sort().values.tolist() == list(range(20))
-    assert bool((report.log_loo[report.index].diff() >= 0).all())
+    assert bool((report.tail_probability[report.index].diff() >= 0).all())
     assert report.kind[[4, 11]].tolist() == ["negative", "negative"]
     assert (report.kind == "regular").sum() == 18
     assert report.tail_probability.argsort()[:2].tolist() == [4, 11]
@@ -143,7 +145,8 @@ def test_without_a_distribution_function_there_is_no_tail():
     report = outlier_report(KL().infer(prior(), Binomial(), y.clamp(max=10)))
     assert bool(report.tail_probability.isnan().all())
     assert bool(report.log_loo.isfinite().all())
-    assert "nan" in str(report)
+    assert bool(report.relative_log_loo.isfinite().all())
+    assert "over expectation" in str(report)
 
 
 def test_several_latents_are_judged_by_the_least():
@@ -173,12 +176,13 @@ def test_a_datum_without_a_cavity_comes_last_and_sites_of_zero_are_near_zero():
     prior, likelihood, y = problem()
     result = KL().infer(prior, likelihood, y)
     report = outlier_report(result)
-    missing = torch.where(torch.arange(20) == 4, torch.nan, report.log_loo)
     unknown = dataclasses.replace(result)
-    unknown.__dict__["log_loo"] = missing  # as where one datum alone holds the posterior together
+    for name, values in (("log_loo", report.log_loo), ("loo_tail", report.tail_probability)):
+        # as where one datum alone holds the posterior together
+        unknown.__dict__[name] = torch.where(torch.arange(20) == 4, torch.nan, values)
     assert outlier_report(unknown).index.tolist() == [*report.index[1:].tolist(), 4]
     zero, nan = torch.zeros(1), torch.full((1,), torch.nan)
-    assert OutlierReport(torch.arange(1), zero, nan, zero, nan, 0.1).kind.tolist() == ["near zero"]
+    assert OutlierReport(torch.arange(1), zero, nan, zero, nan, nan, 0.1).kind.tolist() == ["near zero"]
 
 
 def test_the_table_shows_the_most_surprising():
@@ -192,3 +196,69 @@ def test_the_table_shows_the_most_surprising():
     longer = outlier_report(EP().infer(prior(), likelihood, y))
     assert len(str(longer).splitlines()) == 22  # no more than 20 data
     assert str(longer).splitlines()[-1].startswith("30 data: ")
+
+
+def test_a_large_count_is_no_surprise_because_it_is_large():
+    n, moved = 60, 52
+    x = torch.linspace(0, 6, n, dtype=F64)
+    f = 2.5 + 2.5 * torch.sin(2 * x)
+    y = f.exp().round()
+    y[moved] = 4  # where 1.3 are expected: a log mass above those of the largest counts
+    K = 6 * torch.exp(-((x[:, None] - x) ** 2)) + 1e-6 * torch.eye(n)
+    prior = gpytorch.distributions.MultivariateNormal(torch.full((n,), 2.0, dtype=F64), K)
+    report = outlier_report(Laplace().infer(prior, PoissonLikelihood(), y))
+    assert report.log_loo[moved] > report.log_loo.min()
+    assert report.index[0] == moved
+    assert bool((report.tail_probability[report.index].diff() >= 0).all())
+
+
+def test_what_rounding_has_left_of_tail_probabilities_does_not_sort():
+    log_loo, tail = torch.tensor([-60.0, -90.0, -30.0, -1.0]), torch.tensor([3e-13, 0.0, 1e-12, 0.5])
+    report = dataclasses.replace(
+        outlier_report(EP().infer(*problem())), log_loo=log_loo, tail_probability=tail, relative_log_loo=tail
+    )
+    assert report.surprise.argsort(stable=True)[-1] == 3
+    assert len(set(report.surprise[:3].tolist())) == 1
+    assert _sorted(report.surprise, log_loo).tolist() == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["multinomial", "stick_breaking"])
+def test_classes_are_compared_with_what_their_prediction_expects(name):
+    """The expectation is a sum over the classes; a rare class of two counts for more than one of many."""
+    likelihood, prior, y = CASES[name].problem(12)
+    result = KL().infer(prior(), likelihood, y)
+    mean, variance = result.conditioned.leave_one_out
+    log_p = torch.stack([likelihood.log_density(0 * y + k, mean, variance) for k in range(3)])
+    torch.testing.assert_close(log_p.exp().sum(0), torch.ones(12, dtype=F64))
+    torch.testing.assert_close(result.expected_log_loo, (log_p.exp() * log_p).sum(0).detach())
+    report = outlier_report(result)
+    torch.testing.assert_close(report.relative_log_loo, result.log_loo.detach() - result.expected_log_loo)
+    assert bool((report.relative_log_loo[report.index].diff() >= 0).all())
+    assert "over expectation" in str(report)
+
+
+def test_flat_and_narrow_predictions_of_angles_are_compared_as_such():
+    """The mean over draws estimates the expectation, here an integral over the circle."""
+    likelihood, prior, y = CASES["von_mises"].problem(10)
+    result = Laplace().infer(prior(), likelihood, y)
+    mean, covariance = result.conditioned.leave_one_out
+    angles = torch.linspace(-math.pi, math.pi, 41, dtype=F64)[:-1]
+    log_p = torch.stack([likelihood.joint_log_density(0 * y + a, mean, covariance) for a in angles]).detach()
+    expected = (log_p.exp() * log_p).sum(0) * (2 * math.pi / 40)
+    variance = (log_p.exp() * log_p.square()).sum(0) * (2 * math.pi / 40) - expected.square()
+    z = (result.expected_log_loo - expected).sum() / (variance / 8).sum().sqrt()
+    assert abs(z.item()) < 4.5
+    again = dataclasses.replace(result)
+    assert torch.equal(result.expected_log_loo, again.expected_log_loo)
+
+
+def test_without_a_conditional_the_log_density_sorts():
+    likelihood, prior, y = CASES["family_gaussian"].problem(8)
+    with pytest.warns(DenseBlocksWarning):
+        result = Laplace().infer(prior(), likelihood, y)
+    report = outlier_report(result)
+    least = torch.stack([torch.linalg.eigvalsh(block)[0] for block in result.sites.precision.movedim(-1, 0)])
+    torch.testing.assert_close(report.precision, least.detach())
+    assert bool(report.relative_log_loo.isnan().all())
+    assert bool((report.log_loo[report.index].diff() >= 0).all())
+    assert "nan" in str(report)

@@ -1,0 +1,62 @@
+r"""The expected log density of a prediction under itself, E[log p(Y)] for Y ~ p(y) = int p(y | f) N(f | m, V) df.
+
+A log density alone does not tell whether a datum is surprising: a count of 1000 has a log mass of at most -4 or so, one
+of 0 nearly none. The log density less this expectation does, whatever the scale or the number of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpext.bounds import num_latents
+from gpext.distributions.correlated_latents import draw_latents
+from gpext.distributions.drawing import drawn_from
+
+_NUM_DRAWS = 8  # of Y where it has infinitely many values; each costs what log_loo does
+
+
+def expected_log_density(
+    likelihood: Any,
+    log_density: Callable[[Tensor, Tensor, Tensor], Tensor],
+    targets: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+) -> Tensor:
+    """Return E[log p(Y)] (..., N): a sum over the values of Y where they are finitely many, else a mean over draws.
+
+    The draws are the same each time. nan where p(y | f) cannot be had as a distribution.
+
+    Args:
+        likelihood: p(y | f), of one latent or several.
+        log_density: maps (targets, mean, variance) to log p(y) (..., N).
+        targets: what was observed, for shape and dtype.
+        mean: m (..., N), or (..., D, N) of D latents.
+        variance: the variances in the shape of the mean, or the covariances (..., D, D, N) of each datum.
+    """
+    several = num_latents(likelihood) is not None
+    unknown = torch.full_like(mean.select(-2, 0) if several else mean, torch.nan)
+    try:
+        given = likelihood.forward(mean)
+    except NotImplementedError:
+        return unknown
+    if given.has_enumerate_support and not given.event_shape:
+        values = given.enumerate_support(expand=False).flatten().to(targets)
+        log_mass = torch.stack([log_density(value.expand_as(unknown), mean, variance) for value in values])
+        return torch.where(log_mass > -torch.inf, log_mass.exp() * log_mass, 0.0).sum(0)
+    total = torch.zeros_like(unknown)
+    generator = torch.Generator(mean.device).manual_seed(0)
+    for _ in range(_NUM_DRAWS):
+        if variance.dim() > mean.dim():
+            f = draw_latents(mean, variance, torch.Size(), generator)
+        else:
+            f = mean + variance.sqrt() * torch.randn(
+                mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
+            )
+        with drawn_from(generator):
+            drawn = likelihood.forward(f).sample()
+        total = total + log_density(drawn.to(targets.dtype), mean, variance)
+    return total / _NUM_DRAWS
