@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import pyro
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood
+from linear_operator import to_linear_operator
 from pyro import distributions as dist
 from torch import Tensor
 from torch.distributions import Distribution
@@ -25,6 +27,8 @@ from gpext.posteriors.products import times
 from gpext.ppl.observe import observe
 
 WHITENED = "_whitened"  # what the name of v adds to the name of f
+
+Prior: TypeAlias = MultivariateNormal | tuple[Tensor, Tensor]  # or its mean and its covariance
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,19 @@ class WhitenedPrior:
     dtype: torch.dtype  # of f
 
     @classmethod
-    def of(cls, name: str, prior: MultivariateNormal, jitter: float) -> WhitenedPrior:
+    def of(cls, name: str, prior: Prior, jitter: float) -> WhitenedPrior:
         """Factorise a prior; `name` is what an error calls it.
 
         Raises:
-            TypeError: the prior is no MultivariateNormal, or one of several tasks.
+            TypeError: the prior is no MultivariateNormal, or one of several tasks, and no pair of tensors.
+            ValueError: the shapes of a pair do not belong together.
             torch.linalg.LinAlgError: K + jitter I is not positive definite.
         """
+        prior = _gaussian(name, prior)
         if not isinstance(prior, MultivariateNormal) or isinstance(prior, MultitaskMultivariateNormal):
             raise TypeError(
                 f"the prior of {name!r} must be a gpytorch MultivariateNormal, with a batch shape for several latent "
-                f"functions; got {type(prior).__qualname__}."
+                f"functions, or a pair (mean, K) of tensors; got {type(prior).__qualname__}."
             )
         dense = DensePrior.of(prior.mean, prior.covariance_matrix, jitter)
         chol, info = torch.linalg.cholesky_ex(dense.covariance)
@@ -78,6 +84,27 @@ class WhitenedPrior:
         return pyro.deterministic(name, self.color(whitened).to(self.dtype), event_dim=size)
 
 
+def _gaussian(name: str, prior: Prior) -> MultivariateNormal:
+    """Return the prior that a pair (mean, K) stands for, not factorised yet; anything else as it is.
+
+    Raises:
+        TypeError: a pair of other things than tensors.
+        ValueError: their shapes do not belong together.
+    """
+    if not isinstance(prior, tuple):
+        return prior
+    if len(prior) != 2 or not all(isinstance(part, Tensor) for part in prior):
+        kinds = ", ".join(type(part).__qualname__ for part in prior)
+        raise TypeError(f"the prior of {name!r} as a pair must be tensors (mean, K); got ({kinds}).")
+    mean, covariance = prior
+    if mean.dim() < 1 or covariance.shape[-2:] != 2 * mean.shape[-1:]:
+        raise ValueError(
+            f"the prior of {name!r} must be a mean (..., N) and a covariance (..., N, N); got {tuple(mean.shape)} and "
+            f"{tuple(covariance.shape)}."
+        )
+    return MultivariateNormal(mean, to_linear_operator(covariance))
+
+
 def _check_plates(name: str, shape: torch.Size, plates: torch.Size) -> None:
     """Refuse a batch that may be the plates' own: repeated in each of them it would have as many functions too many."""
     batch = shape[:-1]
@@ -88,7 +115,7 @@ def _check_plates(name: str, shape: torch.Size, plates: torch.Size) -> None:
         )
 
 
-def latent_gp(name: str, prior: MultivariateNormal, *, jitter: float = 0.0, event_dim: int | None = None) -> Tensor:
+def latent_gp(name: str, prior: Prior, *, jitter: float = 0.0, event_dim: int | None = None) -> Tensor:
     """Sample f ~ N(mu, K + jitter I) in a Pyro program, by way of whitened values.
 
     The sites are `name` + "_whitened", with prior N(0, I), and `name`, deterministic. Their whole shape is one event, a
@@ -101,8 +128,8 @@ def latent_gp(name: str, prior: MultivariateNormal, *, jitter: float = 0.0, even
 
     Args:
         name: of f.
-        prior: a gpytorch MultivariateNormal, mean (..., N). One of a dense matrix that is not positive definite as it
-            stands torch refuses before any jitter: give `kernel(x)`, or `linear_operator.to_linear_operator(K)`.
+        prior: a gpytorch MultivariateNormal, mean (..., N); or a pair of tensors, the mean and a dense K (..., N, N).
+            A MultivariateNormal of a dense K is factorised by torch as it stands, before any jitter: give the pair.
         jitter: added to the diagonal of K.
         event_dim: how many last dimensions of f are one event, 1 for each function by itself; None for all.
 
@@ -110,18 +137,20 @@ def latent_gp(name: str, prior: MultivariateNormal, *, jitter: float = 0.0, even
         f (..., N), in the dtype of the prior.
 
     Raises:
-        TypeError: the prior is no MultivariateNormal, or one of several tasks.
-        ValueError: without `event_dim`, a batch inside plates that may be theirs; one that is not 1, ..., dim of f.
+        TypeError: the prior is no MultivariateNormal, or one of several tasks, and no pair of tensors.
+        ValueError: the shapes of a pair do not belong together; without `event_dim`, a batch inside plates that may be
+            theirs; one that is not 1, ..., dim of f.
         torch.linalg.LinAlgError: K + jitter I is not positive definite. Pyro's samplers reject such a proposal.
     """
     whitened = WhitenedPrior.of(name, prior, jitter)
-    if event_dim is not None and not 1 <= event_dim <= prior.mean.dim():
-        raise ValueError(f"event_dim must be 1, ..., {prior.mean.dim()}, or None; got {event_dim!r}.")
+    dims = whitened.prior.mean.dim()
+    if event_dim is not None and not 1 <= event_dim <= dims:
+        raise ValueError(f"event_dim must be 1, ..., {dims}, or None; got {event_dim!r}.")
     return whitened.sample(name, event_dim)
 
 
 def latent_model(
-    prior: MultivariateNormal | Callable[[], MultivariateNormal],
+    prior: Prior | Callable[[], Prior],
     likelihood: Likelihood,
     targets: Tensor,
     *,
@@ -130,9 +159,9 @@ def latent_model(
     """Return the Pyro model f ~ prior, y ~ p(y | f), its sites "f_whitened", "f" and "y".
 
     Args:
-        prior: the distribution of f; or a function of no arguments that returns it, called inside the program, where it
-            may sample hyperparameters: `lambda: gp.pyro_sample_from_prior().forward(x)` for those of a gpytorch model
-            that have priors.
+        prior: the distribution of f, as :func:`latent_gp` takes it; or a function of no arguments that returns it,
+            called inside the program, where it may sample hyperparameters: `lambda:
+            gp.pyro_sample_from_prior().forward(x)` for those of a gpytorch model that have priors.
         likelihood: any likelihood of gpext or gpytorch; its parameters that have priors are sampled as well.
         targets: what was observed.
         jitter: added to the diagonal of K.
@@ -146,16 +175,14 @@ def latent_model(
         >>> draws.samples["f"].shape  # doctest: +SKIP
         torch.Size([1, 500, 20])
     """
-    if not isinstance(prior, Distribution):  # Pyro's distributions are callable too
+    if not isinstance(prior, Distribution | tuple):  # Pyro's distributions are callable too
         return partial(_sampled_prior, prior, likelihood, targets, jitter)
     with torch.no_grad():  # factorised once
         whitened = WhitenedPrior.of("f", prior, jitter)
     return partial(_program, whitened, likelihood, targets)
 
 
-def _sampled_prior(
-    prior: Callable[[], MultivariateNormal], likelihood: Likelihood, targets: Tensor, jitter: float
-) -> None:
+def _sampled_prior(prior: Callable[[], Prior], likelihood: Likelihood, targets: Tensor, jitter: float) -> None:
     _program(WhitenedPrior.of("f", prior(), jitter), likelihood, targets)
 
 

@@ -173,3 +173,42 @@ def test_registered_priors_of_the_gp_and_of_the_likelihood_are_sampled():
     trace.log_prob_sum().backward()
     for name, value in values.items():
         assert bool((value.grad != 0).any()), name
+
+
+def smooth(size=30):
+    """A mean, and a dense covariance that rounding has left without a Cholesky factor."""
+    x = torch.linspace(0, 1, size, dtype=F64)
+    return 0.1 * x, torch.exp(-2 * (x.unsqueeze(-1) - x).square())
+
+
+def test_a_dense_covariance_that_needs_its_jitter():
+    mean, K = smooth()
+    with pytest.raises(torch.linalg.LinAlgError):  # torch's, before gpext sees it
+        MultivariateNormal(mean, K)
+    v = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=F64)
+    lazy = MultivariateNormal(mean, to_linear_operator(K))
+    found, expected = (
+        trace_of(lambda prior=prior: ppl.latent_gp("f", prior, jitter=1e-6), {"f_whitened": v}).nodes["f"]["value"]
+        for prior in ((mean, K), lazy)
+    )
+    assert torch.equal(found, expected)
+    with pytest.raises(torch.linalg.LinAlgError, match=r"with jitter=0 on its diagonal .* Pass a larger `jitter`"):
+        ppl.latent_gp("f", (mean, K))
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_a_model_of_a_dense_covariance_is_sampled(as_function):
+    prior = smooth()
+    y = (torch.arange(30) % 3 == 0).to(F64)
+    model = ppl.latent_model((lambda: prior) if as_function else prior, BernoulliLogitLikelihood(), y, jitter=1e-6)
+    kernel = ppl.GibbsKernel(model)
+    draws = ppl.sample_posterior(kernel, num_samples=4, warmup=1, progress=False)
+    assert draws.samples["f"].shape == (1, 4, 30)
+
+
+def test_a_pair_that_is_no_prior_is_refused():
+    mean, K = smooth()
+    with pytest.raises(ValueError, match=r"covariance \(..., N, N\); got \(29,\) and \(30, 30\)"):
+        ppl.latent_gp("f", (mean[1:], K))
+    with pytest.raises(TypeError, match=r"must be tensors \(mean, K\); got \(Tensor, list\)"):
+        ppl.latent_gp("f", (mean, K.tolist()))
