@@ -38,7 +38,7 @@ def require_augmentation(likelihood: Any) -> AugmentedLikelihood:
         others = ["KL()", *["EP()"] * (num_latents(likelihood) is None), *["Laplace()"] * bends]
         raise TypeError(
             f"CAVI and Gibbs sampling need a likelihood with a scale-mixture augmentation (a gpext SuperGaussian, "
-            f"StudentT, Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomialLogit likelihood); got "
+            f"StudentT, Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomial likelihood); got "
             f"{type(likelihood).__module__}.{type(likelihood).__qualname__}. On the full data gpext.inference offers "
             f"{', '.join(others)}; with inducing points it can be trained with gpytorch.mlls.VariationalELBO."
         )

@@ -212,7 +212,7 @@ def _seen(name: str, observation: Observation, f: Tensor) -> _Seen | None:
     if not isinstance(observation.likelihood, AugmentedLikelihood):
         raise TypeError(
             f"GibbsKernel needs a likelihood with a scale-mixture augmentation at {name!r} (a gpext SuperGaussian, "
-            f"StudentT, Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomialLogit likelihood); got "
+            f"StudentT, Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomial likelihood); got "
             f"{type(observation.likelihood).__qualname__}. pyro.infer.NUTS samples this program."
         )
     if g.shape != f.shape:
