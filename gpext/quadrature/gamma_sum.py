@@ -45,7 +45,7 @@ _FEW = 0.05  # |t (theta - mu_j)| up to which moments count
 _NUM_MOMENTS = 9
 _LEAST = 1e-300
 _SMALL = -40.0  # f below which softplus is e^f to rounding, above minus which it is f
-_CHUNK = 2**20  # values of the innermost integrand at a time
+_CHUNK = 2**21  # values of the innermost integrand at a time
 
 
 def expected_log_gamma_of_sum(mean: Tensor, variance: Tensor) -> Tensor:
