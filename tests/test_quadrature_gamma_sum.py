@@ -168,3 +168,11 @@ def test_a_smooth_function_of_one_latent_and_its_derivatives():
     torch.testing.assert_close(value.squeeze(), expected.sum())
     torch.testing.assert_close(by_mean.squeeze(), slope)
     torch.testing.assert_close(by_variance.squeeze(), 0.5 * bend)
+
+
+def test_a_latent_that_underflows_beside_one_that_takes_more_nodes_is_finite():
+    """Those integrated together have as many nodes, which then reach far beyond the first of them."""
+    m, v = column((-5054.0, -400.0, 3.0)).requires_grad_(), column((1600.0, 1600.0, 1.0)).requires_grad_()
+    value = expected_log_gamma_of_sum(m, v)
+    slopes = torch.autograd.grad(value.sum(), (m, v))
+    assert all(bool(tensor.isfinite().all()) for tensor in (value, *slopes))

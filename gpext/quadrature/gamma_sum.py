@@ -44,8 +44,9 @@ _SETTLED = 30.0  # mu t, where e^{-mu t} no longer matters
 _FEW = 0.05  # |t (theta - mu_j)| up to which moments count
 _NUM_MOMENTS = 9
 _LEAST = 1e-300
+_NO_WEIGHT = 1e-25
 _SMALL = -40.0  # f below which softplus is e^f to rounding, above minus which it is f
-_CHUNK = 2**20  # values of the innermost integrand at a time
+_CHUNK = 2**21  # values of the innermost integrand at a time
 
 
 def expected_log_gamma_of_sum(mean: Tensor, variance: Tensor) -> Tensor:
@@ -86,8 +87,9 @@ class _Latents:
     def of(cls, rule: SoftplusRule, mean: Tensor, sd: Tensor) -> _Latents:
         f, weights = rule.f, rule.weights
         log_theta = _log_softplus(f)
-        log_unit = log_theta[:, -1:]  # nodes are sorted
-        theta, slope = (log_theta - log_unit).exp(), (logsigmoid(f) - log_unit).exp()
+        log_unit = torch.where(weights > _NO_WEIGHT, log_theta, -torch.inf).amax(-1, keepdim=True)
+        # Nodes beyond have no weight, but might overflow.
+        theta, slope = ((g - log_unit).clamp(max=0.0).exp() for g in (log_theta, logsigmoid(f)))
         columns = torch.stack([weights, weights * slope, weights * slope.square(), weights * slope * (-f).sigmoid()], 1)
         average = (weights * theta).sum(-1)
         gap = theta - average.unsqueeze(-1)
