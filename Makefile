@@ -1,8 +1,9 @@
 # make demo   train gpext and stock gpytorch side by side on real data; table and figures in demo_output/
 # make test   the whole test suite
 # make laws   the laws once more, with other random numbers and without the CPU's vector instructions
-# make dist   the wheel and the sdist, and the README's examples by the wheel alone
 # make lint, make types
+# make dist   wheel and sdist in dist/; the wheel is installed into an environment of its own and runs the README there
+# make laws-lowest, make laws-newest   the laws with every dependency at its declared lower bound, or the newest
 # Each target creates .venv by itself. PYTHON chooses the interpreter (3.10 or later).
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ RUN := $(VENV)/bin/python
 LAWS := tests/laws tests/solvers tests/operators tests/optim tests/test_statistics.py
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test laws dist lint types clean
+.PHONY: demo test laws lint types dist laws-lowest laws-newest clean
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,11 +33,6 @@ test: $(VENV)/.test
 laws: $(VENV)/.test
 	GPEXT_TEST_SEED=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto $(LAWS)
 
-dist: $(VENV)/.test
-	rm -rf dist
-	$(RUN) -m build --outdir dist
-	$(RUN) scripts/try_wheel.py dist/*.whl
-
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -44,5 +40,26 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(VENV)/bin/mypy
 
+$(VENV)-build/.done:
+	$(PYTHON) -m venv $(VENV)-build
+	$(VENV)-build/bin/python -m pip install --quiet --disable-pip-version-check build
+	touch $@
+
+dist: $(VENV)-build/.done
+	rm -rf dist $(VENV)-wheel
+	$(VENV)-build/bin/python -m build --outdir dist . > $(VENV)-build/log || { cat $(VENV)-build/log; exit 1; }
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl pytest
+	OMP_NUM_THREADS=1 $(VENV)-wheel/bin/python scripts/check_wheel.py dist
+
+# The lower bounds have wheels for Python 3.10 to 3.12 only: PYTHON=python3.10 make laws-lowest
+laws-lowest laws-newest: laws-%:
+	$(PYTHON) -m venv $(VENV)-$*
+	test $* = newest || $(PYTHON) scripts/lower_bounds.py > $(VENV)-$*/constraints.txt
+	touch $(VENV)-$*/constraints.txt
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-$*/constraints.txt --upgrade \
+		-e . pytest pytest-xdist mpmath
+	OMP_NUM_THREADS=1 $(VENV)-$*/bin/python -m pytest -n auto tests/laws
+
 clean:
-	rm -rf $(VENV) demo_output dist
+	rm -rf $(VENV) $(VENV)-* dist demo_output

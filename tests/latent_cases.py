@@ -181,7 +181,6 @@ CASES = {
     "family_beta": Case(family_beta, unit, ("laplace", "taylor"), num_latents=2),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),
     "stock_bernoulli": Case(gpytorch.likelihoods.BernoulliLikelihood, binary, SMOOTH),
-    "stock_poisson": Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH),
     "stock_student_t": Case(
         stock(gpytorch.likelihoods.StudentTLikelihood, deg_free=torch.tensor(4.5, dtype=F64), noise=0.3),
         real,
@@ -189,4 +188,6 @@ CASES = {
     ),
     "stock_beta": Case(stock(gpytorch.likelihoods.BetaLikelihood, scale=7.0), unit, SMOOTH),
 }
+if "PoissonLikelihood" in gpytorch.likelihoods.__all__:  # from gpytorch 1.15 on
+    CASES["stock_poisson"] = Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH)
 PAIRS = [(name, rule) for name, case in CASES.items() for rule in case.rules]

@@ -1,4 +1,7 @@
 import ast
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,23 @@ def test_pyro_is_imported_by_ppl_alone(path):
             names.add((node.module or "").split(".")[0])
             assert path.parent.name == "ppl" or node.module != "gpext.ppl"
     assert "pyro" not in names or path.parent.name == "ppl"
+
+
+def test_importing_gpext_imports_nothing_heavy_that_gpytorch_does_not():
+    """SciPy, scikit-learn, matplotlib and the like wait for the first function that needs them.
+
+    No warning is given on the way.
+    """
+    code = """
+import json, sys
+import gpytorch
+before = set(sys.modules)
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    import gpext
+print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
+"""
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    added = set(json.loads(output.stdout.splitlines()[-1])) - set(sys.stdlib_module_names)
+    assert added - {"gpext", "numpy", "tqdm"} == set()

@@ -22,16 +22,13 @@ error falls geometrically.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 
-_ZEROS = special.jn_zeros(0, 24)  # to 1e-9
-_ZEROS = _ZEROS + special.j0(_ZEROS) / special.j1(_ZEROS)
-_EXIT = 2 * _ZEROS / special.j1(_ZEROS)  # coefficients of p; they alternate
 _SMALL = 0.015  # w below it: asymptotic series in w, whose errors are of order exp(-1 / w)
 _TERMS = 22  # of them
 _NODES = 121
@@ -40,6 +37,16 @@ _LOG_STEP, _LAST = 0.25, 3.5  # in log w, where there are two scales, and where 
 _LEAST = 3.0  # q of the centre of the rule: where the maximum is below, the leading term does not say where
 _BISECTIONS = 40
 _PART = 2048  # data at a time
+
+
+@functools.cache
+def _series() -> tuple[np.ndarray, np.ndarray]:
+    """Return the first zeros j of J0 and the coefficients 2 j / J1(j) of p, which alternate."""
+    from scipy import special
+
+    zeros = special.jn_zeros(0, 24)  # to 1e-9
+    zeros = zeros + special.j0(zeros) / special.j1(zeros)
+    return zeros, 2 * zeros / special.j1(zeros)
 
 
 def _far_coefficients() -> tuple[list[float], list[float]]:
@@ -55,7 +62,7 @@ def _far_coefficients() -> tuple[list[float], list[float]]:
     # kappa^(1/2-k) exp(-kappa) is the transform of a parabolic cylinder function, here by its asymptotic series
     d = [
         sum(
-            b[k] * 2.0**k * (-1) ** (m - k) * special.poch(k - 1.5, 2 * (m - k)) / math.factorial(m - k)
+            b[k] * 2.0**k * (-1) ** (m - k) * math.prod(k - 1.5 + i for i in range(2 * (m - k))) / math.factorial(m - k)
             for k in range(m + 1)
         )
         for m in range(_TERMS)
@@ -71,21 +78,24 @@ def log_mixing_density(w: Tensor) -> Tensor:
     small = w.clamp_max(_SMALL)
     series = sum((d * small**m for m, d in enumerate(_D)), torch.zeros_like(w))
     below = series.log() - 0.25 / small - 2 * small.log() - math.log(2)
-    return torch.where(w < _SMALL, below, _log_sum(_EXIT, w.clamp_min(_SMALL)))
+    return torch.where(w < _SMALL, below, _log_sum(_series()[1], w.clamp_min(_SMALL)))
 
 
 def log_ratio_density(w: Tensor) -> Tensor:
     """Return log g(w), w > 0, whose Laplace transform is I1(kappa) / (kappa I0(kappa)) in kappa^2."""
     root = w.clamp_max(_SMALL).sqrt()
     series = sum((a * root**j / math.gamma((j + 1) / 2) for j, a in enumerate(_A)), torch.zeros_like(w))
-    return torch.where(w < _SMALL, series.log() - root.log(), _log_sum(np.full_like(_ZEROS, 2.0), w.clamp_min(_SMALL)))
+    return torch.where(
+        w < _SMALL, series.log() - root.log(), _log_sum(np.full(len(_series()[0]), 2.0), w.clamp_min(_SMALL))
+    )
 
 
 def _log_sum(coefficients: np.ndarray, w: Tensor) -> Tensor:
     """Return log sum_k coefficients_k exp(-j_k^2 w)."""
-    first = float(_ZEROS[0]) ** 2
+    zeros = _series()[0]
+    first = float(zeros[0]) ** 2
     total = torch.zeros_like(w)
-    for c, j in zip(coefficients, _ZEROS, strict=True):
+    for c, j in zip(coefficients, zeros, strict=True):
         total = total + float(c) * torch.exp((first - float(j) ** 2) * w)
     return total.log() - first * w
 

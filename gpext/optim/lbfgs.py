@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 
 class Outcome(Enum):
@@ -88,6 +91,8 @@ class _Run:
 
     def minimise(self, max_steps: int, memory: int) -> Outcome:
         """Run L-BFGS from the best point so far."""
+        from scipy.optimize import minimize
+
         scale = np.maximum(1, np.abs(self._best_point))
         values: list[float] = []
         outcome: Outcome | None = None
@@ -99,7 +104,7 @@ class _Run:
             first = value if first is None else first
             return value, scale * gradient
 
-        def after_iteration(intermediate_result: scipy.optimize.OptimizeResult) -> None:
+        def after_iteration(intermediate_result: OptimizeResult) -> None:
             nonlocal outcome
             if not np.array_equal(scale * intermediate_result.x, self._last_point):
                 self._evaluate(scale * intermediate_result.x)
@@ -113,7 +118,7 @@ class _Run:
                 raise StopIteration
 
         try:
-            result = scipy.optimize.minimize(
+            result = minimize(
                 evaluate,
                 self._best_point / scale,
                 jac=True,

@@ -19,7 +19,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 DIGITS = 34.0  # -log of the error of every sum
@@ -112,6 +111,8 @@ def gumbel_rule(device: torch.device) -> tuple[Tensor, Tensor]:
         after = (g - diagonal[k]) * now - beside[k - 1] * before
         beside[k] = math.sqrt((density * after**2).sum())
         before, now = now, after / beside[k]
+    from scipy.linalg import eigh_tridiagonal  # imported late, as SciPy is everywhere: it takes half a second
+
     nodes, vectors = eigh_tridiagonal(diagonal, beside[:-1])
     as_tensor = functools.partial(torch.as_tensor, dtype=torch.float64, device=device)
     return as_tensor(nodes), as_tensor(vectors[0] ** 2)

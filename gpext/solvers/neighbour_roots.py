@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from scipy.spatial import KDTree
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
@@ -94,6 +93,8 @@ def neighbours_before(points: Tensor, order: Tensor) -> Tensor:
         points: (n, d), finite.
         order: indices (k,) of those that have neighbours and are some.
     """
+    from scipy.spatial import KDTree
+
     x = points[order].double().cpu()
     if x.size(-1) > _AXES and len(x) > 1:
         x = x @ torch.linalg.eigh(torch.cov(x.mT)).eigenvectors[:, -_AXES:]
