@@ -1,4 +1,4 @@
-"""Check a built wheel from an environment it is installed in: its files, and the README's examples without the checkout.
+"""Check a wheel from an environment it is installed in: its files, and the README's examples without the checkout.
 
     python -m build --outdir dist .
     python -m venv fresh && fresh/bin/python -m pip install dist/*.whl pytest
@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-WHERE = "import gpext, sys; print(gpext.__version__, gpext.__file__); sys.exit(not gpext.__file__.startswith(sys.prefix))"
+WHERE = (
+    "import gpext, sys; print(gpext.__version__, gpext.__file__); sys.exit(not gpext.__file__.startswith(sys.prefix))"
+)
 
 
 def missing_files(wheel: Path, checkout: Path = CHECKOUT) -> list[str]:

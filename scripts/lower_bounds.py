@@ -1,6 +1,6 @@
-"""Print the declared lower bounds as constraints for pip: what setup.cfg asks for as `name>=version` as `name==version`.
+"""Print the declared lower bounds as constraints for pip: `name>=version` of setup.cfg as `name==version`.
 
-    python scripts/lower_bounds.py > lowest.txt
+python scripts/lower_bounds.py > lowest.txt
 """
 
 from __future__ import annotations
