@@ -63,7 +63,8 @@ def test_trains_by_lbfgs_and_predicts(rule):
     assert result.status is gpext.FitStatus.CONVERGED
     assert mll(model.train()(x), y).item() > before + 0.01
     predictive = model.likelihood(model.eval()(x))
-    assert ((predictive.probs > 0.5) == (y > 0.5)).double().mean() > 0.85
+    at_best = ((torch.sin(2 * x[:, 0]) > 0) == (y > 0.5)).double().mean()  # by who knows where the labels come from
+    assert ((predictive.probs > 0.5) == (y > 0.5)).double().mean() > at_best - 0.1
 
 
 @rules

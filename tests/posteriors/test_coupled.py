@@ -174,7 +174,8 @@ def test_variances_far_below_the_prior_keep_the_digits_of_the_prior(scale):
         V = (mpmath.eye(len(joint)) + joint * precision) ** -1 * joint
         exact = torch.tensor([float(V[i, i]) for i in range(len(joint))], dtype=F64).view(latents, -1)
 
-    rounding = torch.finfo(F64).eps * scale * sites.precision.max()  # of K, beside the variance of a site
+    # of K, beside the variance of a site, in sums over all latents of all data
+    rounding = latents * size * torch.finfo(F64).eps * scale * sites.precision.max()
     for found in (posterior.variance, again, posterior.distribution(F64).variance.mT):
         torch.testing.assert_close(found, exact[:, :size], rtol=1e-12 + float(rounding), atol=0)
     torch.testing.assert_close(there, exact[:, size:], rtol=1e-12 + float(rounding), atol=0)
