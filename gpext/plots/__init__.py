@@ -1,13 +1,20 @@
-"""Figures: predictive bands with outliers flagged, log density against time, calibration, angles, the simplex.
+"""Figures of predictions, data and draws; of plain numbers, or of a fitted model directly.
 
-Every function takes plain tensors or arrays and an optional matplotlib `Axes`, draws on it and returns it, so figures
-can be combined; nothing here knows a model. matplotlib is imported when a figure is drawn, not with the package.
+`fitted(model)` and `fitted_outliers(model)` choose the figure. Every other function takes plain tensors or arrays and
+knows no model. All take an optional matplotlib `Axes`, draw on it and return it, so that figures can be combined; but
+`hyperparameter_draws` makes a figure of its own. Axes have names, and what needs one a legend; both may be replaced.
+matplotlib is imported when a figure is drawn, not with the package.
 """
 
 from gpext.plots.calibration import coverage, pit_histogram, reliability
 from gpext.plots.circle import angle_band, compass, headings
+from gpext.plots.classes import class_probabilities
 from gpext.plots.comparison import log_density_trace
-from gpext.plots.regression import observations, outliers, predictive_band
+from gpext.plots.draws import hyperparameter_draws
+from gpext.plots.fitted import fitted, fitted_outliers
+from gpext.plots.maps import class_map, surface_map
+from gpext.plots.outliers import outliers
+from gpext.plots.regression import observations, predictive_band
 from gpext.plots.simplex import simplex_grid, ternary_frame, ternary_points, ternary_region
 from gpext.plots.style import BLUE, COLORS, GREEN, GREY, MARKERS, ORANGE, RED
 
@@ -20,9 +27,14 @@ __all__ = [
     "ORANGE",
     "RED",
     "angle_band",
+    "class_map",
+    "class_probabilities",
     "compass",
     "coverage",
+    "fitted",
+    "fitted_outliers",
     "headings",
+    "hyperparameter_draws",
     "log_density_trace",
     "observations",
     "outliers",
@@ -30,6 +42,7 @@ __all__ = [
     "predictive_band",
     "reliability",
     "simplex_grid",
+    "surface_map",
     "ternary_frame",
     "ternary_points",
     "ternary_region",

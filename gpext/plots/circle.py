@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpext.plots.style import BLUE, GREY, Vector, axes_or_new, to_array, to_vectors
+from gpext.plots.style import BLUE, GREY, Vector, axes_or_new, name_axes, to_places, to_vectors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +35,8 @@ def angle_band(
 ) -> Axes:
     """Draw predicted angles and the arcs around them over a scalar input in any order, on an axis from -pi to pi.
 
-    Curve and band go on at the bottom where they leave at the top. The inputs must be so close that the curve turns by
-    less than half a circle from one to the next.
+    There are a legend and names of the axes. Curve and band go on at the bottom where they leave at the top. The inputs
+    must be so close that the curve turns by less than half a circle from one to the next.
 
     Args:
         x: inputs.
@@ -64,6 +64,8 @@ def angle_band(
         ax.plot(x, center - turn, color=color, linewidth=2, **names)
     ax.set_ylim(-np.pi, np.pi)
     ax.set_yticks(list(_QUARTERS), list(_QUARTERS.values()))
+    name_axes(ax, "x", "angle (radians)")
+    ax.legend()
     return ax
 
 
@@ -143,9 +145,7 @@ def headings(
         ValueError: the lengths differ, or positions have not two coordinates.
     """
     ax = axes_or_new(ax)
-    places = to_array(position).astype(float)
-    if places.ndim != 2 or places.shape[1] != 2:
-        raise ValueError(f"position must have shape (N, 2); got {places.shape}.")
+    places = to_places(position=position)
     east, north, angle = to_vectors(east=places[:, 0], north=places[:, 1], angle=angle)
     sizes = np.ones_like(angle) if length is None else to_vectors(angle=angle, length=length)[1]
     if size is None:

@@ -1,12 +1,12 @@
-"""Predictive bands, observations, and what single data contribute."""
+"""Predictive bands and observations over a scalar input."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpext.plots.style import BLUE, GREY, RED, Vector, axes_or_new, to_array, to_vectors
+from gpext.plots.style import BLUE, GREY, RED, Vector, axes_or_new, name_axes, to_array, to_vectors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def predictive_band(
     band_label: str = "95 % of new observations",
     color: str = BLUE,
 ) -> Axes:
-    """Draw a curve and the band around it, over a scalar input in any order.
+    """Draw a curve and the band around it, over a scalar input in any order, with a legend and names of the axes.
 
     Args:
         x: inputs.
@@ -43,6 +43,8 @@ def predictive_band(
     order = np.argsort(x)
     ax.fill_between(x[order], lower[order], upper[order], color=color, alpha=0.18, linewidth=0, label=band_label)
     ax.plot(x[order], center[order], color=color, linewidth=2, label=label)
+    name_axes(ax, "x", "y")
+    ax.legend()
     return ax
 
 
@@ -55,7 +57,7 @@ def observations(
     label: str = "observations",
     outlier_label: str = "flagged as outlier",
 ) -> Axes:
-    """Draw observations over a scalar input, the flagged ones as crosses.
+    """Draw observations over a scalar input, the flagged ones as crosses, with a legend and names of the axes.
 
     Args:
         x: inputs.
@@ -77,49 +79,6 @@ def observations(
     if flagged.any():
         name = f"{outlier_label} ({int(flagged.sum())})"
         ax.plot(x[flagged], y[flagged], "x", color=RED, markersize=7, markeredgewidth=1.8, label=name)
-    return ax
-
-
-def outliers(
-    log_loo: Vector,  # (N,)
-    precision: Vector,  # (N,)
-    *,
-    x: Vector | None = None,  # (N,)
-    num_named: int = 5,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw leave-one-out log densities, coloured by how much each datum contributes.
-
-    Crosses are data whose site has a negative precision and widens the posterior, circles the others.
-
-    Args:
-        log_loo: leave-one-out log densities; what is nan is left out.
-        precision: of the sites, relative to that of a regular datum: blue towards 1, white at 0, red towards -0.25 (a
-            Student-t curves by at most -1/8 of what it does at its centre).
-        x: inputs; the index of the datum by default.
-        num_named: how many of the most surprising to name by their index.
-        ax: where to draw; a new figure if None. The scale of the colours is drawn beside it.
-
-    Raises:
-        ValueError: the lengths differ, or no density is finite.
-    """
-    from matplotlib.colors import TwoSlopeNorm
-
-    ax = axes_or_new(ax)
-    index = np.arange(len(to_array(log_loo)))
-    log_loo, precision, x = to_vectors(log_loo=log_loo, precision=precision, x=index if x is None else x)
-    known = np.isfinite(log_loo)
-    if not known.any():
-        raise ValueError("log_loo must have at least one finite value.")
-    norm = TwoSlopeNorm(0, vmin=-0.25, vmax=1)
-    for widens, marker, name in ((False, "o", "narrows the posterior"), (True, "X", "widens the posterior")):
-        which = known & ((precision < 0) == widens)
-        style: dict[str, Any] = {"marker": marker, "edgecolors": GREY, "linewidths": 0.6, "cmap": "RdBu", "norm": norm}
-        if which.any():
-            label = f"{name} ({int(which.sum())})"
-            drawn = ax.scatter(x[which], log_loo[which], s=45, c=precision[which], label=label, zorder=3, **style)
-    for i in index[known][np.argsort(log_loo[known], kind="stable")][:num_named]:
-        ax.annotate(str(i), (x[i], log_loo[i]), textcoords="offset points", xytext=(6, -3), fontsize=8, color=GREY)
-    ax.figure.colorbar(drawn, ax=ax, label="site precision, relative to a regular datum's", extend="both")
-    ax.set_ylabel("leave-one-out log density (nats)")
+    name_axes(ax, "x", "y")
+    ax.legend()
     return ax

@@ -28,9 +28,26 @@ def axes_or_new(ax: Axes | None) -> Axes:
     return plt.subplots(layout="constrained")[1]
 
 
+def name_axes(ax: Axes, x: str, y: str) -> None:
+    """Name the axes, unless they have names."""
+    if not ax.get_xlabel():
+        ax.set_xlabel(x)
+    if not ax.get_ylabel():
+        ax.set_ylabel(y)
+
+
 def to_array(values: Vector) -> np.ndarray:
     """Return a tensor or array as an array on the CPU."""
     return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def to_places(**named: Vector) -> np.ndarray:
+    """Return places in the plane as a float array (N, 2); the name of the one argument is for the error."""
+    ((name, values),) = named.items()
+    places = to_array(values).astype(float)
+    if places.ndim != 2 or places.shape[1] != 2:
+        raise ValueError(f"{name} must have shape (N, 2); got {places.shape}.")
+    return places
 
 
 def to_vectors(**named: Vector) -> list[np.ndarray]:
