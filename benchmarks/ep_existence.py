@@ -74,7 +74,7 @@ def _by_power(posed: Problem) -> Path:
 
 def _by_width(posed: Problem) -> Path:
     """Return the path at power 1 from a likelihood so wide that the solution is next to the prior."""
-    widest = widest_needed(posed.likelihood, posed.targets - posed.mean, posed.prior.variance)
+    widest = widest_needed(posed.likelihood, posed.targets, posed.mean, posed.prior.variance)
     return lambda t: (tilt(posed.likelihood, posed.targets, 1.0, widening=widest ** (1 - t)), 1.0)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpext.bounds import num_latents
 from gpext.distributions.correlated_latents import draw_latents
 from gpext.distributions.drawing import drawn_from
+from gpext.likelihoods.latent import LatentLikelihood
 
 _NUM_DRAWS = 8  # of Y where it has infinitely many values; each costs what log_loo does
 
@@ -28,7 +29,8 @@ def expected_log_density(
 ) -> Tensor:
     """Return E[log p(Y)] (..., N): a sum over the values of Y where they are finitely many, else a mean over draws.
 
-    The draws are the same each time. nan where p(y | f) cannot be had as a distribution.
+    The draws are the same each time. nan where p(y | f) cannot be had as a distribution of whole targets: one that is a
+    time and whether it was seen has a p(y | f) of times alone.
 
     Args:
         likelihood: p(y | f), of one latent or several.
@@ -42,6 +44,8 @@ def expected_log_density(
     try:
         given = likelihood.forward(mean)
     except NotImplementedError:
+        return unknown
+    if isinstance(likelihood, LatentLikelihood) and likelihood.target_dims(targets) != len(given.event_shape):
         return unknown
     if given.has_enumerate_support and not given.event_shape:
         values = given.enumerate_support(expand=False).flatten().to(targets)

@@ -213,7 +213,9 @@ def conclude(
     num_chains = sum(state.latent.size(0) for state in states)
     message = (
         f"{name}, {num_chains} chains of {chunks.num_draws} draws in {seconds:.1f} s, largest split R-hat "
-        f"{r_hat:.4f}: {status.value}" + (f" ({note})" if note else "") + "."
+        f"{r_hat:.4f}: {status.value}"
+        + (f" ({note})" if note else "")
+        + (f"; jitter {target.jitter:g}." if target.jitter else ".")
     )
     return GibbsDraws(target, chunks, states, status, message, seconds, r_hat)
 

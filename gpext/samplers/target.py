@@ -51,7 +51,7 @@ class Target:
         if not isinstance(problem.prior, DensePrior):
             raise TypeError("GibbsSampler needs the exact prior of f; got a low-rank-plus-diagonal covariance.")
         self._prior = problem.prior
-        self._observe(likelihood, targets, jitter, problem.prior.mean.shape, prior.mean.dtype)
+        self._observe(likelihood, targets, problem.jitter, problem.prior.mean.shape, prior.mean.dtype)
 
     def _observe(
         self,

@@ -1,6 +1,7 @@
 import copy
 import math
 import pickle
+import re
 import resource
 import signal
 import sys
@@ -265,18 +266,27 @@ def test_one_datum_however_extreme(y):
 
 
 def test_a_breakdown_is_a_status():
-    x = torch.linspace(0, 5, 30)
-    covariance = 1e6 * torch.exp(-0.5 * (x.unsqueeze(-1) - x) ** 2)  # indefinite by rounding, beside sites of 1e5
-    prior = MultivariateNormal(torch.zeros(30), to_linear_operator(covariance))
-    the_sampler = GibbsSampler(prior, NegativeBinomialLogitLikelihood(), torch.full((30,), 1e6))
+    counts = torch.full((2,), 1e6, dtype=F64)
+    # an eigenvalue of -0.1, a rounding error beside one of 2e6 but not beside sites of 1e4
+    covariance = 1e6 * torch.tensor([[1.0, 1 + 1e-7], [1 + 1e-7, 1.0]], dtype=F64)
+    prior = MultivariateNormal(torch.zeros(2, dtype=F64), to_linear_operator(covariance))
     with pytest.warns(InferenceWarning, match="pass a `jitter`"):
-        draws = run(the_sampler, 50)
+        draws = run(GibbsSampler(prior, NegativeBinomialLogitLikelihood(), counts), 50)
     assert draws.status is SamplingStatus.BREAKDOWN
-    assert draws.latent.shape == (3, draws.num_draws, 30)
+    assert draws.latent.shape == (3, draws.num_draws, 2)
     with pytest.raises(ValueError, match="no draws"):
-        draws.predict_from(torch.zeros(1), torch.zeros(30, 1), torch.ones(1))
-    steady = GibbsSampler(prior, NegativeBinomialLogitLikelihood(), torch.full((30,), 1e6), jitter=1.0)
+        draws.predict_from(torch.zeros(1), torch.zeros(2, 1), torch.ones(1))
+    steady = GibbsSampler(prior, NegativeBinomialLogitLikelihood(), counts, jitter=1.0)
     assert run(steady, 5).num_draws == 5
+
+
+def test_a_covariance_that_rounding_made_indefinite_gets_jitter_and_says_so():
+    x = torch.linspace(0, 5, 30)
+    covariance = 1e6 * torch.exp(-0.5 * (x.unsqueeze(-1) - x) ** 2)
+    prior = MultivariateNormal(torch.zeros(30), to_linear_operator(covariance))
+    draws = run(GibbsSampler(prior, NegativeBinomialLogitLikelihood(), torch.full((30,), 1e6)), 5)
+    assert draws.num_draws == 5
+    assert re.search(r"; jitter \d+\.\d+\.$", draws.message)
 
 
 def test_moves_hyperparameters_with_a_prior_and_no_others():
