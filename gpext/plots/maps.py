@@ -42,13 +42,15 @@ def surface_map(
         ValueError: the lengths differ, or points have not two coordinates.
     """
     from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
 
     places, heights = _known(points, values)
     ax = axes_or_new(ax)
     low, high = heights.min(), heights.max()
     if not high - low > 1e-9 * max(abs(low), abs(high)):  # a constant
         low, high = low - 0.5, high + 0.5
-    norm, levels = Normalize(low, high), np.linspace(low, high, _LEVELS + 1)
+    levels = MaxNLocator(_LEVELS).tick_values(low, high)  # round numbers
+    norm = Normalize(levels[0], levels[-1])
     filled = ax.tricontourf(*places.T, heights, levels=levels, cmap="viridis", norm=norm, extend="both")
     if observed is not None:
         dots = to_places(observed=observed)
