@@ -13,6 +13,7 @@ ROOMS = [
     "_version",
     "checks",
     "callers",
+    "progress",
     "threads",
     "parallel",
     "schema",

@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part
 
 WIDTHS = (1, 4, 16)  # of blocks of right-hand sides
@@ -50,9 +50,7 @@ def is_available() -> bool:
 
 
 def _missing(reason: str) -> bool:
-    warnings.warn(
-        f"KeOps cannot be used, products go by torch's tiles: {reason}.", KeOpsUnavailableWarning, stacklevel=3
-    )
+    warn_caller(f"KeOps cannot be used, products go by torch's tiles: {reason}.", KeOpsUnavailableWarning)
     return False
 
 

@@ -16,11 +16,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from gpext.callers import warn_caller
 from gpext.files import private_folder, read_private, write
 
 _SOURCE = Path(__file__).with_name("tiles.cpp")
@@ -78,10 +78,9 @@ def program() -> ctypes.CDLL | None:
                 return _opened(found)
     except OSError as error:
         failures = [str(error)]
-    warnings.warn(
+    warn_caller(
         f"The tiles' program is not compiled, products go by torch, more slowly: {'; '.join(refused + failures)}.",
         NotCompiledWarning,
-        stacklevel=3,
     )
     return None
 
@@ -194,9 +193,8 @@ def _keep(draft: Path, path: Path | None, refused: Sequence[str]) -> None:
             reasons = [str(error)]
         else:
             return
-    warnings.warn(
+    warn_caller(
         f"The tiles' program was compiled, but every process has to do so: {'; '.join(reasons)}. XDG_CACHE_HOME can "
         "name another folder to keep it in.",
         NotKeptWarning,
-        stacklevel=4,
     )

@@ -8,9 +8,7 @@ of f and of the hyperparameters theta on which the joint prior of both depends:
 
 from __future__ import annotations
 
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
@@ -24,10 +22,12 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.distributions import BatchMixture
 from gpext.distributions.drawing import drawn_from
 from gpext.inference import InferenceWarning
 from gpext.posteriors import DensePrior
+from gpext.progress import Progress
 from gpext.samplers.draws import split_r_hat
 from gpext.samplers.exporting import to_arviz
 from gpext.samplers.target import conditional
@@ -167,7 +167,7 @@ def sample_posterior(
         num_chains: how many.
         generator: makes the result reproducible: Pyro's own random numbers are then seeded by it, and torch's global
             generator left as it was.
-        progress: show a bar on a terminal.
+        progress: show a bar on a terminal, or lines in the log "gpext".
 
     Warns of fewer than one effective draw in ten, and names the site.
 
@@ -182,20 +182,28 @@ def sample_posterior(
     if warmup < 0:
         raise ValueError(f"warmup must not be negative; got {warmup}.")
     started = time.perf_counter()
-    with drawn_from(generator):
-        chains, diagnostics = [], []
+    name = type(kernel).__name__
+    bar = Progress(name, num_chains * (warmup + num_samples), shown=progress)
+
+    chains: list[dict[str, Tensor]] = []
+    diagnostics: list[dict[str, object]] = []
+
+    def after_step(running: MCMCKernel, _params: dict[str, Tensor], stage: str, index: int) -> None:
+        bar.update(numbers={"stage": stage, **running.logging()})
+        if stage.startswith("Sample") and index == num_samples - 1:
+            diagnostics.append(running.diagnostics())  # Pyro's `MCMC.diagnostics` fails of fewer than four draws
+
+    with bar, drawn_from(generator):
         for _ in range(num_chains):
-            quiet = not (progress and sys.stderr.isatty())
             unused = copy(kernel)  # Pyro's kernels do not start twice
-            mcmc = MCMC(unused, num_samples=num_samples, warmup_steps=warmup, disable_progbar=quiet)
+            mcmc = MCMC(unused, num_samples=num_samples, warmup_steps=warmup, hook_fn=after_step, disable_progbar=True)
             mcmc.run()
             draws = mcmc.get_samples()
             chains.append(draws | _deterministic_sites(kernel.model, draws, num_samples))
-            diagnostics.append({key: v["chain 0"] for key, v in mcmc.diagnostics().items() if "chain 0" in v})
     samples = {name: torch.stack([chain[name] for chain in chains]) for name in chains[0]}
-    message, is_poor = _concluded(type(kernel).__name__, samples, time.perf_counter() - started)
+    message, is_poor = _concluded(name, samples, time.perf_counter() - started)
     if is_poor:
-        warnings.warn(message, InferenceWarning, stacklevel=2)
+        warn_caller(message, InferenceWarning)
     return PosteriorDraws(samples, diagnostics, message)
 
 

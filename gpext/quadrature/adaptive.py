@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch import Tensor
 
+from gpext.callers import warn_caller
 from gpext.quadrature.panels import LOG_SQRT_2PI, Function, Panels, initial_edges
 
 
@@ -185,12 +185,11 @@ def warn_unresolved(result: QuadratureResult) -> None:
     if result.status is not QuadratureStatus.CONVERGED:
         missed = ~result.resolved
         worst = result.error[missed].nan_to_num(nan=math.inf).max().item()
-        warnings.warn(
+        warn_caller(
             f"{int(missed.sum())} of {missed.numel()} integrals did not reach the tolerance after "
             f"{result.num_rounds} rounds; worst estimated error {worst:.1e}, first at index "
             f"{tuple(missed.nonzero()[0].tolist())}. Remedy: {result.status.value}.",
             QuadratureWarning,
-            stacklevel=3,
         )
 
 

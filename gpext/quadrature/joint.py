@@ -12,7 +12,6 @@ Student's t of seven degrees of freedom is beyond in one case of a thousand. For
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpext.callers import warn_caller
 from gpext.quadrature.adaptive import QuadratureWarning
 from gpext.quadrature.lattices import MOST_VARIABLES, integrate_on_lattices
 
@@ -240,10 +240,9 @@ def _integral(total: Callable[[Tensor, Tensor], Tensor], mean: Tensor, spread: f
     with torch.no_grad():
         nodes, value, error = _nodes(summed, mean, spread, logarithm)
     if error > _TOLERATED:
-        warnings.warn(
+        warn_caller(
             f"an integral over the latents of a datum has a relative error of up to about {error:.1e}.",
             QuadratureWarning,
-            stacklevel=5,
         )
     return (summed(*nodes) if torch.is_grad_enabled() else value).to(mean.dtype)
 

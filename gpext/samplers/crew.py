@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 from gpext.checks import whole_number
 from gpext.distributions import InversionError
 from gpext.kernels.keops import sharing_ranks
 from gpext.parallel import Ranks, check_ranks, interrupts
+from gpext.progress import Progress
 from gpext.samplers.status import SamplingStatus
 
 
@@ -98,10 +98,9 @@ class Crew:
             steps: each the same on all ranks, and whole or undone wherever it is interrupted.
             total: their number.
             name: of the sampler.
-            progress: show a bar on a terminal.
+            progress: show a bar on a terminal, or lines in the log "gpext".
         """
-        shown = progress and self.everyone.rank == 0
-        bar = tqdm(total=total, desc=name, disable=None if shown else True, leave=False)
+        bar = Progress(name, total, shown=progress and self.everyone.rank == 0)
         with bar, interrupts(self.everyone) as interrupted:
             try:
                 for _ in steps:

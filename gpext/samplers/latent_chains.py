@@ -99,7 +99,7 @@ class LatentChainSampler(ABC):
                 to keep them in memory. It is written to after ten seconds or a thousand draws of each chain, whichever
                 comes first, but not before the time of twenty writes has passed: a process that is killed loses no
                 more. See :meth:`load`. Rank 0 writes, and all have to see it.
-            progress: show a bar on a terminal.
+            progress: show a bar on a terminal, or lines in the log "gpext".
             ranks: processes among which the chains are shared out, as evenly as they can be, and which all get the
                 draws of all; this one alone by default. Rank r draws what it would draw alone: its generator is seeded
                 with the r-th of as many numbers below 2^62 as there are ranks, drawn from `generator`, that of rank 0.

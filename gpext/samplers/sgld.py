@@ -99,7 +99,7 @@ class SGLDSampler(ChainSampler):
             checkpoint: a directory to write draws and chains to, after ten seconds or a thousand draws of each chain,
                 whichever comes first, but not before the time of twenty writes has passed, and at the end; see
                 :meth:`load`. Of several ranks the first writes, and all have to see it.
-            progress: show a progress bar on a terminal.
+            progress: show a bar on a terminal, or lines in the log "gpext".
             ranks: processes that share the chains out and all get the draws of all, those that one process would have
                 got; this one alone by default. Ctrl-C on any ends it on all.
 

@@ -91,7 +91,7 @@ def fit(
             the q(u) that the augmented bound makes; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
-        progress: show a progress bar on a terminal.
+        progress: show a bar on a terminal, or lines in the log "gpext".
         callback: called as callback(step, objective per datum) after every step, with q(u) up to date; returns True to
             stop, all ranks if one does.
         ranks: who trains together: by default the processes of torch.distributed's default group, if there is one;

@@ -20,9 +20,9 @@ from gpytorch.constraints import Interval
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Module, Parameter
-from tqdm import tqdm
 
 from gpext.distributions import Mixture
+from gpext.progress import Progress
 from gpext.training.fitting import fit
 from gpext.training.result import FitResult, FitStatus
 
@@ -114,7 +114,7 @@ def fit_grid(
             on the parameter: then a point has that prior's density times its share of the range.
         max_steps: most L-BFGS iterations for each value, 200 by default.
         tolerance: of each training, as in :func:`gpext.fit`.
-        progress: show a progress bar on a terminal.
+        progress: show a bar on a terminal, or lines in the log "gpext".
 
     Returns:
         The trained copies, their weights, and mixtures of their predictions. A training that has not converged keeps
@@ -142,15 +142,14 @@ def fit_grid(
     present = (raw.detach() if constraint is None else constraint.transform(raw.detach())).item()
     members: dict[int, MarginalLogLikelihood] = {}
     results: dict[int, FitResult] = {}
-    with tqdm(total=len(points), desc="fit_grid", disable=None if progress else True, leave=False) as bar:
+    with Progress("fit_grid", len(points), shown=progress) as bar:
         for index, neighbour in _outwards(len(points), int((points - present).abs().argmin())):
             member = first if neighbour is None else copy.deepcopy(members[neighbour])
             held, _ = _resolve(member, parameter)
             held.requires_grad_(False).copy_(raw_points[index])
-            bar.set_postfix({parameter: f"{points[index]:.4g}"})
             results[index] = _fit(member, x, y, max_steps=max_steps, tolerance=tolerance)
             members[index] = member
-            bar.update()
+            bar.update(numbers={parameter: f"{points[index]:.4g}"})
     order = range(len(points))
     log_evidence = torch.tensor([num_terms * results[j].objective for j in order], dtype=torch.float64, device="cpu")
     log_evidence = torch.where(log_evidence.isfinite(), log_evidence, -math.inf)

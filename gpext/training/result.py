@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
-from tqdm import tqdm
 
+from gpext.progress import Progress
 from gpext.training.remarks import constant_columns, ends_at_noise_floor, remarks, trained_parameters
 
 Callback = Callable[[int, float], bool | None]
@@ -76,7 +76,7 @@ class Run:
         self.trace: list[float] = []
         self._started, self._at_start = time.perf_counter(), trained_parameters(mll)
         self._constant = constant_columns(x)
-        self._bar = tqdm(desc="fit", disable=None if progress else True, leave=False)
+        self._bar = Progress("fit", shown=progress)
 
     def steps_left(self, default: int) -> int:
         """Return how many steps may still be taken; `default` in all if the user set no limit."""
@@ -85,8 +85,7 @@ class Run:
     def step(self, value: float) -> bool:
         """Record a step and its objective; return whether the callback wants to stop."""
         self.trace.append(value)
-        self._bar.update()
-        self._bar.set_postfix(objective=f"{value:.4f}", refresh=False)
+        self._bar.update(numbers={"objective": f"{value:.4f}"})
         return self.callback is not None and bool(self.callback(len(self.trace), value))
 
     def finish(
