@@ -1,15 +1,18 @@
-r"""Whether inference ends honestly: random problems, mild and extreme, under every rule and likelihood, both dtypes.
+r"""Whether inference and training end honestly: random problems under every rule and likelihood, both dtypes.
 
-    python -m benchmarks.honest_endings --count 10000 --output benchmarks/results/honest_endings.jsonl
+    python -m benchmarks.honest_endings --count 10000 --fits 1000 --output benchmarks/results/honest_endings.jsonl
     python -m benchmarks.honest_endings --quick
+
+Half of them are mild and half extreme, see :mod:`benchmarks.honest_problems` and :mod:`benchmarks.honest_fits`.
 
 The law that every problem is held to, with a name for each way of breaking it:
 
 * `exception`: no exception; all problems are valid.
-* `infinite`: an evidence is never +inf.
-* `converged_nan`: of an inference that says that it has converged, evidence, moments and derivatives are finite.
+* `infinite`: an evidence, or the objective of a training, is never +inf.
+* `converged_nan`: of what says that it has converged, evidence, moments and derivatives are finite; after any training
+  that says that there is a posterior, predictions are, and after every training the parameters.
 * `warning`: no warning of another library.
-* `slow`: no call takes more than 20 seconds.
+* `slow`: no call takes more than 20 seconds; of a training, no step.
 * `order`: CAVI <= KL <= the exact evidence, where it can be integrated (all latent values one number).
 * `lost`: a status that says that there is no posterior; honest, but counted: the posteriors exist.
 """
@@ -22,42 +25,79 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from linear_operator.utils.warnings import NumericalWarning
 
+from benchmarks.honest_fits import FitProblem, random_fit
 from benchmarks.honest_problems import FAMILIES, Problem, random_problem
 from benchmarks.ledger import Ledger, Row, measure_and_report
+from gpext import FitStatus
 from gpext.bounds import conditional_log_prob
 from gpext.inference import DenseBlocksWarning, InferenceWarning, Status
 from gpext.quadrature import QuadratureWarning, log_expectation
 
-QUICK = 100  # problems
+QUICK, QUICK_FITS = 100, 10  # problems
 _LONGEST = 20.0  # seconds of a call
 _SLACK = {torch.float32: 1e-5, torch.float64: 1e-9}  # of an evidence: what bounds may be out of order by
 _FOUND = (Status.CONVERGED, Status.REDUCED_POWER)
 _ENDED = (*_FOUND, Status.MAX_STEPS, Status.STALLED)
+_WITHOUT_POSTERIOR = (FitStatus.NO_POSTERIOR, FitStatus.BREAKDOWN)
 
 
 def judge(problem: Problem) -> Row:
     """Return what became of a problem: how it ended, how long it took, and which parts of the law it broke."""
-    broken: list[str] = []
     row: Row = {"family": problem.family, "rule": problem.rule_name, "size": problem.mean.size(-1)}
-    row |= {"dtype": str(problem.mean.dtype)}
+
+    def inferred(clock: _Clock, row: Row) -> list[str]:
+        result = clock.timed(lambda: problem.infer(problem.rule_name))
+        row |= {"status": result.status.name, "steps": result.num_steps}
+        row["evidence"] = float(result.log_evidence.detach())
+        return _broken_by(problem, result, clock) + _out_of_order(problem, result, clock)
+
+    return _judged(row | {"dtype": str(problem.mean.dtype)}, inferred)
+
+
+def judge_fit(problem: FitProblem) -> Row:
+    """Return what became of a training, as of a problem."""
+    row: Row = {"family": problem.family, "rule": problem.rule_name, "kind": problem.kind, "size": len(problem.x)}
+
+    def trained(clock: _Clock, row: Row) -> list[str]:
+        clock.start()
+        result = problem.fit(lambda _step, _objective: clock.lap())
+        clock.lap()
+        row |= {"status": result.status.name, "steps": result.num_steps, "evidence": result.objective}
+        broken = ["infinite"] if result.objective == torch.inf else []
+        numbers = list(problem.mll.parameters())
+        if result.status in _WITHOUT_POSTERIOR:
+            broken.append("lost")
+        else:
+            with torch.no_grad():
+                predicted = clock.timed(lambda: problem.mll.model.eval()(problem.x))
+                numbers += [predicted.mean, predicted.variance, torch.tensor(result.objective)]
+        finite = all(bool(each.isfinite().all()) for each in numbers)
+        return broken if finite else [*broken, "converged_nan"]
+
+    return _judged(row | {"dtype": str(problem.x.dtype)}, trained)
+
+
+def _judged(row: Row, work: Callable[[_Clock, Row], list[str]]) -> Row:
+    """Return the row of some work, with what it broke by itself, by what it raised and by how long it took."""
+    broken: list[str] = []
     clock = _Clock()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", InferenceWarning)
         warnings.simplefilter("ignore", DenseBlocksWarning)
         warnings.simplefilter("ignore", QuadratureWarning)
+        if row["dtype"] == "torch.float32":  # rounding of the kernel is more than a small variance, which gpytorch says
+            warnings.filterwarnings("ignore", "Negative variance values", NumericalWarning)
         try:
-            result = clock.timed(lambda: problem.infer(problem.rule_name))
-            row |= {"status": result.status.name, "steps": result.num_steps}
-            row["evidence"] = float(result.log_evidence.detach())
-            broken += _broken_by(problem, result, clock)
-            broken += _out_of_order(problem, result, clock)
+            broken += work(clock, row)
         except Warning as warning:
             broken.append("warning")
             row["error"] = f"{type(warning).__name__}: {warning}"[:300]
@@ -74,17 +114,27 @@ def judge(problem: Problem) -> Row:
 
 
 class _Clock:
-    """The longest of several calls."""
+    """The longest of several calls, in seconds."""
 
     def __init__(self) -> None:
         self.longest = 0.0
+        self.start()
 
     def timed(self, call: Any) -> Any:
-        start = time.perf_counter()
+        self.start()
         try:
             return call()
         finally:
-            self.longest = max(self.longest, time.perf_counter() - start)
+            self.lap()
+
+    def start(self) -> None:
+        """Begin a call."""
+        self._since = time.perf_counter()
+
+    def lap(self) -> None:
+        """End a call, and begin another."""
+        now = time.perf_counter()
+        self.longest, self._since = max(self.longest, now - self._since), now
 
 
 def _broken_by(problem: Problem, result: Any, clock: _Clock) -> list[str]:
@@ -144,12 +194,18 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
     """Judge the problems that are missing."""
     for seed in range(options.first, options.first + options.count):
         ledger.get(f"problem {seed}", lambda seed=seed: judge(random_problem(seed)))  # type: ignore[misc]
+    for seed in range(options.first, options.first + options.fits):
+        ledger.get(f"fit {seed}", lambda seed=seed: judge_fit(random_fit(seed)))  # type: ignore[misc]
 
 
 def report(ledger: Ledger) -> str:
     """Return counts by rule and by what was broken, and the problems behind them."""
-    rows = ledger.of("problem ")
-    lines = [f"{len(rows)} problems; longest call {max(row['seconds'] for row in rows):.1f} s", ""]
+    parts = [("problems", ledger.of("problem ")), ("trainings", ledger.of("fit "))]
+    return "\n\n".join(_table(name, rows) for name, rows in parts if rows)
+
+
+def _table(name: str, rows: list[Row]) -> str:
+    lines = [f"{len(rows)} {name}; longest call {max(row['seconds'] for row in rows):.1f} s", ""]
     statuses = Counter((row["rule"], row.get("status", "none")) for row in rows)
     lines += [f"{rule:<10}{status:<24}{count:>6}" for (rule, status), count in sorted(statuses.items())]
     kinds = Counter(kind.split()[0] for row in rows for kind in row["broken"])
@@ -166,14 +222,15 @@ def main(arguments: list[str] | None = None) -> Ledger:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="how many problems")
+    parser.add_argument("--fits", type=int, default=0, help="how many trainings")
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a hundred problems")
+    parser.add_argument("--quick", action="store_true", help="a hundred problems and ten trainings")
     parser.add_argument("--output", type=Path, help="rows as JSON lines; a run that was interrupted goes on")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.count = QUICK
+        options.count, options.fits = QUICK, QUICK_FITS
     return measure_and_report(options, run, report)
 
 

@@ -45,12 +45,13 @@ class FitProblem:
     x: Tensor
     y: Tensor
 
-    def fit(self) -> Any:
-        """Train the model, and return the result."""
+    def fit(self, callback: Callable[[int, float], None]) -> Any:
+        """Train the model, and return the result; the callback is called after every step."""
         options: dict[str, Any] = {"batch_size": 10} if self.kind == "minibatch" else {}
         generator = torch.Generator().manual_seed(self.seed)
         steps = _STEPS.get(self.kind, _FEW)
-        return gpext.fit(self.mll, self.x, self.y, max_steps=steps, progress=False, generator=generator, **options)
+        options |= {"max_steps": steps, "generator": generator, "callback": callback}
+        return gpext.fit(self.mll, self.x, self.y, progress=False, **options)
 
 
 class _Processes:

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import honest_endings, honest_problems
 from benchmarks.honest_problems import FAMILIES, random_problem
+from gpext import FitStatus
 from gpext.inference import Status
 from tests.members import F64
 
@@ -27,11 +28,13 @@ def test_every_likelihood_meets_every_rule_that_serves_it():
 
 def test_the_quick_size_is_honest(capsys):
     ledger = honest_endings.main(["--quick", "--first", "0"])
-    rows = ledger.of("problem ")
-    assert len(rows) == honest_endings.QUICK
+    rows = ledger.of("problem ") + ledger.of("fit ")
+    assert len(rows) == honest_endings.QUICK + honest_endings.QUICK_FITS
     broken = {row["key"]: (row["broken"], row.get("error")) for row in rows if set(row["broken"]) - {"slow"}}
     assert not broken  # how long a call takes is not for a test to judge
-    assert f"{len(rows)} problems" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"{honest_endings.QUICK} problems" in printed
+    assert f"{honest_endings.QUICK_FITS} trainings" in printed
 
 
 def test_the_exact_evidence_is_that_of_a_grid():
@@ -93,3 +96,34 @@ def test_what_is_not_honest_is_seen(monkeypatch, outcome, expected):
 PROBLEM = next(
     p for p in map(random_problem, range(3000)) if p.rank_one and p.rule_name == "kl" and p.family == "bernoulli_logit"
 )
+
+
+class FaultyTraining:
+    """A training whose outcome is whatever a test wants."""
+
+    family, rule_name, kind, x = "poisson", "kl", "dense", torch.zeros(3, 1)
+
+    def __init__(self, status, objective, predicted, parameter):
+        self.result = SimpleNamespace(status=status, num_steps=1, objective=objective)
+        moments = torch.full((3,), predicted)
+        model = SimpleNamespace(eval=lambda: lambda _x: SimpleNamespace(mean=moments, variance=moments))
+        self.mll = SimpleNamespace(model=model, parameters=lambda: [torch.tensor(parameter)])
+
+    def fit(self, callback):
+        callback(1, self.result.objective)
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        (FaultyTraining(FitStatus.CONVERGED, -1.0, 0.0, 1.0), []),
+        (FaultyTraining(FitStatus.CONVERGED, -1.0, math.nan, 1.0), ["converged_nan"]),
+        (FaultyTraining(FitStatus.CONVERGED, -1.0, 0.0, math.nan), ["converged_nan"]),
+        (FaultyTraining(FitStatus.MAX_STEPS, math.nan, 0.0, 1.0), ["converged_nan"]),
+        (FaultyTraining(FitStatus.NO_POSTERIOR, -math.inf, math.nan, 1.0), ["lost"]),
+        (FaultyTraining(FitStatus.CONVERGED, math.inf, 0.0, 1.0), ["infinite", "converged_nan"]),
+    ],
+)
+def test_what_is_not_honest_in_a_training_is_seen(training, expected):
+    assert honest_endings.judge_fit(training)["broken"] == expected
