@@ -46,13 +46,16 @@ class DensePrior:
     def definite(self, eps: float) -> tuple[DensePrior, float]:
         """Return the prior of a K that was rounded to `eps`, made positive definite again, and the jitter that did it.
 
-        The least of a few multiples of eps; none, and K as it is, where K is not positive definite by more than that.
+        The least of a few multiples of eps; none, and K as it is, where K is not positive definite by more than that. A
+        singular K, such as that of inputs that occur twice, needs none: it has a posterior as it is.
         """
-        unit = torch.eye(self.mean.size(-1), dtype=torch.float64, device=self.covariance.device)
+        size, largest = self.mean.size(-1), float(self.variance.detach().amax())
+        unit = torch.eye(size, dtype=torch.float64, device=self.covariance.device)
+        singular = size * torch.finfo(torch.float64).eps * largest  # what float64 makes of an eigenvalue of zero
         for factor in _ROUNDED:
-            jitter = factor * eps * float(self.variance.detach().amax())
+            jitter = factor * eps * largest
             covariance = self.covariance + jitter * unit if jitter else self.covariance
-            if bool((torch.linalg.cholesky_ex(covariance.detach())[1] == 0).all()):
+            if bool((torch.linalg.cholesky_ex(covariance.detach() + singular * unit)[1] == 0).all()):
                 return DensePrior(self.mean, covariance), jitter
         return self, 0.0
 

@@ -43,3 +43,15 @@ def test_what_is_indefinite_beyond_rounding_is_not_made_definite():
     prior = MultivariateNormal(torch.zeros(2), to_linear_operator(torch.tensor([[1.0, 3.0], [3.0, 1.0]])))
     result = Laplace().infer(prior, StudentTLikelihood(), torch.tensor([0.0, 1.0]))
     assert "jitter 1" not in result.message
+
+
+def test_inputs_that_occur_twice_need_none():
+    y = torch.tensor([1e3, 1e3 + 1, 1e3 - 1], dtype=F64)
+    found = []
+    for dtype in (torch.float32, F64):
+        prior = MultivariateNormal(torch.zeros(3, dtype=dtype), to_linear_operator(torch.full((3, 3), 1e6, dtype=dtype)))
+        likelihood = StudentTLikelihood().to(dtype)
+        found.append(Laplace().infer(prior, likelihood, y.to(dtype)))
+    rounded, exact = found
+    assert "jitter" not in rounded.message
+    assert rounded.log_evidence.item() == pytest.approx(exact.log_evidence.item(), rel=1e-6)
