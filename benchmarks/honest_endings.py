@@ -94,8 +94,8 @@ def _judged(row: Row, work: Callable[[_Clock, Row], list[str]]) -> Row:
         warnings.simplefilter("ignore", InferenceWarning)
         warnings.simplefilter("ignore", DenseBlocksWarning)
         warnings.simplefilter("ignore", QuadratureWarning)
-        if row["dtype"] == "torch.float32":  # rounding of the kernel is more than a small variance, which gpytorch says
-            warnings.filterwarnings("ignore", "Negative variance values", NumericalWarning)
+        # So gpytorch calls a predictive variance that is less than the rounding of the kernel, and rightly.
+        warnings.filterwarnings("ignore", "Negative variance values", NumericalWarning)
         try:
             broken += work(clock, row)
         except Warning as warning:
