@@ -49,7 +49,9 @@ def test_inputs_that_occur_twice_need_none():
     y = torch.tensor([1e3, 1e3 + 1, 1e3 - 1], dtype=F64)
     found = []
     for dtype in (torch.float32, F64):
-        prior = MultivariateNormal(torch.zeros(3, dtype=dtype), to_linear_operator(torch.full((3, 3), 1e6, dtype=dtype)))
+        prior = MultivariateNormal(
+            torch.zeros(3, dtype=dtype), to_linear_operator(torch.full((3, 3), 1e6, dtype=dtype))
+        )
         likelihood = StudentTLikelihood().to(dtype)
         found.append(Laplace().infer(prior, likelihood, y.to(dtype)))
     rounded, exact = found

@@ -19,11 +19,16 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import ConstantMulLinearOperator, LinearOperator, SumLinearOperator
 from torch import Tensor
 
+from gpext.kernels.keops.prediction import LazyPrediction
 from gpext.operators import KernelOperator
 
 
 class Combined(gpytorch.kernels.Kernel):
-    """A kernel whose sums and products are those of this file."""
+    """A kernel whose sums and products are those of this file, and whose predictions have accurate solves."""
+
+    def prediction_strategy(self, *args: Any, **kwargs: Any) -> LazyPrediction:
+        """Return how an ExactGP predicts; gpytorch asks for it."""
+        return LazyPrediction(*args, **kwargs)
 
     def __add__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:
         return AdditiveKernel(*_parts(gpytorch.kernels.AdditiveKernel, self, other))
