@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpext.callers import held_warnings, warn_caller
+
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
@@ -43,7 +45,8 @@ def minimize_lbfgs(
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
             dropped before. `torch.linalg.LinAlgError` marks a point the line search must step back from. It may improve
-            from one call to the next (inner variables that are kept), but must not get worse.
+            from one call to the next (inner variables that are kept), but must not get worse. gpext's warnings are
+            passed on from points where it is finite.
         parameters: what is optimised.
         max_steps: most iterations, of all runs together.
         tolerance: a run has converged when three successive iterations improve the objective by less than this each,
@@ -140,12 +143,16 @@ class _Run:
         _unflatten(point, self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
-        try:
-            value = float(self.objective())
-        except torch.linalg.LinAlgError:
-            if not np.isfinite(self._best_value):
-                raise
-            value = np.nan
+        with held_warnings() as held:
+            try:
+                value = float(self.objective())
+            except torch.linalg.LinAlgError:
+                if not np.isfinite(self._best_value):
+                    raise
+                value = np.nan
+        if np.isfinite(value):  # else the line search leaves this point, and what is wrong with it is no news
+            for message, category in held:
+                warn_caller(message, category)
         gradient = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             if not np.isfinite(self._best_value):

@@ -1,7 +1,11 @@
+import math
+import warnings
+
 import pytest
 import scipy.optimize
 import torch
 
+from gpext.callers import warn_caller
 from gpext.optim import Outcome, RobbinsMonro, minimize_lbfgs
 from tests.members import F64, tensor
 
@@ -170,3 +174,25 @@ def test_a_restart_that_gains_nothing_has_converged_however_it_ends():
 
     for restarts, expected in ((0, Outcome.STALLED), (10, Outcome.CONVERGED)):
         assert minimise([tensor(-1.2, 1.0)], kinked, tolerance=1e-6, max_restarts=restarts)[1] is expected
+
+
+def test_warnings_are_passed_on_from_points_that_count():
+    x = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+
+    def objective():
+        with torch.no_grad():
+            far = bool(x > 3.5) or bool(x < 1.0)
+        warn_caller("far" if far else "near", RuntimeWarning)
+        value = (x - 2).square() if not far else torch.tensor(math.nan, dtype=torch.float64)
+        if not far:
+            value.backward()
+        return value
+
+    with pytest.warns(RuntimeWarning) as caught:
+        minimize_lbfgs(objective, [x], max_steps=20, tolerance=1e-9)
+    assert {str(each.message) for each in caught} == {"near"}
+    assert {each.filename for each in caught} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="near"):
+            minimize_lbfgs(objective, [x], max_steps=20, tolerance=1e-9)
