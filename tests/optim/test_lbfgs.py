@@ -177,19 +177,19 @@ def test_a_restart_that_gains_nothing_has_converged_however_it_ends():
 
 
 def test_warnings_are_passed_on_from_points_that_count():
-    x = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    x, seen = torch.tensor(3.0, dtype=F64, requires_grad=True), set()
 
     def objective():
-        with torch.no_grad():
-            far = bool(x > 3.5) or bool(x < 1.0)
-        warn_caller("far" if far else "near", RuntimeWarning)
-        value = (x - 2).square() if not far else torch.tensor(math.nan, dtype=torch.float64)
-        if not far:
-            value.backward()
-        return value
+        place = "far" if x.item() < 2.5 else "near"  # the first step goes to 2.2
+        seen.add(place)
+        warn_caller(place, RuntimeWarning)
+        value = (x - 2.6).square()
+        value.backward()
+        return value.detach() if place == "near" else tensor(math.nan)
 
     with pytest.warns(RuntimeWarning) as caught:
         minimize_lbfgs(objective, [x], max_steps=20, tolerance=1e-9)
+    assert seen == {"near", "far"}
     assert {str(each.message) for each in caught} == {"near"}
     assert {each.filename for each in caught} == {__file__}
     with warnings.catch_warnings():
