@@ -9,8 +9,8 @@ precision a_i, of either sign, for each of the N numbers g_i = w_i' f_i, whose c
     R2 = (G + A^-1)^-1,    V = V0 - V0 W R2 W' V0,    log|I + K U| = sum_d log|I + K_d Gamma_d| + log|I + G A|
 
 so that nothing is inverted, gamma and a may be zero, and D Cholesky factors and one more of size N do: O(D N^3) time,
-O(D N^2) memory. Where a <= 0, as for every canonical exponential family here, both steps succeed if and only if the
-posterior is proper.
+O(D N^2) memory. Where a <= 0 <= gamma, as for every canonical exponential family, both steps succeed if and only if
+the posterior is proper, and the second is that of :mod:`gpext.posteriors.negative_coupling`, which loses no digits.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gpext.distributions import MultitaskLatentNormal
 from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.joint import JointPosterior
+from gpext.posteriors.negative_coupling import NegativeCoupling, condition_on_couplings
 from gpext.sites import CoupledSites, GaussianSites
 
 
@@ -37,7 +38,7 @@ class CoupledPosterior(JointPosterior):
 
     sites: CoupledSites
     first: DensePosterior  # every latent given the diagonal (..., D, N)
-    second: DensePosterior  # g given the couplings (..., N)
+    second: DensePosterior | NegativeCoupling  # g given the couplings (..., N)
 
     @property
     def prior_mean(self) -> Tensor:  # type: ignore[override]
@@ -151,9 +152,12 @@ def condition_coupled(prior_mean: Tensor, prior_covariance: Tensor, sites: Coupl
     sites = sites.to(torch.float64)
     first = condition_dense(prior_mean, prior_covariance, sites.diagonal)
     w = sites.direction
+    seen_mean = (w * first.mean).sum(-2)
+    if bool(first.positive_definite.all()):
+        second = condition_on_couplings(seen_mean, first.response, sites.precision, sites.coupling, w)
+        if second is not None:
+            return CoupledPosterior(sites, first, second)
     seen = (w.unsqueeze(-1) * first.covariance * w.unsqueeze(-2)).sum(-3)
     seen = 0.5 * (seen + seen.mT)
-    second = condition_dense(
-        (w * first.mean).sum(-2), seen, GaussianSites(torch.zeros_like(sites.coupling), sites.coupling)
-    )
-    return CoupledPosterior(sites, first, second)
+    no_shift = torch.zeros_like(sites.coupling)
+    return CoupledPosterior(sites, first, condition_dense(seen_mean, seen, GaussianSites(no_shift, sites.coupling)))
