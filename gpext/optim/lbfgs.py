@@ -65,6 +65,8 @@ def minimize_lbfgs(
         return Outcome.CONVERGED
     run = _Run(objective, parameters, tolerance, callback, on_best)
     for restart in range(max_restarts + 1):
+        if run.num_steps >= max_steps:
+            return Outcome.MAX_STEPS
         outcome = run.minimise(max_steps - run.num_steps, memory)
         if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
             break

@@ -27,6 +27,7 @@ from gpext.likelihoods import (
 from gpext.mlls import LatentMarginalLogLikelihood
 from tests.members import F64, tensor
 from tests.neutral_settings import kept_settings
+from tests.seeds import as_written
 
 
 class Model(BotorchGP):
@@ -55,6 +56,7 @@ def made(likelihood=None, n=10):
     return Model(x, y.unsqueeze(-1) if y.is_floating_point() else y, likelihood).eval()
 
 
+@as_written()  # other points may well have noise
 @pytest.mark.filterwarnings("ignore")  # of BoTorch's optimisers
 def test_noiseless_points_of_a_smooth_function_are_fitted():
     """Branin at 15 points: the noise fell to 5e-24, and the inference lost its digits."""

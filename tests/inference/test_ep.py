@@ -233,6 +233,7 @@ def at_neighbours():
     return [EXAMPLES[2].problem(*settings[place]) for place in ((20, 20), (20, 21))]
 
 
+@as_written()
 @torch.no_grad()
 def test_a_result_at_other_hyperparameters_is_followed_by_newton_steps():
     first, second = at_neighbours()
@@ -248,6 +249,7 @@ def test_a_result_at_other_hyperparameters_is_followed_by_newton_steps():
     torch.testing.assert_close(by_sites.log_evidence, cold.log_evidence, rtol=1e-8, atol=1e-7)
 
 
+@as_written()
 @torch.no_grad()
 def test_a_result_that_leads_nowhere_is_left_for_a_cold_start():
     first, second = at_neighbours()

@@ -176,6 +176,13 @@ def test_a_restart_that_gains_nothing_has_converged_however_it_ends():
         assert minimise([tensor(-1.2, 1.0)], kinked, tolerance=1e-6, max_restarts=restarts)[1] is expected
 
 
+@pytest.mark.parametrize("max_steps", range(30))
+def test_restarts_take_no_more_steps_than_there_are(max_steps):
+    taken = []
+    minimise([tensor(-1.2, 1.0)], rosenbrock, max_steps=max_steps, tolerance=1.0, max_restarts=5, callback=taken.append)
+    assert len(taken) <= max_steps
+
+
 def test_warnings_are_passed_on_from_points_that_count():
     x, seen = torch.tensor(3.0, dtype=F64, requires_grad=True), set()
 

@@ -206,7 +206,11 @@ def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, s
     x = torch.rand(150, 2, generator=generator, dtype=torch.float64)
     prior = 3 * torch.exp(-4 * torch.cdist(x, x).square()) * torch.tensor([1.0, 100.0]).double().view(2, 1, 1)
     precision = 10 ** (smallest + (3 - smallest) * torch.rand(2, 150, generator=generator, dtype=torch.float64))
-    precision[:, :num_negative] *= -1e-3
+    # Proper: with Q^2 the negative precisions, Q V1 Q is below Q K Q, whose trace is below 0.9.
+    share = torch.rand(2, num_negative, generator=generator, dtype=torch.float64)
+    precision[:, :num_negative] = (
+        -0.9 * share / (max(num_negative, 1) * prior.diagonal(dim1=-2, dim2=-1)[:, :num_negative])
+    )
     sites = GaussianSites(torch.randn(2, 150, generator=generator, dtype=torch.float64), precision)
     posterior = condition_dense(torch.zeros_like(precision), prior, sites)
     assert bool(posterior.positive_definite.all())
