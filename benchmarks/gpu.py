@@ -124,13 +124,23 @@ def _group(device: str, sizes: str, rows: Sequence[Row]) -> str:
     lines = [f"{device}, sizes: {sizes}"]
     for dtype, limit in limits.items():
         if "flops" in limit:
-            lines.append(f"Limits in {dtype}: {limit['flops'] / 1e12:.3g} Tflop/s, {limit['bandwidth'] / 1e9:.4g} GB/s")
+            flops, bandwidth = limit["flops"] / 1e12, limit["bandwidth"] / 1e9
+            lines.append(f"Limits in {dtype}: matmul {flops:.3g} Tflop/s, copy {bandwidth:.4g} GB/s")
         elif limit:
             lines.append(f"Limits in {dtype}: {limit['error']}")
     laws = named.get("laws")
     if laws is not None:
         lines.append(f"Laws: {laws['error']}" if "error" in laws else gpu_laws.summary(laws))
-    head = ["job", "type", "size", "gpext", "a second", "others' time / gpext's", "of flops", "of bandwidth"]
+    head = [
+        "job",
+        "type",
+        "size",
+        "gpext",
+        "a second",
+        "others' time / gpext's",
+        "of matmul's flops",
+        "of copy's bandwidth",
+    ]
     cells = [_cells(name, named[name], limits) for name in JOBS if name in named]
     return "\n".join([*lines, "", table(head, cells)])
 

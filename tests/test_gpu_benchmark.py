@@ -109,12 +109,13 @@ def test_products_count_what_a_plain_program_does():
     half = Counted(-0.5)
 
     def product():
+        sums = [[Counted(0.0)] * R for _ in range(n)]
         for i in range(n):
-            sums = [Counted(0.0)] * R
-            for j in range(n):
+            for j in range(i + 1):
                 differences = [a - b for a, b in zip(x[i], x[j], strict=True)]
                 k = (half * total([each * each for each in differences])).exp()
-                sums = [s + k * each for s, each in zip(sums, v[j], strict=True)]
+                for to, of in {(i, j), (j, i)}:
+                    sums[to] = [s + k * each for s, each in zip(sums[to], v[of], strict=True)]
 
     assert counted(product) == gpu_counts.product(n, d, R, 8).flops
 
@@ -125,14 +126,16 @@ def test_derivatives_count_what_a_plain_program_does():
     half = Counted(-0.5)
 
     def derivatives():
+        slopes = [[Counted(0.0)] * d for _ in range(n)]
         for i in range(n):
-            slopes = [Counted(0.0)] * d
-            for j in range(n):
+            for j in range(i):
                 differences = [a - b for a, b in zip(x[i], x[j], strict=True)]
                 k = (half * total([each * each for each in differences])).exp()
                 pairs = [each for r in range(R) for each in (u[i][r] * v[j][r], v[i][r] * u[j][r])]
                 weight = k * total(pairs)
-                slopes = [s + weight * each for s, each in zip(slopes, differences, strict=True)]
+                pulls = [weight * each for each in differences]
+                slopes[i] = [s + each for s, each in zip(slopes[i], pulls, strict=True)]
+                slopes[j] = [s - each for s, each in zip(slopes[j], pulls, strict=True)]
 
     assert counted(derivatives) == gpu_counts.derivatives(n, d, R, 8).flops
 
