@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 
 _MOST_ROUNDS = 50
-_COPIED = 4  # times as many bytes as one operand of the product has
 
 
 @dataclass(frozen=True)
@@ -80,17 +79,29 @@ def in_turns(
     return Times(medians, {name: min(times[name]) for name in medians}, max(turn - 2, 1), errors)
 
 
-def limits(device: torch.device, dtype: torch.dtype, *, size: int, most_seconds: float) -> dict[str, float]:
+def limits(
+    device: torch.device, dtype: torch.dtype, *, size: int, copied: int, most_seconds: float
+) -> dict[str, float]:
     """Flops a second of a product of two square matrices, and bytes a second that a copy reads and writes.
 
     2 n^3 flops, and of a copy its bytes twice, once read and once written; the fastest turn, since what else runs only
     takes from it. Neither is looked up: what a card is sold with is not what a program gets. Products in float32 go as
     torch's settings have it, by default without TF32. Other work can be faster than a product that does not use all of
     a device, and has no way to a part that serves products alone.
+
+    Args:
+        device: to measure.
+        dtype: of the numbers.
+        size: n; on a busy CPU so small that some product is over before it is interrupted.
+        copied: bytes of what is copied; more than any cache holds.
+        most_seconds: for all turns.
+
+    Raises:
+        RuntimeError: the device cannot do either.
     """
     generator = torch.Generator(device).manual_seed(0)  # of equal numbers a card makes products faster
     A, B = torch.randn(2, size, size, dtype=dtype, device=device, generator=generator)
-    source = A.repeat(_COPIED, 1)
+    source = torch.ones(copied // dtype.itemsize, dtype=dtype, device=device)
     target = torch.empty_like(source)
     calls: dict[str, tuple[Callable[[], object], float]] = {
         "flops": (lambda: torch.mm(A, B), 2.0 * size**3),

@@ -177,7 +177,10 @@ def shown(seconds: float) -> str:
 
 
 def _share(rate: float, limit: Any) -> str:
-    return "" if limit is None or rate == 0 else f"{100 * rate / limit:.2g} %"
+    if limit is None or rate == 0:
+        return ""
+    percent = 100 * rate / limit
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

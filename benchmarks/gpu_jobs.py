@@ -50,6 +50,7 @@ class Sizes:
     """How large the jobs are."""
 
     limit: int  # side of the matrices of the limits
+    copied: int  # bytes
     num_data: int  # of the steps
     num_inducing: int
     batch: int
@@ -64,9 +65,9 @@ class Sizes:
 
 
 SIZES = {
-    "gpu": Sizes(8192, 200_000, 1000, 4000, 100_000, 50_000, 2000, 8, 2000, 10_000_000, True, 8.0),
-    "cpu": Sizes(1024, 50_000, 200, 1000, 5000, 5000, 500, 4, 500, 200_000, True, 2.0),
-    "quick": Sizes(128, 1000, 20, 100, 200, 200, 30, 2, 30, 5000, False, 0.1),
+    "gpu": Sizes(8192, 2**31, 200_000, 1000, 4000, 100_000, 50_000, 2000, 8, 2000, 10_000_000, True, 8.0),
+    "cpu": Sizes(512, 2**28, 50_000, 200, 1000, 5000, 5000, 500, 4, 500, 200_000, True, 2.0),
+    "quick": Sizes(128, 2**20, 1000, 20, 100, 200, 200, 30, 2, 30, 5000, False, 0.1),
 }
 DIMENSION = 8
 
@@ -265,7 +266,10 @@ def measure(name: str, device: torch.device, sizes: Sizes) -> Row:
     """Return the row of one of `JOBS` or `LIMITS`."""
     if name in LIMITS:
         dtype = getattr(torch, LIMITS[name])
-        return {"name": name, **limits(device, dtype, size=sizes.limit, most_seconds=sizes.seconds)}
+        return {
+            "name": name,
+            **limits(device, dtype, size=sizes.limit, copied=sizes.copied, most_seconds=sizes.seconds),
+        }
     make, dtype = JOBS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # jitter of peers

@@ -184,7 +184,9 @@ def test_turns_are_bounded_and_who_raises_is_left_out():
 
 
 def test_limits_are_positive():
-    assert all(0 < value < math.inf for value in limits(CPU, torch.float32, size=64, most_seconds=0.01).values())
+    assert all(
+        0 < value < math.inf for value in limits(CPU, torch.float32, size=64, copied=2**16, most_seconds=0.01).values()
+    )
 
 
 # ---- whom it is compared with ---------------------------------------------------------------------------------------
