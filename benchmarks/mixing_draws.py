@@ -129,7 +129,7 @@ def cdf_error(name: str, tilt: float) -> float:
 
 def sum_of_gammas(tilt: Tensor, generator: torch.Generator, terms: int = 200) -> Tensor:
     """PG(1, tilt) cut off after some terms of its series."""
-    k = torch.arange(1, terms + 1, dtype=F64)
+    k = torch.arange(1, terms + 1, dtype=F64, device=tilt.device)
     rates = 2 * math.pi**2 * (k - 0.5).square() + 0.5 * tilt.square().unsqueeze(-1)
     return (torch.empty_like(rates).exponential_(generator=generator) / rates).sum(-1)
 

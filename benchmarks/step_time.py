@@ -31,6 +31,7 @@ from benchmarks.ours import SiteLearner
 from gpext.training.minibatch import Minibatches
 
 STEPS_A_ROUND = 20
+CPU = torch.device("cpu")
 
 
 def synthetic_problem(likelihood: str, *, num_data: int, dimension: int, num_inducing: int, seed: int = 0) -> Problem:
@@ -52,13 +53,15 @@ def synthetic_problem(likelihood: str, *, num_data: int, dimension: int, num_ind
     )
 
 
-def floor_step(problem: Problem, *, batch_size: int, dtype: torch.dtype) -> Callable[[], object]:
+def floor_step(
+    problem: Problem, *, batch_size: int, dtype: torch.dtype, device: torch.device = CPU
+) -> Callable[[], object]:
     """The linear algebra alone: one call does the floor's operations and nothing else."""
-    z = problem.inducing_points.to(dtype)
-    x = problem.train_x[:batch_size].to(dtype)
+    z = problem.inducing_points.to(device, dtype)
+    x = problem.train_x[:batch_size].to(device, dtype)
     num = len(z)
     squares_z, squares_x = z.square().sum(-1), x.square().sum(-1)
-    k_zz = torch.exp(-0.5 * torch.cdist(z, z).square()) + torch.eye(num, dtype=dtype)
+    k_zz = torch.exp(-0.5 * torch.cdist(z, z).square()) + torch.eye(num, dtype=dtype, device=device)
 
     def step() -> object:
         distance = torch.addmm(squares_z[:, None] + squares_x, z, x.T, alpha=-2.0)  # (M, B)
@@ -67,6 +70,29 @@ def floor_step(problem: Problem, *, batch_size: int, dtype: torch.dtype) -> Call
         a = torch.linalg.solve_triangular(factor, k_zx, upper=False)
         b = torch.linalg.solve_triangular(factor.T, a, upper=True)
         return k_zz @ b, a @ k_zx.T
+
+    return step
+
+
+def next_step(
+    problem: Problem, name: str, *, batch_size: int, dtype: torch.dtype, device: torch.device = CPU
+) -> Callable[[], object]:
+    """A function that takes one step of a method after another, or of the floor, each on the next minibatch."""
+    if name == "floor":
+        return floor_step(problem, batch_size=batch_size, dtype=dtype, device=device)
+    make = METHODS[name].learner
+    assert make is not None
+    learner = make(problem, seed=0, dtype=dtype, **METHODS[name].options)
+    learner.model.to(device)
+    learner.likelihood.to(device)
+    x, y = problem.train_x.to(device, dtype), problem.train_y.to(device, dtype)
+    batches = Minibatches(len(y), batch_size, torch.Generator().manual_seed(0))
+    if isinstance(learner, SiteLearner):
+        return lambda: learner.next_step(x, y, batches)
+
+    def step() -> None:
+        index = batches.draw()
+        learner.step(x[index], y[index])
 
     return step
 
@@ -92,23 +118,9 @@ def measure(
     step is asked for here, not whether the steps lead anywhere.
     """
     problem = synthetic_problem(likelihood, num_data=num_data, dimension=dimension, num_inducing=num_inducing)
-    x, y = problem.train_x.to(dtype), problem.train_y.to(dtype)
 
     def make_step(name: str) -> Callable[[], object]:
-        if name == "floor":
-            return floor_step(problem, batch_size=batch_size, dtype=dtype)
-        make = METHODS[name].learner
-        assert make is not None
-        learner = make(problem, seed=0, dtype=dtype, **METHODS[name].options)
-        batches = Minibatches(num_data, batch_size, torch.Generator().manual_seed(0))
-        if isinstance(learner, SiteLearner):
-            return lambda: learner.next_step(x, y, batches)
-
-        def step() -> None:
-            index = batches.draw()
-            learner.step(x[index], y[index])
-
-        return step
+        return next_step(problem, name, batch_size=batch_size, dtype=dtype)
 
     steps = {name: make_step(name) for name in ["floor", *methods]}
     # The thread's own time is not lengthened by other programs, but leaves out what further threads do.

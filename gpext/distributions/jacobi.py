@@ -30,7 +30,8 @@ from gpext.distributions.jacobi_strips import LARGEST_TILT, NUM_STRIPS, TILTS_PE
 from gpext.distributions.sech_cumulants import sech_cumulants
 
 MANY = 64  # counts from which on the Cornish-Fisher expansion is used; its error in the cdf is at most 1.2e-7 there
-_CHUNK = 16384  # draws whose intermediate results stay in the cache
+_CHUNK = 16384  # draws whose intermediate results stay in the cache of a CPU
+_MANY = 2**22  # draws at a time elsewhere, where each operation costs a launch: some 0.5 GB of intermediate results
 _FEW = 4096  # draws in which calls cost more than numbers
 _TRIES = 3  # for each of them at once
 _FAR = 40.0  # R is below 1e-17 from here on
@@ -45,9 +46,13 @@ def jacobi_draws(count: Tensor, tilt: Tensor, generator: torch.Generator | None 
     many = (live & (count >= MANY)).nonzero().squeeze(-1)
     if many.numel():
         draws.index_copy_(0, many, _large_count_draws(count[many], tilt[many], generator))
-    for few in (live & (count < MANY)).nonzero().squeeze(-1).split(_CHUNK):
+    for few in (live & (count < MANY)).nonzero().squeeze(-1).split(_at_a_time(tilt)):
         draws.index_copy_(0, few, _sums(count.index_select(0, few), tilt.index_select(0, few), generator))
     return draws
+
+
+def _at_a_time(like: Tensor) -> int:
+    return _CHUNK if like.device.type == "cpu" else _MANY
 
 
 def _large_count_draws(count: Tensor, tilt: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -86,10 +91,11 @@ def _until_accepted(propose: Callable[..., tuple[Tensor, Tensor]], *parameters: 
         return torch.empty_like(parameters[0])
     if size <= _FEW:
         return _at_once(propose, *parameters)
-    parts = zip(*(p.split(_CHUNK) for p in parameters), strict=True)
+    chunk = _at_a_time(parameters[0])
+    parts = zip(*(p.split(chunk) for p in parameters), strict=True)
     drawn, rejected = zip(*(propose(*part) for part in parts), strict=True)
     draws = torch.cat(drawn)
-    waiting = torch.cat([index + _CHUNK * k for k, index in enumerate(rejected)])
+    waiting = torch.cat([index + chunk * k for k, index in enumerate(rejected)])
     if waiting.numel():
         again = _until_accepted(propose, *(p.index_select(0, waiting) for p in parameters))
         draws.index_copy_(0, waiting, again)

@@ -36,16 +36,18 @@ class KeOpsUnavailableWarning(UserWarning):
 
 
 @cache
-def is_available() -> bool:
-    """Return whether KeOps can be imported and has a compiler; where not, say so once."""
+def is_available(device_type: str = "cpu") -> bool:
+    """Return whether KeOps can be imported and has a compiler, for CUDA its own too; where not, say so once."""
     usual = ["clang++", "g++"] if sys.platform == "darwin" else ["g++"]
     compilers = [os.environ["CXX"]] if "CXX" in os.environ else usual
     if not any(shutil.which(name) for name in compilers):
         return _missing(f"found no C++ compiler ({' or '.join(compilers)}); install one or set CXX")
     try:
-        import pykeops.torch  # noqa: F401
+        import pykeops.torch
     except ImportError as error:
         return _missing(f"{error}; pip install pykeops")
+    if device_type == "cuda" and not pykeops.config.gpu_available:
+        return _missing("pykeops has found no CUDA; install the CUDA toolkit and set CUDA_PATH to its folder")
     return True
 
 

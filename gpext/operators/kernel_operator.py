@@ -218,7 +218,7 @@ class KernelOperator(LinearOperator):
     def _route(self) -> ModuleType:
         """The module whose `product` and `derivatives` serve."""
         by_keops = self.backend == "keops" or (self.backend == "auto" and self.device.type == "cuda")
-        if by_keops and keops_products.is_available():
+        if by_keops and keops_products.is_available(self.device.type):
             return keops_products
         return compiled_tiles if compiled_tiles.serves(self.factors) else tiles
 

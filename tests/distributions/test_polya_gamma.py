@@ -10,6 +10,7 @@ from gpext.distributions.cornish_fisher import cornish_fisher
 from gpext.distributions.jacobi import MANY, series_ratio
 from gpext.distributions.jacobi_strips import NUM_STRIPS, TILTS_PER_UNIT, density, strips
 from gpext.distributions.sech_cumulants import sech_cumulants
+from tests import accelerator
 from tests.members import polya_gamma
 
 F64 = torch.float64
@@ -184,3 +185,21 @@ def test_whole_numbers_and_infinite_counts():
     assert PolyaGamma(tensor(1.0), torch.tensor([0.5])).mean.dtype == F64
     with pytest.raises(ValueError, match="count must be finite"):
         PolyaGamma(tensor(1.0, math.inf), 0.5)
+
+
+@pytest.mark.skipif(accelerator.IS_REAL, reason="counts operations of the simulated device")
+@pytest.mark.parametrize("count", [1.0, 1.5])
+def test_draws_on_an_accelerator_take_no_more_operations_for_being_many(monkeypatch, count):
+    strips()  # made once, by operations of their own
+    run, seen = accelerator._run, []
+    monkeypatch.setattr(accelerator, "_run", lambda *given: seen.append(1) or run(*given))
+
+    def operations(num_draws):
+        z = accelerator.sent(torch.linspace(-9, 9, num_draws, dtype=F64))
+        law = PolyaGamma(torch.full_like(z, count), z)
+        seen.clear()
+        law.sample(generator=torch.Generator(accelerator.DEVICE).manual_seed(0))
+        return len(seen)
+
+    with accelerator.accelerated():
+        assert operations(200_000) < 1.5 * operations(20_000)

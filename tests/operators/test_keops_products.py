@@ -8,6 +8,7 @@ import math
 import pickle
 
 import gpytorch
+import pykeops
 import pytest
 import torch
 
@@ -115,8 +116,27 @@ def test_auto_is_tiles_on_the_cpu_and_keops_on_cuda(monkeypatch):
     assert with_backend(op, "keops")._route is keops_products
     assert with_backend(op, "tiles")._route is tiles
     monkeypatch.setattr(KernelOperator, "device", torch.device("cuda"))
-    assert op._route is keops_products
-    assert with_backend(op, "tiles")._route is tiles
+    monkeypatch.setattr(pykeops.config, "gpu_available", True)
+    keops_products.is_available.cache_clear()
+    try:
+        assert op._route is keops_products
+        assert with_backend(op, "tiles")._route is tiles
+    finally:
+        keops_products.is_available.cache_clear()
+
+
+@pytest.mark.parametrize("backend", ["auto", "keops"])
+def test_where_keops_has_no_cuda_tiles_serve_on_cuda_alone(monkeypatch, backend):
+    monkeypatch.setattr(pykeops.config, "gpu_available", False)
+    keops_products.is_available.cache_clear()
+    try:
+        op = made("rbf", n=5, backend="keops")
+        assert op._route is keops_products
+        monkeypatch.setattr(KernelOperator, "device", torch.device("cuda"))
+        with pytest.warns(KeOpsUnavailableWarning, match="found no CUDA; install the CUDA toolkit"):
+            assert with_backend(op, backend)._route is tiles
+    finally:
+        keops_products.is_available.cache_clear()
 
 
 @pytest.mark.parametrize("square", [True, False])
