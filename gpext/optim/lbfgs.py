@@ -71,8 +71,11 @@ def minimize_lbfgs(
         if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
             break
         if run.gain < 3 * tolerance:
-            # what ends a run that starts where another has ended is rounding, whichever way it shows
-            return Outcome.CONVERGED if restart else outcome
+            # What ends a run that starts where another has ended is rounding, whichever way it shows; unless it was
+            # a breakdown that kept it from going on.
+            if not restart:
+                return outcome
+            return Outcome.STALLED if run.has_broken_down else Outcome.CONVERGED
     return outcome
 
 
@@ -91,6 +94,7 @@ class _Run:
         self.on_best = on_best
         self.num_steps = 0
         self.gain = 0.0  # of this run
+        self.has_broken_down = False  # anywhere in this run
         self._best_value, self._best_point = np.inf, _flatten(parameters)
         self._last_point = self._best_point
 
@@ -102,6 +106,7 @@ class _Run:
         values: list[float] = []
         outcome: Outcome | None = None
         first: float | None = None
+        self.has_broken_down = False
 
         def evaluate(z: np.ndarray) -> tuple[float, np.ndarray]:
             nonlocal first
@@ -160,6 +165,7 @@ class _Run:
             if not np.isfinite(self._best_value):
                 what = "its gradient is not finite" if np.isfinite(value) else f"the objective is {value}"
                 raise FloatingPointError(f"{what} at the starting point; check parameters and data.")
+            self.has_broken_down = True
             # far above anything seen and flat: the line search interpolates back towards the last good point
             return self._best_value + 1e3 * (1 + abs(self._best_value)), np.zeros_like(point)
         if value < self._best_value:

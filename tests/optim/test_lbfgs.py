@@ -176,6 +176,17 @@ def test_a_restart_that_gains_nothing_has_converged_however_it_ends():
         assert minimise([tensor(-1.2, 1.0)], kinked, tolerance=1e-6, max_restarts=restarts)[1] is expected
 
 
+def test_a_restart_that_a_breakdown_keeps_from_going_on_has_stalled():
+    def walled(point):  # goes on falling behind the wall
+        if point[0] > 1:
+            raise torch.linalg.LinAlgError("not positive definite")
+        return -1e3 * point[0]
+
+    parameters, outcome = minimise([tensor(1.0)], walled, tolerance=1e-6, max_restarts=3)
+    assert parameters[0].item() == 1.0
+    assert outcome is Outcome.STALLED
+
+
 @pytest.mark.parametrize("max_steps", range(30))
 def test_restarts_take_no_more_steps_than_there_are(max_steps):
     taken = []
