@@ -24,7 +24,7 @@ class FitStatus(Enum):
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps; call fit again to go on"
     STOPPED = "stopped by the callback"
-    STALLED = "the line search found no better point: the objective is as good as its rounding allows, or breaks down beyond"
+    STALLED = "no better point was found: the objective is as good as rounding allows, or breaks down beyond"
     INTERRUPTED = "interrupted; the parameters are those of the best (L-BFGS) or last (minibatch) step"
     BREAKDOWN = "a covariance or a value was lost to rounding or overflow; all is as it was after the last good step"
     NOISE_FLOOR = "converged, with noise at its floor: these targets have none that could be told from rounding"
