@@ -78,7 +78,7 @@ def judge_fit(problem: FitProblem) -> Row:
         else:
             with torch.no_grad():
                 predicted = clock.timed(lambda: problem.mll.model.eval()(problem.x))
-                numbers += [predicted.mean, predicted.variance, torch.tensor(result.objective)]
+                numbers += [predicted.mean, predicted.variance, torch.tensor(result.objective, dtype=torch.float64)]
         finite = all(bool(each.isfinite().all()) for each in numbers)
         return broken if finite else [*broken, "converged_nan"]
 

@@ -21,19 +21,32 @@ def warn_caller(message: str, category: type[Warning]) -> None:
         message: of the warning.
         category: of the warning.
     """
-    held = _held.get()
-    if held is not None:
-        held.append((message, category))
-        return
     frame, level = sys._getframe(1), 2  # level 2 is the caller of this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    held = _held.get()
+    if held is None:
+        warnings.warn(message, category, stacklevel=level)
+    elif _is_wanted(message, category, level + 1):
+        held.append((message, category))
+
+
+def _is_wanted(message: str, category: type[Warning], level: int) -> bool:
+    """Return whether the filters of this place let a warning through, or make it an error."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn(message, category, stacklevel=level)
+    except category:
+        return True
+    return bool(caught)
 
 
 @contextmanager
 def held_warnings() -> Iterator[Held]:
-    """Hold back what a block warns of: yield the list of (message, category), for :func:`warn_caller` or for nobody."""
+    """Hold back what a block warns of: yield the list of (message, category), for :func:`warn_caller` or for nobody.
+
+    What the filters inside the block ignore is not in the list.
+    """
     held: Held = []
     token = _held.set(held)
     try:

@@ -42,8 +42,9 @@ class _Polygamma(torch.autograd.Function):
 
 def stirling_rest(z: Tensor) -> Tensor:
     """Return log Gamma(z + 1) - (z log z - z + log(2 pi z) / 2) for z > 0, from 16 on by its series."""
-    large, small = z.clamp_min(_SERIES), z.clamp_max(_SERIES)
+    is_small = z < _SERIES  # not by clamp, whose derivative at the bound itself is zero from torch 2.15 on
+    large, small = torch.where(is_small, _SERIES, z), torch.where(is_small, z, _SERIES)
     square = large.square().reciprocal()
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / large
     direct = torch.lgamma(small + 1) - (small * small.log() - small + 0.5 * (2 * math.pi * small).log())
-    return torch.where(z < _SERIES, direct, series)
+    return torch.where(is_small, direct, series)
