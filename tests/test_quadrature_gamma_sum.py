@@ -27,6 +27,10 @@ PAIRS = [
     ((300.0, 0.0), (1e4, 1e2)),
     ((-3000.0, -500.0), (1e4, 1e-2)),
     ((3000.0, 1.0), (1e5, 1.0)),
+    ((-80.0, -79.0), (1.0, 3.0)),  # where log Gamma(S) is -log S, and on the other side of it
+    ((-45.0, -50.0), (0.1, 1e-3)),
+    ((-41.0, -50.0), (0.1, 1e-3)),
+    ((-500.0, -480.0), (50.0, 1e3)),
 ]
 
 
@@ -104,6 +108,13 @@ def test_five_latents_agree_with_draws():
     draws = torch.nn.functional.softplus(f).sum(0).lgamma()
     found = expected_log_gamma_of_sum(mean, (2 * sd).square())
     assert abs(float((draws.mean() - found) / (draws.std() / 200_000**0.5))) < 4.5
+
+
+def test_little_sums_are_those_of_the_integral():
+    """At the border the two agree, which the sums of the integral are compared with elsewhere."""
+    m, v = torch.tensor([[-70.0, -71.0, -90.0]], dtype=F64), torch.tensor([[2.0, 1e-3, 9.0]], dtype=F64)
+    for found, expected in zip(gamma_sum._of_rows(m, v), gamma_sum._of_larger(m, v), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_a_latent_that_is_nothing_beside_the_others_changes_nothing():

@@ -32,6 +32,7 @@ from torch.nn.functional import logsigmoid, softplus
 from gpext.quadrature.clustered import coordinate, place
 from gpext.quadrature.gumbel import REACH, gumbel_rule
 from gpext.quadrature.per_datum import marginals, per_datum
+from gpext.quadrature.softmax import log_sum_exp_of_rows
 from gpext.quadrature.softplus import WIDE, SoftplusRule, softplus_rules
 
 _DIGITS = 32.0  # -log of the error of the sums over u
@@ -138,7 +139,20 @@ class _Latents:
 
 
 def _of_rows(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return values (B,) and derivatives (B, K)."""
+    """Return values (B,) and derivatives (B, K): of a little S by log Gamma(S) = -log S, S = sum_j e^{f_j}."""
+    is_little = (m + REACH * v.sqrt()).amax(-1) < _SMALL
+    if not bool(is_little.any()):
+        return _of_larger(m, v)
+    value, slope, bend = torch.empty_like(m[:, 0]), torch.empty_like(m), torch.empty_like(m)
+    value[is_little], slope[is_little], bend[is_little] = (-t for t in log_sum_exp_of_rows(m[is_little], v[is_little]))
+    larger = ~is_little
+    if bool(larger.any()):
+        value[larger], slope[larger], bend[larger] = _of_larger(m[larger], v[larger])
+    return value, slope, bend
+
+
+def _of_larger(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return values (B,) and derivatives (B, K) by the integral over u."""
     num_data, K = m.shape
     flat_m, s = m.flatten(), v.sqrt().flatten()
     value, slope, bend = torch.empty_like(m[:, 0]), torch.empty_like(m), torch.empty_like(m)

@@ -53,7 +53,7 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor) -> Tensor:
         ValueError: means or variances are not finite, or a variance is negative.
     """
     mean, variance = marginals(mean, variance)
-    return per_datum(_log_sum_exp, mean, variance)
+    return per_datum(log_sum_exp_of_rows, mean, variance)
 
 
 def expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class _ExpectedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor) -> Tensor:
         ctx.save_for_backward(mean, variance)
-        _, probs, _ = _log_sum_exp(rows_of(mean), rows_of(variance))
+        _, probs, _ = log_sum_exp_of_rows(rows_of(mean), rows_of(variance))
         probs = probs.view(*mean.shape[:-2], mean.size(-1), mean.size(-2)).mT.clamp(min=0)
         return (probs / probs.sum(-2, keepdim=True)).to(mean.dtype)
 
@@ -98,7 +98,8 @@ class _ExpectedSoftmax(torch.autograd.Function):
         return slopes[0].to(grad.dtype), slopes[1].to(grad.dtype)
 
 
-def _log_sum_exp(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def log_sum_exp_of_rows(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return E[log sum exp(f)] (B,) and its derivatives in means and variances (B, K)."""
     is_short = span(m, v) <= _LONGEST_SPAN
     if bool(is_short.all()):
         return log_sum_exp_on_grid(m, v)
