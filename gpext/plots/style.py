@@ -29,10 +29,10 @@ def axes_or_new(ax: Axes | None) -> Axes:
 
 
 def name_axes(ax: Axes, x: str, y: str) -> None:
-    """Name the axes, unless they have names."""
-    if not ax.get_xlabel():
+    """Name the axes, unless they have names, or no numbers, as those have that share them with their neighbours."""
+    if not ax.get_xlabel() and ax.xaxis.get_tick_params()["labelbottom"]:
         ax.set_xlabel(x)
-    if not ax.get_ylabel():
+    if not ax.get_ylabel() and ax.yaxis.get_tick_params()["labelleft"]:
         ax.set_ylabel(y)
 
 

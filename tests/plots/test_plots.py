@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -226,3 +227,12 @@ def test_the_diagonal_is_drawn_once(ax, labels):
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_axes_that_share_their_numbers_share_their_name():
+    figure, axes = plt.subplots(2, 2, sharex=True, sharey=True)
+    for ax in axes.flat:
+        plots.observations([0.0, 1.0], [1.0, 2.0], ax=ax)
+    assert [[bool(ax.get_xlabel()) for ax in row] for row in axes] == [[False, False], [True, True]]
+    assert [[bool(ax.get_ylabel()) for ax in row] for row in axes] == [[True, False], [True, False]]
+    plt.close(figure)
