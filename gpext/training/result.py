@@ -27,7 +27,7 @@ class FitStatus(Enum):
     STALLED = "no better point was found: the objective is as good as rounding allows, or breaks down beyond"
     INTERRUPTED = "interrupted; the parameters are those of the best (L-BFGS) or last (minibatch) step"
     BREAKDOWN = "a covariance or a value was lost to rounding or overflow; all is as it was after the last good step"
-    NOISE_FLOOR = "converged, with noise at its floor: these targets have none that could be told from rounding"
+    NOISE_FLOOR = "ended with noise at its floor: these targets have none that could be told from rounding"
     INFERENCE_UNFINISHED = "training has converged, but not the inference at its end: predictions are approximate"
     NO_POSTERIOR = "no posterior was found at the parameters where training has ended; predictions mean nothing"
 
@@ -97,7 +97,8 @@ class Run:
         seconds = time.perf_counter() - self._started
         if objective is None:
             objective = self.trace[-1] if self.trace else float("nan")
-        if status is FitStatus.CONVERGED and ends_at_noise_floor(self.mll):
+        # There the objective has few digits, so that a line search may stall as well as converge.
+        if status in (FitStatus.CONVERGED, FitStatus.STALLED) and ends_at_noise_floor(self.mll):
             status = FitStatus.NOISE_FLOOR
         note = "; ".join(filter(None, [self._start, note, remarks(self.mll, self._at_start, self._constant)]))
         message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
