@@ -202,4 +202,6 @@ def test_draws_on_an_accelerator_take_no_more_operations_for_being_many(monkeypa
         return len(seen)
 
     with accelerator.accelerated():
-        assert operations(200_000) < 1.5 * operations(20_000)
+        # Rounds of rejection grow with the logarithm of the number, by a quarter, give or take some rounds; chunks of a
+        # fixed size would make it ten times as many.
+        assert operations(200_000) < 3 * operations(20_000)
