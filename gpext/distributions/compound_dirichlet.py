@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from gpext.distributions.inversion import check_probability
-from gpext.distributions.latent_mixture import LatentMixture
+from gpext.distributions.latent_mixture import LatentMixture, of_the_others, total_variance
 from gpext.distributions.simplex_region import SimplexRegion, draw_log_shares, log_average
 from gpext.quadrature import in_parts, joint_expectation
 
@@ -49,25 +49,24 @@ class CompoundDirichlet(LatentMixture):
     @property
     def mean(self) -> Tensor:
         """E[y] (..., N, D)."""
-        return self._expectation(lambda mean, total: mean).to(self.latent_mean.dtype)
+        mean = in_parts(partial(joint_expectation, lambda f: self._moments(f)[0]), *self._latents).mT
+        return mean.to(self.latent_mean.dtype)
 
     @property
     def variance(self) -> Tensor:
-        """The variances of y_j (..., N, D): E[y_j^2 | f] = m_j (S m_j + 1) / (S + 1), m = theta / S."""
-        mean = self._expectation(lambda mean, total: mean)
-        second = self._expectation(lambda mean, total: mean * (total * mean + 1) / (total + 1))
-        return (second - mean.square()).to(self.latent_mean.dtype)
+        """The variances of y_j (..., N, D): of m_j = theta_j / S, and E[m_j (1 - m_j) / (S + 1)] of y_j given f."""
+        return total_variance(self._moments, *self._latents).mT.to(self.latent_mean.dtype)
 
-    def _expectation(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return the expectation (..., N, D), float64, of a function of theta / S (..., D, N) and S (..., 1, N)."""
+    @property
+    def _latents(self) -> tuple[Tensor, Tensor]:
+        return self.latent_mean.double(), self.latent_covariance.double()  # theta / S cancels in float32
 
-        def of_latents(f: Tensor) -> Tensor:
-            log_theta = self._log_concentration(f)
-            log_total = log_theta.logsumexp(-2, keepdim=True)
-            return function((log_theta - log_total).exp(), log_total.exp())
-
-        latents = self.latent_mean.double(), self.latent_covariance.double()  # float32 cancels in the variance
-        return in_parts(partial(joint_expectation, of_latents), *latents).mT
+    def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return E(y | f) and Var(y | f) (..., D, N)."""
+        log_theta = self._log_concentration(f)
+        log_total = log_theta.logsumexp(-2, keepdim=True)
+        mean = (log_theta - log_total).exp()
+        return mean, mean * of_the_others(mean, -2) / (log_total.exp() + 1)
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None

@@ -1,6 +1,6 @@
 r"""The predictive distribution of a datum with several latents, from p(y | f) as a distribution object.
 
-p(y) = int p(y | f) N(f | m, V) df,     E[y] = E[E(y | f)],     Var[y] = E[Var(y | f) + E(y | f)^2] - E[y]^2
+p(y) = int p(y | f) N(f | m, V) df,     E[y] = E[E(y | f)],     Var[y] = E[Var(y | f) + (E(y | f) - E[y])^2]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributions import biject_to, constraints
 from gpext.distributions.correlated_latents import in_every
 from gpext.distributions.drawing import drawn_from
 from gpext.distributions.inversion import check_probability
-from gpext.distributions.latent_mixture import LatentMixture
+from gpext.distributions.latent_mixture import LatentMixture, total_variance
 from gpext.distributions.quantile_search import integer_quantile, real_quantile
 from gpext.distributions.with_cdf import with_cdf
 from gpext.quadrature import in_parts, joint_expectation
@@ -60,13 +60,13 @@ class CompoundJointDistribution(LatentMixture):
     @property
     def mean(self) -> Tensor:
         """E[y], batch_shape + event_shape."""
-        return self._expectation(lambda given: given.mean)
+        expected = partial(joint_expectation, lambda f: self._moments(f)[0])
+        return self._of_event(in_parts(expected, self.latent_mean, self.latent_covariance))
 
     @property
     def variance(self) -> Tensor:
         """Var[y], of each entry of an event, batch_shape + event_shape."""
-        second = self._expectation(lambda given: given.variance + given.mean.square())
-        return torch.where(second.isinf(), second, second - self.mean.square())
+        return self._of_event(total_variance(self._moments, self.latent_mean, self.latent_covariance))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value) = E[P(Y <= value | f)] of numbers, to 1e-9; no gradient.
@@ -136,16 +136,16 @@ class CompoundJointDistribution(LatentMixture):
         """The same as `icdf`."""
         return self.icdf(q)
 
-    def _expectation(self, function: Callable[[torch.distributions.Distribution], Tensor]) -> Tensor:
-        """Return the expectation of a function of p(y | f) that has its batch_shape + event_shape."""
-        is_scalar = not self.event_shape
+    def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return E(y | f) and Var(y | f) (..., C, N); C = 1 of numbers."""
+        given = self.conditional(f)
+        if self.event_shape:
+            return given.mean.mT, given.variance.mT
+        return given.mean.unsqueeze(-2), given.variance.unsqueeze(-2)
 
-        def of_latents(f: Tensor) -> Tensor:  # (Q, ..., C, N)
-            values = function(self.conditional(f))
-            return (values.unsqueeze(-1) if is_scalar else values).mT
-
-        found = in_parts(partial(joint_expectation, of_latents), self.latent_mean, self.latent_covariance).mT
-        return found.squeeze(-1) if is_scalar else found
+    def _of_event(self, values: Tensor) -> Tensor:
+        """Return (..., C, N) as batch_shape + event_shape."""
+        return values.mT if self.event_shape else values.squeeze(-2)
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None

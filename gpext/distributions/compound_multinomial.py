@@ -2,7 +2,7 @@ r"""The predictive distribution of the counts of n trials whose class probabilit
 
 Trials are exchangeable, so the first two moments are the probabilities of one trial and of two that agree:
 
-    E[y_k] = n E[pi_k],     Var[y_k] = n E[pi_k] + n (n - 1) E[pi_k^2] - (n E[pi_k])^2
+    E[y_k] = n E[pi_k],     Var[y_k] = n E[pi_k] E[1 - pi_k] + n (n - 1) Var[pi_k]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.latent_mixture import LatentMixture
+from gpext.distributions.latent_mixture import LatentMixture, of_the_others
 
 
 class CompoundMultinomial(LatentMixture):
@@ -57,9 +57,10 @@ class CompoundMultinomial(LatentMixture):
     @property
     def variance(self) -> Tensor:
         """The variances of y_k (..., N, K)."""
-        n = self.total_count
-        mean = n * self._probability_of(1)
-        return (mean + n * (n - 1) * self._probability_of(2) - mean.square()).to(self.latent_mean.dtype)
+        n, mean = self.total_count, self._probability_of(1)
+        # Rounding alone makes this negative, where pi_k hardly varies and the other term is all there is.
+        variance = (self._probability_of(2) - mean.square()).clamp(min=0)
+        return (n * mean * of_the_others(mean, -1) + n * (n - 1) * variance).to(self.latent_mean.dtype)
 
     def _probability_of(self, times: int) -> Tensor:
         """Return E[pi_k^times] (..., N, K), float64: the probability that so many trials have all come out as k."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from gpext.distributions.correlated_latents import draw_latents, in_every
+from gpext.quadrature import in_parts, joint_expectation
 
 
 class LatentMixture(Distribution):
@@ -61,3 +62,36 @@ class LatentMixture(Distribution):
     def _draw_latents(self, sample_shape: torch.Size | tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Return draws (*sample_shape, ..., D, N) of f."""
         return draw_latents(self.latent_mean, self.latent_covariance, torch.Size(sample_shape), generator)
+
+
+def total_variance(
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]], latent_mean: Tensor, latent_covariance: Tensor
+) -> Tensor:
+    """Return E[Var(y | f)] + Var[E(y | f)] (..., C, N); infinite moments stay so.
+
+    Args:
+        moments: maps f (..., D, N) to E(y | f) and Var(y | f), (..., C, N) each.
+        latent_mean: m (..., D, N).
+        latent_covariance: V (..., D, D, N).
+    """
+
+    def of_part(mean: Tensor, covariance: Tensor) -> Tensor:
+        # Differences from what the latents' means predict: those of latents that hardly vary keep their digits.
+        centre = moments(mean)[0]
+        centre = torch.where(centre.isfinite(), centre, 0)
+
+        def first_and_second(f: Tensor) -> Tensor:
+            expected, variance = moments(f)
+            difference = expected - centre
+            return torch.cat([difference, variance + difference.square()], -2)
+
+        first, second = joint_expectation(first_and_second, mean, covariance).chunk(2, -2)
+        return torch.where(second.isinf(), second, second - first.square())
+
+    return in_parts(of_part, latent_mean, latent_covariance)
+
+
+def of_the_others(shares: Tensor, dim: int) -> Tensor:
+    """Return 1 - shares along `dim`, of shares that sum to one, as the sum of the others: 1 - 1e-20 has no digits."""
+    others = 1 - torch.eye(shares.size(dim), dtype=shares.dtype, device=shares.device)
+    return (shares.movedim(dim, -1) @ others).movedim(-1, dim)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 from torch import Tensor
+from torch.distributions import Normal
 
 from gpext import likelihoods
-from gpext.distributions import LatentMixture
+from gpext.distributions import CompoundJointDistribution, LatentMixture, MultitaskLatentNormal
 from tests.members import F64, tensor
 
 D, N = 3, 4
@@ -51,6 +53,36 @@ def test_expand_repeats_density_moments_and_draws(member):
     assert wide.sample((5,)).shape == (5, 2, 3, N, *value.shape)
     assert predictive.batch_shape == (N,)  # left as it was
     assert predictive.latent_mean.size(-1) == N
+
+
+def _at(likelihood, f):
+    """Return the prediction where the latents are all but known."""
+    return likelihood(MultitaskLatentNormal(f.unsqueeze(0), 1e-30 * torch.eye(len(f), dtype=F64)))
+
+
+def test_variances_next_to_certainty():
+    """A difference of second moments has no digits here, and may be negative."""
+    gap = 40.0
+    share = math.exp(-gap) / (1 + 2 * math.exp(-gap))
+    f = tensor(0.0, -gap, -gap)
+    shares = tensor(2 * share * (1 - 2 * share), share * (1 - share), share * (1 - share))
+    counts = _at(likelihoods.MultinomialLogitLikelihood(D, total_count=1000), f).variance
+    torch.testing.assert_close(counts, 1000 * shares.unsqueeze(0), rtol=1e-6, atol=0)
+    concentrations = torch.nn.functional.softplus(f)
+    total = float(concentrations.sum())
+    rest = torch.stack([2 * concentrations[1], total - concentrations[1], total - concentrations[2]])
+    proportions = _at(likelihoods.DirichletLikelihood(D), f).variance
+    expected = concentrations * rest / (total**2 * (total + 1))
+    torch.testing.assert_close(proportions, expected.unsqueeze(0), rtol=1e-10, atol=0)
+
+
+def test_variances_of_targets_far_from_zero():
+    def conditional(f: Tensor) -> Normal:
+        return Normal(1e9 + f.sum(-2), 0.1)
+
+    mean, covariance = torch.zeros(2, N, dtype=F64), 0.01 * torch.eye(2, dtype=F64).unsqueeze(-1).expand(2, 2, N)
+    predictive = CompoundJointDistribution(conditional, mean, covariance, lambda *_: mean[0])
+    torch.testing.assert_close(predictive.variance, torch.full((N,), 0.03, dtype=F64), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("member", ["beta", "von mises"], indirect=True)
