@@ -34,7 +34,7 @@ class CompoundDistribution(Distribution):
         mean: (*batch) means of the latent f.
         variance: (*batch) its variances, zero allowed.
         knots: maps a value (*shape) to places f (J, *shape) where p(value | f) has a kink or a narrow peak. Default:
-            the value itself if the support is the real line, none otherwise.
+            (or if it returns None) the value itself if the support is the real line, none otherwise.
         log_prob: maps (value, mean, variance), equally shaped, to log p(value), where there is a better route.
         validate_args: as in torch.distributions.
     """
@@ -47,7 +47,7 @@ class CompoundDistribution(Distribution):
         mean: Tensor,
         variance: Tensor,
         *,
-        knots: Callable[[Tensor], Tensor] | None = None,
+        knots: Callable[[Tensor], Tensor | None] | None = None,
         log_prob: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
         validate_args: bool | None = None,
     ) -> None:
@@ -186,9 +186,8 @@ class CompoundDistribution(Distribution):
             return self.conditional(torch.normal(mean, sd)).sample()
 
     def _knots_at(self, value: Tensor) -> Tensor | None:  # (J, *shape)
-        if self._knots is not None:
-            return self._knots(value)
-        return value.unsqueeze(0) if self.support is constraints.real else None
+        knots = None if self._knots is None else self._knots(value)
+        return value.unsqueeze(0) if knots is None and self.support is constraints.real else knots
 
     def _aligned(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The value with infinities and nan replaced by 1 (in every support), mean, variance, the value as it was."""

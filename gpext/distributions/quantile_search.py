@@ -14,12 +14,13 @@ from gpext.quadrature import QuadratureWarning
 
 _MAX_DOUBLINGS = 1000
 _MAX_NEWTON_STEPS = 200
+_WHOLE = 2.0**53  # below, float64 has every integer
 
 Function = Callable[[Tensor], Tensor]
 
 
 def integer_quantile(cdf: Function, q: Tensor, support: constraints.Constraint, *, tolerance: float) -> Tensor:
-    """Return the smallest k with cdf(k) >= q, for integers.
+    """Return the smallest k with cdf(k) >= q, for integers: among those that the dtype has, beyond which it is inf.
 
     Args:
         cdf: maps values (...) to P(Y <= value).
@@ -32,6 +33,8 @@ def integer_quantile(cdf: Function, q: Tensor, support: constraints.Constraint, 
     last = torch.as_tensor(last, dtype=q.dtype, device=q.device)
     accepted = q * (1 - tolerance)  # what the quadrature leaves open
     low, high = (first - 1).expand_as(q), torch.minimum(first, last).expand_as(q)  # cdf(low) < q <= cdf(high)
+    largest = torch.full_like(q, torch.finfo(q.dtype).max)
+    last = torch.minimum(last, largest)
     width = torch.ones_like(q)
     while True:
         short = (cdf(high) < accepted) & (high < last)
@@ -39,12 +42,16 @@ def integer_quantile(cdf: Function, q: Tensor, support: constraints.Constraint, 
             break
         low = torch.where(short, high, low)
         high = torch.where(short, torch.minimum(high + width, last), high)
-        width = torch.where(short, 2 * width, width)
-    while bool((high - low > 1).any()):
-        middle = torch.where(high - low > 1, ((low + high) / 2).floor(), high)
-        enough = cdf(middle) >= accepted
+        width = torch.where(short, width * torch.where(width < _WHOLE, 2.0, 2.0**16), width)
+    beyond = (high == largest) & (cdf(high) < accepted)
+    while True:
+        middle = (low + (high - low) / 2).floor()
+        between = (low < middle) & (middle < high)  # beyond 2^53 neighbouring numbers are further apart than 1
+        if not bool(between.any()):
+            return torch.where(beyond, torch.inf, high)
+        middle = torch.where(between, middle, high)
+        enough = ~between | (cdf(middle) >= accepted)
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return high
 
 
 def real_quantile(

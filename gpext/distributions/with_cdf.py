@@ -16,6 +16,8 @@ from torch.distributions import Distribution
 
 from gpext.distributions.drawing import drawn_from
 
+_LARGE_RATE = 1e15  # of a Poisson distribution, from where on its draws are those of a normal one, rounded
+
 
 class StudentT(base_distributions.StudentT):
     """Student-t with `cdf` and `icdf` (no gradient)."""
@@ -76,7 +78,12 @@ class Beta(base_distributions.Beta):
 
 
 class NegativeBinomial(base_distributions.NegativeBinomial):
-    """Negative binomial with `cdf` (no gradient)."""
+    """Negative binomial with `cdf` (no gradient), and draws of any size."""
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        """Draws of shape sample_shape + batch_shape."""
+        with torch.no_grad():
+            return _poisson_draws(self._gamma.sample(torch.Size(sample_shape)))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value) = I_{1 - probs}(total_count, value + 1)."""
@@ -88,7 +95,12 @@ class NegativeBinomial(base_distributions.NegativeBinomial):
 
 
 class Poisson(base_distributions.Poisson):
-    """Poisson with `cdf` (no gradient)."""
+    """Poisson with `cdf` (no gradient), and draws of any size."""
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        """Draws of shape sample_shape + batch_shape."""
+        with torch.no_grad():
+            return _poisson_draws(self.rate.expand(self._extended_shape(torch.Size(sample_shape))))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value) = Q(value + 1, rate)."""
@@ -112,6 +124,17 @@ def with_cdf(distribution: Distribution) -> Distribution:
     if isinstance(distribution, torch.distributions.Poisson):
         return Poisson(distribution.rate)
     return distribution
+
+
+def _poisson_draws(rate: Tensor) -> Tensor:
+    """Return a Poisson draw for each rate; torch's are 64-bit integers inside, negative at rates above 2^63."""
+    large = rate > _LARGE_RATE
+    draws = torch.poisson(torch.where(large, 1.0, rate))
+    if not bool(large.any()):
+        return draws
+    # Normal to one part in sqrt(rate) of its width. In this form an infinite rate stays infinite.
+    normal = rate * (1 + torch.randn_like(rate) * rate.rsqrt())
+    return torch.where(large, normal.round(), draws)
 
 
 def by_scipy(function: Callable, *arguments: Tensor) -> Tensor:

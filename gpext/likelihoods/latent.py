@@ -181,8 +181,9 @@ class LatentLikelihood(Likelihood, ABC):
         """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, quantile, sample."""
         mean, variance = self._marginals(function_dist)
         # Of a target with side information `log_density` wants more than a value of what is predicted.
-        is_number = type(self).datum_shape is LatentLikelihood.datum_shape
-        return CompoundDistribution(self.forward, mean, variance, log_prob=self.log_density if is_number else None)
+        if type(self).datum_shape is not LatentLikelihood.datum_shape:
+            return CompoundDistribution(self.forward, mean, variance)
+        return CompoundDistribution(self.forward, mean, variance, knots=self.knots, log_prob=self.log_density)
 
     def pyro_guide(self, function_dist: Any, target: Tensor, *args: Any, **kwargs: Any) -> None:
         """Draw f in a Pyro guide, as gpytorch's models call it; see :meth:`pyro_model`."""

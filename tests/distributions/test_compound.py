@@ -239,3 +239,32 @@ def test_errors():
             predictive.icdf(tensor(0.5, q, 0.5))
     with pytest.raises(NotImplementedError, match="Bernoulli has no cdf"):
         CompoundDistribution(lambda f: Bernoulli(logits=f), MEAN, VARIANCE).cdf(torch.zeros(3, dtype=F64))
+
+
+@pytest.mark.parametrize("mean", [8.0, 11.0, 14.0, 18.0])
+def test_the_distribution_function_of_counts_as_large_as_their_rates(mean):
+    """p(y <= k | f) is a step about log k, far narrower than the Gaussian: trapezoids across it are the reference."""
+    variance = 100.0
+    k = torch.tensor([mean - 5, mean, mean + 5], dtype=F64).exp().floor()
+    latent = MultivariateNormal(torch.full((3,), mean, dtype=F64), variance * torch.eye(3, dtype=F64))
+    step, width = k.log(), 12 / k.sqrt()
+    f = step + width * torch.linspace(-1, 1, 40001, dtype=F64).unsqueeze(-1)
+    density = scipy.stats.norm.pdf(f, mean, math.sqrt(variance))
+    across = torch.trapezoid(torch.as_tensor(scipy.stats.poisson.cdf(k, f.exp()) * density), f, dim=0)
+    below = torch.as_tensor(scipy.stats.norm.cdf(step - width, mean, math.sqrt(variance)))
+    torch.testing.assert_close(PoissonLikelihood()(latent).cdf(k), below + across, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(50.0, 0.01), (300.0, 4.0)])
+def test_quantiles_of_counts_that_float64_has_no_longer_one_by_one(mean, variance):
+    """The rate is log-normal, and the count is hardly anything else."""
+    latent = MultivariateNormal(torch.full((1,), mean, dtype=F64), torch.full((1, 1), variance, dtype=F64))
+    predictive = PoissonLikelihood()(latent)
+    for q in (0.2, 0.9):
+        expected = mean + math.sqrt(variance) * scipy.stats.norm.ppf(q)
+        assert float(predictive.icdf(q).log()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_count_beyond_all_numbers_has_an_infinite_quantile():
+    latent = MultivariateNormal(torch.full((1,), 1000.0, dtype=F64), torch.full((1, 1), 1e-9, dtype=F64))
+    assert PoissonLikelihood()(latent).icdf(0.5).item() == math.inf

@@ -116,3 +116,18 @@ def test_torch_distributions_get_the_cdf_they_lack():
         assert with_cdf(distribution).cdf(tensor(1.0)).item() == pytest.approx(reference.cdf(1.0), rel=1e-12)
     for other in (Poisson(tensor(1.7)), stock.Normal(tensor(0.0), tensor(1.0))):
         assert with_cdf(other) is other
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_draws_of_giant_rates_are_as_wide_as_poisson_draws(dtype):
+    """torch's own are 64-bit integers, which a rate above 2^63 makes negative."""
+    torch.manual_seed(0)
+    rate = torch.tensor([3.0, 1e12, 1e16, 1e26, math.inf], dtype=dtype)
+    draws = Poisson(rate).sample((2000,))
+    assert draws.dtype == dtype
+    assert bool((draws[:, -1] == math.inf).all())
+    draws, rate = draws[:, :-1].double(), rate[:-1].double()
+    z = (draws.mean(0) - rate) / (rate.sqrt() / math.sqrt(2000) + torch.finfo(dtype).eps * rate)
+    assert bool((z.abs() < 4.5).all())
+    counts = NegativeBinomial(torch.tensor(2.0, dtype=dtype), logits=torch.tensor(60.0, dtype=dtype)).sample((50,))
+    assert bool((counts > 0).all())
