@@ -12,19 +12,19 @@ from torch import Tensor
 
 
 class LatentNormal(MultivariateNormal):
-    """gpytorch's MultivariateNormal with positive variances left as they are.
+    """gpytorch's MultivariateNormal with the variances of its covariance, zero (of a linear kernel at 0) included.
 
-    Where rounding has made one zero or negative, gpytorch's floor and its warning apply.
+    Where rounding has made one negative, gpytorch's floor and its warning apply.
     """
 
     @property
     def variance(self) -> Tensor:
         """The marginal variances, like the mean."""
         diagonal = self.lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
-        if bool((diagonal > 0).all()):
+        if bool((diagonal >= 0).all()):
             return diagonal.expand(torch.broadcast_shapes(diagonal.shape, self.loc.shape))
         return super().variance
 
 
 class MultitaskLatentNormal(MultitaskMultivariateNormal, LatentNormal):
-    """gpytorch's MultitaskMultivariateNormal with positive variances left as they are."""
+    """gpytorch's MultitaskMultivariateNormal with the variances of its covariance, as :class:`LatentNormal`."""

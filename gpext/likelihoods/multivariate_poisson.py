@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.checks import whole_number
-from gpext.distributions import CompoundJointDistribution, Independent, Poisson
+from gpext.distributions import CompoundJointDistribution, Independent, LatentNormal, Poisson
 from gpext.likelihoods.checks import check_counts
 from gpext.likelihoods.curvature import Curvature, independent_variance
 from gpext.likelihoods.joint import JointLikelihood
@@ -108,5 +109,5 @@ class MultivariatePoissonLikelihood(JointLikelihood):
         variance = independent_variance(covariance)
         if variance is None:
             return CompoundJointDistribution(self.forward, mean, covariance, self.joint_log_density)
-        each = MultivariateNormal(mean.mT, torch.diag_embed(variance.mT))
+        each = LatentNormal(mean.mT, DiagLinearOperator(variance.mT))
         return Independent(self._each.marginal(each), 1)

@@ -52,3 +52,8 @@ def test_posteriors_of_a_vanishing_function(scale):
     prior = MultivariateNormal(torch.zeros(2, 3, dtype=F64), to_linear_operator(K.expand(2, 3, 3)))
     several = Laplace().infer(prior, MultinomialLogitLikelihood(2), classes)
     torch.testing.assert_close(several.posterior.variance, K.diagonal().expand(2, 3).mT, rtol=1e-6, atol=0)
+
+
+def test_a_variance_of_zero_is_no_fault():
+    f = LatentNormal(torch.zeros(2, dtype=F64), to_linear_operator(torch.diag(torch.tensor([1.0, 0.0], dtype=F64))))
+    assert f.variance.tolist() == [1, 0]

@@ -1,7 +1,9 @@
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 
+from gpext.distributions import LatentNormal
 from gpext.inference import KL, Laplace, Taylor
 from gpext.likelihoods import MultivariatePoissonLikelihood, PoissonLikelihood
 from tests.members import F64, rbf_prior
@@ -83,3 +85,10 @@ def test_bad_input():
         MultivariatePoissonLikelihood(3).check(data() - 1)
     with pytest.raises(ValueError, match="at least 1"):
         MultivariatePoissonLikelihood(0)
+
+
+@pytest.mark.parametrize("size", [1e-14, 0.0])
+def test_predictions_of_vanishing_functions_keep_their_variances(size):
+    f = LatentNormal(torch.zeros(2, 3, dtype=F64), to_linear_operator(torch.full((2, 3), size, dtype=F64).diag_embed()))
+    variance = MultivariatePoissonLikelihood(2)(f).base_dist.latent_variance
+    torch.testing.assert_close(variance, torch.full((3, 2), size, dtype=F64), rtol=1e-12, atol=0)
