@@ -30,7 +30,8 @@ def expected_log_density(
     """Return E[log p(Y)] (..., N): a sum over the values of Y where they are finitely many, else a mean over draws.
 
     The draws are the same each time. nan where p(y | f) cannot be had as a distribution of whole targets: one that is a
-    time and whether it was seen has a p(y | f) of times alone.
+    time and whether it was seen has a p(y | f) of times alone. nan for all data, too, where a prediction of one is so
+    wide that a draw of f or of Y has no place among numbers: a rate of e^800, a proportion of 1e-400.
 
     Args:
         likelihood: p(y | f), of one latent or several.
@@ -43,7 +44,7 @@ def expected_log_density(
     unknown = torch.full_like(mean.select(-2, 0) if several else mean, torch.nan)
     try:
         given = likelihood.forward(mean)
-    except NotImplementedError:
+    except (NotImplementedError, ValueError):  # torch's distributions refuse a rate of 0 by a ValueError
         return unknown
     if isinstance(likelihood, LatentLikelihood) and likelihood.target_dims(targets) != len(given.event_shape):
         return unknown
@@ -60,7 +61,22 @@ def expected_log_density(
             f = mean + variance.sqrt() * torch.randn(
                 mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
             )
-        with drawn_from(generator):
-            drawn = likelihood.forward(f).sample()
-        total = total + log_density(drawn.to(targets.dtype), mean, variance)
+        drawn = _draw(likelihood, f, targets, generator)
+        if drawn is None:
+            return unknown
+        total = total + log_density(drawn, mean, variance)
     return total / _NUM_DRAWS
+
+
+def _draw(likelihood: Any, f: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor | None:
+    """Return Y given f as targets, or None where f or Y cannot be had as numbers in the support."""
+    try:
+        with drawn_from(generator):
+            drawn: Tensor = likelihood.forward(f).sample()
+        # Proportions that float64 tells from zero need not be told from it in the dtype of the targets.
+        drawn = drawn if targets.is_floating_point() else drawn.to(targets.dtype)
+        if isinstance(likelihood, LatentLikelihood):
+            likelihood.check(drawn)
+    except ValueError:
+        return None
+    return drawn if bool(drawn.isfinite().all()) else None

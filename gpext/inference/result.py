@@ -123,7 +123,7 @@ class InferenceResult:
         mean, variance = self.conditioned.leave_one_out
         if isinstance(self.conditioned, JointPosterior):
             return self._at_joint_cavities(function, mean, variance)
-        proper = variance > 0
+        proper = (variance > 0) & variance.isfinite() & mean.isfinite()
         with torch.no_grad():
             values = function(self.targets, torch.where(proper, mean, 0), torch.where(proper, variance, 1))
         proper = proper if values.dim() == mean.dim() else proper.all(-2)

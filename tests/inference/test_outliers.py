@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import gpytorch
 import pytest
@@ -9,11 +10,12 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gpext.inference import CAVI, EP, KL, Laplace, OutlierReport, outlier_report
+from gpext.inference import CAVI, EP, KL, Laplace, OutlierReport, Taylor, outlier_report
 from gpext.inference.expansion import DenseBlocksWarning
 from gpext.inference.outliers import _sorted
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
+    BetaLikelihood,
     MultinomialLogitLikelihood,
     PoissonLikelihood,
     StudentTLikelihood,
@@ -262,3 +264,30 @@ def test_without_a_conditional_the_log_density_sorts():
     assert bool(report.relative_log_loo.isnan().all())
     assert bool((report.log_loo[report.index].diff() >= 0).all())
     assert "nan" in str(report)
+
+
+@pytest.mark.parametrize("name", ["beta", "dirichlet", "several_counts"])
+def test_a_prediction_wider_than_numbers_leaves_the_log_density(name):
+    """A draw of f at a variance of 1e6 makes a proportion that underflows, or a rate that overflows."""
+    likelihood, _, y = CASES[name].problem(2)
+    mean = torch.zeros(likelihood.num_latents, 2, dtype=F64)
+    prior = gpytorch.distributions.MultivariateNormal(mean, 1e6 * torch.eye(2, dtype=F64).expand(len(mean), 2, 2))
+    report = outlier_report(KL().infer(prior, likelihood, y))
+    assert bool(report.relative_log_loo.isnan().all())
+    torch.testing.assert_close(report.surprise, report.log_loo)
+
+
+def test_proportions_that_underflow_in_float32_do_not_in_float64():
+    mean = torch.zeros(2, 1)
+    prior = gpytorch.distributions.MultivariateNormal(mean, torch.full((2, 1, 1), 100.0))
+    report = outlier_report(Taylor().infer(prior, BetaLikelihood(), torch.tensor([0.3])))
+    assert bool(report.relative_log_loo.isfinite().all())
+
+
+def test_a_cavity_that_is_not_finite_has_no_density():
+    likelihood, prior, y = CASES["multinomial"].problem(4)
+    result = KL().infer(prior(), likelihood, y)
+    mean, variance = result.conditioned.leave_one_out
+    broken = torch.where(torch.arange(4) == 2, torch.nan, mean)
+    result = dataclasses.replace(result, conditioned=SimpleNamespace(leave_one_out=(broken, variance)))
+    assert result.log_loo.isnan().tolist() == [False, False, True, False]
