@@ -22,6 +22,7 @@ from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites, blo
 
 Sites = GaussianSites | JointSites
 
+_POINTS = 15  # at which slopes are looked at
 _MOST_SLOPES = 5  # of a log density made of straight pieces
 
 
@@ -122,17 +123,18 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
         of_datum = likelihood.target_dims(targets)
         targets = targets.flatten(0, -1 - of_datum)[:1]
         data = likelihood.datum_shape(targets)
-    f = torch.linspace(-3.3, 3.1, 15, dtype=torch.float64, device=targets.device)
+    f = torch.linspace(-3.3, 3.1, _POINTS, dtype=torch.float64, device=targets.device)
     f = f.view(-1, *len(data) * (1,)).expand(-1, *data)
     if not of_datum:
         f = torch.cat([f, f + targets.double()])
     with torch.no_grad():
         _, *derivatives = log_prob_derivatives(likelihood, targets, f, 2)
     slope, bend = (values.flatten(1)[:, 0] for values in derivatives)
-    rounding = 1e-8 * slope.abs().max()
+    # About 0 and about the target apart: a target of 1e9 makes slopes at 0 that hide any curvature.
+    bends = bend.view(-1, _POINTS).abs().amax(-1) > 1e-8 * slope.view(-1, _POINTS).abs().amax(-1)
     # A kink leaves few different slopes: one alone, or as many as there are points, are of a tail that bends elsewhere.
-    levels = 1 + int((slope.sort().values.diff() > rounding).sum())
-    if 1 < levels <= _MOST_SLOPES and not bool((bend.abs() > rounding).any()):
+    levels = 1 + int((slope.sort().values.diff() > 1e-8 * slope.abs().max()).sum())
+    if 1 < levels <= _MOST_SLOPES and not bool(bends.any()):
         raise TypeError(
             f"log p(y | f) of {type(likelihood).__qualname__} has no second derivative in f, so Laplace and Taylor do "
             f"not apply; gpext.inference.{'CAVI(), ' * isinstance(likelihood, AugmentedLikelihood)}KL() and EP() do."

@@ -59,3 +59,14 @@ def test_noise_of_each_datum_is_of_each_datum():
 
     with pytest.raises(TypeError, match="no second derivative"):
         Laplace().infer(prior, LaplaceNoise(), y)
+
+
+@pytest.mark.parametrize("target", [1e9, 1e12])
+def test_a_target_far_off_hides_no_curvature(target):
+    """The slopes there are more than 1e8 times the curvature, which is the same everywhere."""
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    likelihood.noise = 2.0
+    result = Laplace().infer(prior(0.0), likelihood, torch.full((N,), target, dtype=F64))
+    K = prior(0.0).covariance_matrix
+    expected = K @ torch.linalg.solve(K + 2 * torch.eye(N, dtype=F64), torch.full((N,), target, dtype=F64))
+    torch.testing.assert_close(result.posterior.mean, expected, rtol=1e-9, atol=0)
