@@ -164,10 +164,8 @@ class Problem:
         """Return what a rule has found; an evidence that is not finite is -inf, which no maximiser takes."""
         if isinstance(posterior, Posterior) and self._is_lost(posterior):
             status = Status.NOT_POSITIVE_DEFINITE
-        is_finite = log_evidence.isfinite()
-        if status in (Status.CONVERGED, Status.REDUCED_POWER) and not bool(
-            is_finite.all() and posterior.mean.isfinite().all()
-        ):
+        is_finite = log_evidence.to(self.dtype).isfinite()
+        if status is not Status.NOT_POSITIVE_DEFINITE and not bool(is_finite.all() and posterior.mean.isfinite().all()):
             status = Status.NOT_FINITE
         log_evidence = torch.where(is_finite, log_evidence, -torch.inf)
         steps = f"{len(trace)} steps" if trace else "no step needed"

@@ -1,12 +1,14 @@
 """A likelihood that is Gaussian in f is one step for KL, whatever its class and its numbers."""
 
+import math
+
 import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
-from gpext.inference import KL, Laplace, Status
+from gpext.inference import EP, KL, Laplace, Status, Taylor
 from gpext.inference.conjugate import exact_result
 from gpext.inference.problem import Problem
 from gpext.likelihoods import SuperGaussianLikelihood
@@ -77,3 +79,12 @@ def test_fixed_noise_of_each_datum():
     result = KL().infer(MultivariateNormal(0 * X, to_linear_operator(K)), likelihood, y)
     exact = MultivariateNormal(0 * X, to_linear_operator(K + torch.diag(noise))).log_prob(y)
     torch.testing.assert_close(result.log_evidence, exact)
+
+
+@pytest.mark.parametrize("rule", [KL(), EP(), Laplace(), Taylor()])
+def test_an_evidence_beyond_float32_is_not_called_converged(rule):
+    """That of y = 1e25 is e^(-1e50), which float64 has and float32 does not."""
+    prior = MultivariateNormal(torch.zeros(2), to_linear_operator(torch.eye(2)))
+    result = rule.infer(prior, gpytorch.likelihoods.GaussianLikelihood(), torch.tensor([1e25, 0.0]))
+    assert result.log_evidence == -math.inf
+    assert result.status is Status.NOT_FINITE
