@@ -89,7 +89,7 @@ def remarks(module: Module, before: dict[str, Tensor], constant: Tensor) -> str:
 
 def _trained(module: Module) -> Iterator[tuple[str, Parameter, Interval, Tensor]]:
     for name, parameter, constraint in module.named_parameters_and_constraints():
-        if parameter.requires_grad and constraint is not None:
+        if parameter.requires_grad and constraint is not None and parameter.numel():  # two classes have no gaps
             path, dot, leaf = name.rpartition(".")
             value = constraint.transform(parameter.detach())
             yield path + dot + leaf.removeprefix("raw_"), parameter, constraint, value

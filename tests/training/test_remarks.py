@@ -184,3 +184,10 @@ def test_heavy_tails_are_named_by_fit_and_quantiles_are_there():
 def test_only_parameters_with_a_constraint_are_watched():
     model = Shares(EQUAL)
     assert list(trained_parameters(model)) == ["covar_module.outputscale", "covar_module.base_kernel.lengthscale"]
+
+
+@pytest.mark.parametrize("kind", ["OrdinalLogitLikelihood", "OrdinalProbitLikelihood"])
+def test_parameters_without_entries_are_not_remarked_on(kind):
+    """Two ordered classes have one cutpoint and no gaps."""
+    likelihood = getattr(gpext.likelihoods, kind)(2)
+    assert remarks(likelihood, trained_parameters(likelihood), constant_columns(torch.ones(3, 1))) == ""
