@@ -156,7 +156,10 @@ def accelerated():
     if IS_REAL:
         yield
         return
-    with _FromData(), _Operations(), mock.patch.object(torch, "Generator", Generator):
+    checkpoints = mock.patch.object(
+        torch, DEVICE.type, torch.cpu, create=True
+    )  # torch 2.4 asks for the device's module
+    with _FromData(), _Operations(), mock.patch.object(torch, "Generator", Generator), checkpoints:
         yield
 
 
