@@ -135,7 +135,12 @@ class Augmentation:
     def _integral(self, integral: Callable[..., Tensor], mean: Tensor, variance: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(self.center.shape, mean.shape)
         knots = self.center.expand(shape).unsqueeze(0)
-        return integral(lambda f: self.radial.log_phi(self.squared_distance(f)), mean, variance, knots=knots)
+        # Where a phi has underflowed there is no mass, but no expectation of its logarithm either.
+        log_phi = self.radial.log_phi if integral is expectation else self.radial.unchecked_log_phi
+        found = integral(lambda f: log_phi(self.squared_distance(f)), mean, variance, knots=knots)
+        if not bool(found.isfinite().all()):
+            self.radial.log_phi(self.squared_distance(mean))  # its error says why
+        return found
 
 
 def _split(instance: Any, size: int, num_data: int) -> list[Any]:
