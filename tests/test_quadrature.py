@@ -382,3 +382,21 @@ def test_nodes_grow_with_the_spread_in_proportion():
     counts = [trapezoid_nodes(1.0, torch.tensor(s, dtype=torch.float64)) for s in (1e-9, 1.0, 10.0, 100.0)]
     assert counts[0] < 25
     assert 9 < counts[3] / counts[2] < 11
+
+
+@pytest.mark.parametrize("knots", [None, 0.0])
+def test_rounding_at_the_mean_does_not_hide_mass_far_off(knots):
+    """f - e^f / 8 is -3e42 at the mean, rounded to 1e26, and -4e6 where the mass is, 2700 standard deviations away."""
+    mean, variance = 100.0, 0.001
+    slope = tensor(1.0, -0.125)
+
+    def log_function(f):
+        return slope[0] * f + slope[1] * f.exp()
+
+    found = log_expectation(
+        log_function, tensor(mean), tensor(variance), knots=None if knots is None else tensor(knots).unsqueeze(0)
+    )
+    f = torch.linspace(13.0, 14.0, 200_001, dtype=F64)
+    exponent = log_function(f) - 0.5 * (f - mean).square() / variance - 0.5 * math.log(2 * math.pi * variance)
+    expected = exponent.logsumexp(0) + math.log(float(f[1] - f[0]))
+    torch.testing.assert_close(found.squeeze(), expected, rtol=1e-12, atol=1e-6)

@@ -91,3 +91,16 @@ def test_sobol_points_say_their_error():
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-3)
     with pytest.warns(QuadratureWarning, match="relative error of up to about"):
         joint_expectation(lambda f: (6 * f.sum(-2)).exp(), mean, covariance)
+
+
+def test_an_integral_that_is_not_finite_is_told():
+    mean, covariance = torch.full((2, 1), 1000.0, dtype=F64), torch.eye(2, dtype=F64).unsqueeze(-1)
+
+    def function(f):
+        return -f.exp().sum(-2)
+
+    def expand(f):
+        return SecondOrder(function(f), -f.exp(), torch.diag_embed(f.exp().mT).movedim(-3, -1))
+
+    with pytest.warns(QuadratureWarning, match="is not finite"):
+        assert log_joint_expectation(function, expand, mean, covariance).item() == -math.inf

@@ -239,7 +239,13 @@ def _integral(total: Callable[[Tensor, Tensor], Tensor], mean: Tensor, spread: f
 
     with torch.no_grad():
         nodes, value, error = _nodes(summed, mean, spread, logarithm)
-    if error > _TOLERATED:
+    if not bool(value.isfinite().all()):
+        warn_caller(
+            "an integral over the latents of a datum is not finite: the function has no finite value where the "
+            "Gaussian has mass; check its formula at the mean.",
+            QuadratureWarning,
+        )
+    elif error > _TOLERATED:
         warn_caller(
             f"an integral over the latents of a datum has a relative error of up to about {error:.1e}.",
             QuadratureWarning,

@@ -168,11 +168,18 @@ class Panels:
         return below, above
 
     def totals(self, rows: Tensor, relative: float, absolute: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Integral, its error, its rounding noise, and the allowed error, (*shape) each."""
+        """Integral, its error, its rounding noise, and the allowed error, (*shape) each.
+
+        Noise excuses the error of what was looked at, not that the mass may be elsewhere: ends that hold more than a
+        tenth of it count in full.
+        """
         integral, magnitude, error, noise = rows.sum(1)
         below, above = self._end_masses(rows)
-        allowed = torch.maximum((relative * magnitude).clamp(min=absolute), 2 * noise)
-        return integral, error + below + above, noise, allowed
+        ends = below + above
+        asked = (relative * magnitude).clamp(min=absolute)
+        allowed = torch.maximum(asked, 2 * noise)
+        cut_off = ends > torch.maximum(asked, 0.1 * magnitude)
+        return integral, error + ends, noise, torch.where(cut_off, asked, allowed)
 
     def refine(self, relative: float, absolute: float) -> bool:
         """Bisect the worst panels and extend the range where it cuts mass; False if there is nothing left to do."""
