@@ -97,11 +97,8 @@ class EP:
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
-        if self.schedule == "sequential" and problem.mean.dim() > 1:
-            raise ValueError(
-                f"the sequential schedule serves one posterior; got means of shape {tuple(problem.mean.shape)}. Use "
-                "schedule='parallel'."
-            )
+        if self.schedule == "sequential":
+            problem.require_data_apart()
         search = Search(problem, self.power, self.damping, self.max_steps, self.tolerance)
         ways = {"parallel": search.run, "sequential": search.run_sequentially, "double_loop": search.run_doubly}
         found = ways[self.schedule](start)

@@ -107,11 +107,9 @@ class KL:
             ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
         """
         problem = Problem.of(prior, likelihood, targets, self.jitter)
-        if self.schedule == "sequential" and problem.mean.dim() > 1:
-            raise ValueError(
-                f"the sequential schedule serves one posterior of one latent; got means of shape "
-                f"{tuple(problem.mean.shape)}. Use schedule='parallel'."
-            )
+        sequential = self.schedule == "sequential"
+        if sequential:
+            problem.require_data_apart()
         local = self.bound.bind(likelihood, targets)
         name = f"KL({self.bound!r})"
         exact = exact_result(problem, name)
@@ -125,11 +123,11 @@ class KL:
         if start is not None:
             starts.insert(0, lambda: start)
         curvature = self._curvature(likelihood, targets)
-        sequential = self.schedule == "sequential"
         parallel = self.max_steps
+        may_sweep = self.schedule == "auto" and problem.mean.dim() == 1 and isinstance(problem.prior, DensePrior)
         if sequential:
             parallel = _START
-        elif self.schedule == "auto" and problem.mean.dim() == 1 and isinstance(problem.prior, DensePrior):
+        elif may_sweep and problem.has_data_apart:
             parallel = min(_PATIENCE, self.max_steps)
         climbed = climb(problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature)
         if start is None and _may_have_several_optima(likelihood, targets):

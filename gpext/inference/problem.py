@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -144,6 +145,35 @@ class Problem:
             return value
         follow: Callable[..., Tensor] = self.prior.follow  # the posterior is of the prior's own kind
         return value + self.over_latents(follow(posterior, response))
+
+    def require_data_apart(self) -> None:
+        """Raise ValueError unless the data can be visited one at a time: one posterior, log p(y | f) of one datum."""
+        if self.mean.dim() > 1:
+            raise ValueError(
+                "the sequential schedule serves one posterior of one latent; got means of shape "
+                f"{tuple(self.mean.shape)}. Use schedule='parallel'."
+            )
+        if not self.has_data_apart:
+            raise ValueError(
+                f"the sequential schedule takes log p(y | f) of one datum at a time, and "
+                f"{type(self.likelihood).__qualname__} gives it of all {len(self.targets)} at once: it has parameters "
+                "of each datum, as fixed noise is. Use schedule='parallel'."
+            )
+
+    @property
+    def has_data_apart(self) -> bool:
+        """Whether log p(y | f) can be had of one datum alone; by the likelihood's word, or as the last datum shows."""
+        if isinstance(self.likelihood, LatentLikelihood):
+            return True
+        f = self.mean.detach()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gpytorch's, of a noise whose shape does not fit
+            together = conditional_log_prob(self.likelihood, self.targets, f)[..., -1:]
+            try:
+                alone = conditional_log_prob(self.likelihood, self.targets[..., -1:], f[..., -1:])
+            except (IndexError, RuntimeError, ValueError):  # how shapes that do not fit are met
+                return False
+        return alone.shape == together.shape and torch.allclose(alone, together, rtol=1e-5, equal_nan=True)
 
     def _is_lost(self, posterior: Posterior) -> bool:
         """Return whether sites are so much sharper than the prior that rounding has left nothing of the posterior."""

@@ -1,9 +1,10 @@
 """EP site by site: the fixed points of the parallel schedule, by another way."""
 
+import gpytorch
 import pytest
 import torch
 
-from gpext.inference import EP, Status
+from gpext.inference import EP, KL, Status
 from gpext.inference.matching import match
 from gpext.inference.problem import Problem
 from gpext.inference.sequential_ep import _visit_all
@@ -88,7 +89,36 @@ def test_where_it_does_not_converge_it_says_so():
 
 def test_a_batch_and_an_unknown_schedule_are_refused():
     likelihood, prior, y = CASES["student_t"].problem(5)
-    with pytest.raises(ValueError, match=r"one posterior; got means of shape \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"one posterior of one latent; got means of shape \(2, 5\)"):
         SEQUENTIAL.infer(prior(), likelihood, torch.stack([y, -y]))
     with pytest.raises(ValueError, match="schedule must be 'parallel', 'sequential' or 'double_loop'"):
         EP(schedule="random")
+
+
+class LaplaceNoise(gpytorch.likelihoods.Likelihood):
+    """Noise with a scale of each datum, that a slice of the data does not fit."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.scale = torch.linspace(0.1, 1, size, dtype=F64)
+
+    def forward(self, f):
+        return torch.distributions.Laplace(f, self.scale)
+
+
+def test_noise_of_each_datum_is_not_visited_one_by_one():
+    _, prior, y = CASES["laplace"].problem(9)
+    for rule in (EP, KL):
+        with pytest.raises(ValueError, match="parameters of each datum"):
+            rule(schedule="sequential").infer(prior(), LaplaceNoise(9), y)
+        assert rule().infer(prior(), LaplaceNoise(9), y).status is Status.CONVERGED
+    fixed = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.ones(9, dtype=F64))
+    with pytest.raises(ValueError, match="parameters of each datum"):
+        SEQUENTIAL.infer(prior(), fixed, y)
+
+
+def test_kl_with_noise_of_each_datum_does_not_turn_to_single_data():
+    """Its default goes on one by one where sixty steps at once are not enough, as with so wide a prior."""
+    y = torch.linspace(-50, 50, 9, dtype=F64)
+    wide = gpytorch.distributions.MultivariateNormal(0 * y, 1e7 * torch.eye(9, dtype=F64))
+    assert KL(max_steps=70).infer(wide, LaplaceNoise(9), y).log_evidence.isfinite()
