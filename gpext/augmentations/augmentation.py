@@ -136,7 +136,7 @@ class Augmentation:
         shape = torch.broadcast_shapes(self.center.shape, mean.shape)
         knots = self.center.expand(shape).unsqueeze(0)
         # Where a phi has underflowed there is no mass, but no expectation of its logarithm either.
-        log_phi = self.radial.log_phi if integral is expectation else self.radial.unchecked_log_phi
+        log_phi = self.radial.log_phi if integral is expectation else self.radial.evaluate
         found = integral(lambda f: log_phi(self.squared_distance(f)), mean, variance, knots=knots)
         if not bool(found.isfinite().all()):
             self.radial.log_phi(self.squared_distance(mean))  # its error says why

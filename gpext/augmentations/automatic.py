@@ -41,6 +41,6 @@ class AutomaticRadial(RadialFunction):
         """Return the tilted mixing density by numerical inversion of phi."""
         return ScaleMixture(self._transform.phi, r.sqrt(), log_phi=self._transform.log_phi)
 
-    def unchecked_log_phi(self, r: Tensor) -> Tensor:
+    def evaluate(self, r: Tensor) -> Tensor:
         """Return log phi(r) as the user wrote it, with no check, in whatever dtype r has."""
         return self._transform(r)

@@ -66,14 +66,14 @@ class RadialFunction(ABC):
         """
         with torch.enable_grad():
             h = torch.logspace(-3, 5, _PLACES, dtype=torch.float64, device=like.device).requires_grad_()
-            value = self.unchecked_log_phi(h.square().view(-1, *like.dim() * (1,)))
+            value = self.evaluate(h.square().view(-1, *like.dim() * (1,)))
             (slope,) = torch.autograd.grad(value.sum(), h, create_graph=True)
             if not slope.requires_grad:  # linear in h^2: a Gaussian
                 return True
             (bend,) = torch.autograd.grad(slope.sum(), h, materialize_grads=True)
         return not bool((bend * h > _CONVEX * slope.abs()).any())  # where phi has underflowed both are nan
 
-    def unchecked_log_phi(self, r: Tensor) -> Tensor:
+    def evaluate(self, r: Tensor) -> Tensor:
         """Return log phi(r), not finite where phi has underflowed."""
         return self.log_phi(r)
 

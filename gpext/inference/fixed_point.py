@@ -29,6 +29,8 @@ Terms = Callable[[Tensor, Tensor], LocalTerms]
 
 _MEMORY = 10
 _MOST_HALVINGS = 30
+_PATIENCE = 200  # steps
+_RISE = 1e-9  # of F, relative, that counts as one
 _CG_TOLERANCE = 0.03
 _MOST_CG_STEPS = 50
 
@@ -58,6 +60,26 @@ class Iterate:
     def residual(self) -> Tensor:
         """How far the proposal would move the marginals, were each site alone replaced (..., N)."""
         return self.terms.residual(self.sites, self.mean, self.variance)
+
+
+class Patience:
+    """Counts the steps since F last rose, by more than a billionth, or since the residuals last shrank by a third.
+
+    Args:
+        limit: steps without either until :meth:`is_lost`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._waited = limit, 0
+        self._value, self._residual = torch.tensor(-torch.inf), torch.inf
+
+    def is_lost(self, value: Tensor, residual: Tensor) -> bool:
+        """Take note of F (...) and the residuals after a step; return whether to give up."""
+        self._waited += 1
+        largest = float(residual.max())
+        if bool((value > self._value + _RISE * (1 + value.abs())).any()) or largest < 0.7 * self._residual:
+            self._value, self._residual, self._waited = value, largest, 0
+        return self._waited > self._limit
 
 
 Climb = tuple[Iterate, list[Tensor], Status]  # the last iterate, F after each step, and how it ended
@@ -138,10 +160,14 @@ def climb(
     mixing = Mixing(problem) if accelerate else None
     rate = torch.ones_like(iterate.value)
     status = Status.MAX_STEPS
+    patience = Patience(_PATIENCE)
     improper = False  # since the last full step, a step has led to what is no posterior
     while len(trace) < max_steps:
         if bool((iterate.residual < tolerance).all()):
             status = Status.CONVERGED
+            break
+        if patience.is_lost(iterate.value, iterate.residual):
+            status = Status.STALLED
             break
         target = iterate.proposal if curvature is None else coupled_target(problem, iterate, curvature)
         mixed = None

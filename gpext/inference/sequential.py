@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpext.inference.fixed_point import Iterate, Terms
+from gpext.inference.fixed_point import Iterate, Patience, Terms
 from gpext.inference.problem import Problem
 from gpext.inference.scalar import slopes, solve_scalar
 from gpext.posteriors.products import times
 from gpext.sites import GaussianSites
 
+_PATIENCE = 50  # sweeps
 _BLOCK = 128
 _PANEL = 2 * _BLOCK  # columns of V whose lower part is updated together
 _SOLVED = 1e-3  # residual of a site from which Newton's step is enough
@@ -53,8 +54,9 @@ def sweep_sequentially(
 ) -> tuple[GaussianSites, list[Tensor]]:
     """Return the sites after as many sweeps as it takes, and F after each.
 
-    Ends when the residual of every site (see `fixed_point.climb`) is below `tolerance`, after `max_sweeps`, or at once
-    where a sweep lowers F or rounding leaves no posterior: the sites before it are returned then.
+    Ends when the residual of every site (see `fixed_point.climb`) is below `tolerance`, after `max_sweeps`, after 50
+    sweeps that neither raise F nor shrink the residuals, or at once where a sweep lowers F or rounding leaves no
+    posterior: the sites before it are returned then.
 
     Args:
         problem: one posterior of one latent, not a batch.
@@ -68,10 +70,11 @@ def sweep_sequentially(
     size = state.mean.numel()
     blocks = [(part, terms_at(part)) for part in (slice(i, i + _BLOCK) for i in range(0, size, _BLOCK))]
     value, residual = start.value, start.residual
+    patience = Patience(_PATIENCE)
     trace: list[Tensor] = []
     while len(trace) < max_sweeps and not bool((residual < tolerance).all()):
         before = state.sites
-        if not state.sweep(blocks, terms):
+        if patience.is_lost(value, residual) or not state.sweep(blocks, terms):
             return before, trace
         new_value, residual = state.look(terms)
         if not bool(new_value >= value - start.rounding):
