@@ -131,7 +131,7 @@ class CompoundDistribution(Distribution):
 
     def _cdf(self, value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         try:
-            return expectation(
+            probability = expectation(
                 lambda f: self.conditional(f).cdf(value),
                 mean,
                 variance,
@@ -139,6 +139,7 @@ class CompoundDistribution(Distribution):
                 relative_tolerance=_CDF_TOLERANCE if mean.dtype == torch.float64 else None,
                 absolute_tolerance=_CDF_ROUNDING,
             )
+            return probability.clamp(max=1)  # the weights sum to one but for rounding
         except NotImplementedError as error:
             name = type(self.conditional(mean)).__name__
             raise NotImplementedError(f"{name} has no cdf; gpext.distributions has some that do.") from error

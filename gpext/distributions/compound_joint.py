@@ -91,7 +91,7 @@ class CompoundJointDistribution(LatentMixture):
             return joint_expectation(lambda f: with_cdf(self.conditional(f)).cdf(y), m, V)
 
         try:
-            return in_parts(integral, mean, covariance, value)
+            return in_parts(integral, mean, covariance, value).clamp(max=1)  # 1 + 1e-10 where the weights sum to that
         except NotImplementedError as error:
             name = type(self.conditional(mean)).__name__
             raise NotImplementedError(

@@ -74,6 +74,8 @@ def _visit_all(match: Match, tilts: Sequence[Tilt], damping: float) -> GaussianS
     for i, tilt in enumerate(tilts):
         v, m = variance[i : i + 1].clone(), mean[i : i + 1].clone()
         cavity_variance = v / (1 - eta * precision[i] * v)
+        if not bool((cavity_variance > 0) & cavity_variance.isfinite()):
+            continue  # rounding has left this datum no cavity; the next factorisation may
         found = tilt(m - eta * cavity_variance * (shift[i] - precision[i] * m), cavity_variance)
         d = damping / eta * (1 / found.variance - 1 / v)
         dn = damping / eta * (found.mean / found.variance - m / v)

@@ -268,3 +268,12 @@ def test_quantiles_of_counts_that_float64_has_no_longer_one_by_one(mean, varianc
 def test_a_count_beyond_all_numbers_has_an_infinite_quantile():
     latent = MultivariateNormal(torch.full((1,), 1000.0, dtype=F64), torch.full((1, 1), 1e-9, dtype=F64))
     assert PoissonLikelihood()(latent).icdf(0.5).item() == math.inf
+
+
+def test_distribution_functions_are_at_most_one():
+    """Their weights sum to 1 + 2e-16 here or there, and log(1 - F) would be nan."""
+    variance = torch.logspace(-6, -3, 500, dtype=F64)
+    predictive = CompoundDistribution(lambda f: Poisson(f.exp()), torch.full_like(variance, -300.0), variance)
+    certain = predictive.cdf(torch.full_like(variance, 50.0))
+    assert bool((certain <= 1).all())
+    assert bool((certain > 1 - 1e-12).all())

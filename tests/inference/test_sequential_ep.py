@@ -117,8 +117,17 @@ def test_noise_of_each_datum_is_not_visited_one_by_one():
         SEQUENTIAL.infer(prior(), fixed, y)
 
 
-def test_kl_with_noise_of_each_datum_does_not_turn_to_single_data():
+class Slopes(gpytorch.likelihoods.Likelihood):
+    """Classes whose latents count by a factor of each datum."""
+
+    def forward(self, f):
+        return torch.distributions.Bernoulli(logits=torch.linspace(0.1, 1, 130, dtype=F64) * f)
+
+
+def test_kl_does_not_turn_to_single_data_with_parameters_of_each():
     """Its default goes on one by one where sixty steps at once are not enough, as with so wide a prior."""
-    y = torch.linspace(-50, 50, 9, dtype=F64)
-    wide = gpytorch.distributions.MultivariateNormal(0 * y, 1e7 * torch.eye(9, dtype=F64))
-    assert KL(max_steps=70).infer(wide, LaplaceNoise(9), y).log_evidence.isfinite()
+    y = (torch.arange(130) % 2).to(F64)
+    wide = gpytorch.distributions.MultivariateNormal(0 * y, 1e8 * torch.eye(130, dtype=F64))
+    result = KL(max_steps=70).infer(wide, Slopes(), y)
+    assert result.num_steps > 60
+    assert result.log_evidence.isfinite()
