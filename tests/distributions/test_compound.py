@@ -270,10 +270,8 @@ def test_a_count_beyond_all_numbers_has_an_infinite_quantile():
     assert PoissonLikelihood()(latent).icdf(0.5).item() == math.inf
 
 
-def test_distribution_functions_are_at_most_one():
-    """Their weights sum to 1 + 2e-16 here or there, and log(1 - F) would be nan."""
-    variance = torch.logspace(-6, -3, 500, dtype=F64)
-    predictive = CompoundDistribution(lambda f: Poisson(f.exp()), torch.full_like(variance, -300.0), variance)
-    certain = predictive.cdf(torch.full_like(variance, 50.0))
-    assert bool((certain <= 1).all())
-    assert bool((certain > 1 - 1e-12).all())
+def test_distribution_functions_are_at_most_one(monkeypatch):
+    """Where the weights sum to more by rounding, log(1 - F) would be nan."""
+    monkeypatch.setattr(Poisson, "cdf", lambda self, value: torch.full_like(self.rate, 1 + 2**-51))
+    predictive = CompoundDistribution(_log_poisson, torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
+    assert bool((predictive.cdf(torch.ones(3, dtype=F64)) <= 1).all())
