@@ -29,7 +29,7 @@ Terms = Callable[[Tensor, Tensor], LocalTerms]
 
 _MEMORY = 10
 _MOST_HALVINGS = 30
-_PATIENCE = 200  # steps
+_PATIENCE = 100  # steps
 _RISE = 1e-9  # of F, relative, that counts as one
 _CG_TOLERANCE = 0.03
 _MOST_CG_STEPS = 50

@@ -273,5 +273,5 @@ def test_a_count_beyond_all_numbers_has_an_infinite_quantile():
 def test_distribution_functions_are_at_most_one(monkeypatch):
     """Where the weights sum to more by rounding, log(1 - F) would be nan."""
     monkeypatch.setattr(Poisson, "cdf", lambda self, value: torch.full_like(self.rate, 1 + 2**-51))
-    predictive = CompoundDistribution(_log_poisson, torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
+    predictive = CompoundDistribution(lambda f: Poisson(f.exp()), torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
     assert bool((predictive.cdf(torch.ones(3, dtype=F64)) <= 1).all())
