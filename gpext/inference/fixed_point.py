@@ -31,6 +31,7 @@ _MEMORY = 10
 _MOST_HALVINGS = 30
 _PATIENCE = 100  # steps
 _RISE = 1e-9  # of F, relative, that counts as one
+_SHRINKS = 0.99  # of the largest residual, likewise: where F has no digits left, it may go on to shrink slowly
 _CG_TOLERANCE = 0.03
 _MOST_CG_STEPS = 50
 
@@ -63,7 +64,7 @@ class Iterate:
 
 
 class Patience:
-    """Counts the steps since F last rose, by more than a billionth, or since the residuals last shrank by a third.
+    """Counts the steps since F last rose, by more than a billionth, or the residuals shrank by a hundredth.
 
     Args:
         limit: steps without either until :meth:`is_lost`.
@@ -77,7 +78,7 @@ class Patience:
         """Take note of F (...) and the residuals after a step; return whether to give up."""
         self._waited += 1
         largest = float(residual.max())
-        if bool((value > self._value + _RISE * (1 + value.abs())).any()) or largest < 0.7 * self._residual:
+        if bool((value > self._value + _RISE * (1 + value.abs())).any()) or largest < _SHRINKS * self._residual:
             self._value, self._residual, self._waited = value, largest, 0
         return self._waited > self._limit
 
