@@ -215,14 +215,8 @@ class OrdinalProbitLikelihood(OrdinalLikelihood):
         centre, scale = centre.double(), scale.double()
         upper, lower = (edges.upper - centre) * scale, (edges.lower - centre) * scale
         bound, at_end = torch.where(edges.is_first, upper, -lower), edges.is_first | edges.is_last
-        return _either(
-            at_end,
-            lambda x, *_: _log_ndtr(x),
-            lambda _, *interval: _log_normal_interval(*interval),
-            bound,
-            lower,
-            edges.gap * scale,
-        ).to(dtype)
+        interval = (_log_normal_interval, (lower, edges.gap * scale))
+        return _either(at_end, (_log_ndtr, (bound,)), interval).to(dtype)
 
 
 def _take(parameters: Tensor, index: Tensor) -> Tensor:  # (*batch_shape, J), (..., N) -> (..., N)
@@ -241,7 +235,8 @@ def _log_normal_interval(lower: Tensor, width: Tensor) -> Tensor:
     :math:`\log\Phi(b) + \log(1 - \Phi(a)/\Phi(b))` does not cancel.
     """
     centre = -(lower + 0.5 * width).abs()
-    return _either(width * centre.abs().clamp(min=1) <= 2, _log_by_nodes, _log_by_difference, centre, width)
+    is_narrow = width * centre.abs().clamp(min=1) <= 2
+    return _either(is_narrow, (_log_by_nodes, (centre, width)), (_log_by_difference, (centre, width)))
 
 
 def _log_by_nodes(centre: Tensor, width: Tensor) -> Tensor:
@@ -259,7 +254,7 @@ def _log_by_difference(centre: Tensor, width: Tensor) -> Tensor:
 
 def _log_ndtr(x: Tensor) -> Tensor:
     """Return log Phi(x), with second derivatives that keep their digits far below 0, where torch's lose them."""
-    return _either(x < -1, _log_ndtr_below, torch.special.log_ndtr, x)
+    return _either(x < -1, (_log_ndtr_below, (x,)), (torch.special.log_ndtr, (x,)))
 
 
 def _log_ndtr_below(x: Tensor) -> Tensor:
@@ -267,14 +262,22 @@ def _log_ndtr_below(x: Tensor) -> Tensor:
     return torch.log(0.5 * torch.special.erfcx(-x * math.sqrt(0.5))) - 0.5 * x.square()
 
 
-def _either(condition: Tensor, yes: Callable[..., Tensor], no: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-    """Return yes(*arguments) where the condition holds and no(*arguments) elsewhere, each evaluated there only."""
-    condition, *arguments = torch.broadcast_tensors(condition, *arguments)
-    result = torch.empty_like(arguments[0])
-    for where, function in ((condition, yes), (~condition, no)):
-        if bool(where.any()):
-            result = result.index_put((where,), function(*(argument[where] for argument in arguments)))
-    return result
+_Branch = tuple[Callable[..., Tensor], tuple[Tensor, ...]]  # a function and its arguments
+
+
+def _either(condition: Tensor, yes: _Branch, no: _Branch) -> Tensor:
+    """Return the one where the condition holds and the other elsewhere, each evaluated there only."""
+    shape = torch.broadcast_shapes(condition.shape, *(a.shape for _, arguments in (yes, no) for a in arguments))
+    condition = condition.expand(shape).reshape(-1)
+    result = yes[1][0].new_empty(condition.shape)
+    for where, (function, arguments) in ((condition, yes), (~condition, no)):
+        index = where.nonzero().squeeze(-1)
+        if len(index) == len(where) > 0:
+            return function(*(a.expand(shape) for a in arguments))
+        if len(index):
+            found = function(*(a.expand(shape).reshape(-1)[index] for a in arguments))
+            result = result.index_copy(0, index, found)
+    return result.view(shape)
 
 
 def _get_gaps(module: OrdinalLikelihood) -> Tensor:
