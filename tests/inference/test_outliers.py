@@ -266,9 +266,8 @@ def test_without_a_conditional_the_log_density_sorts():
     assert "nan" in str(report)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:an integral over the latents of a datum has a relative error"
-)  # it may, and says so
+# The integral may have one, over latents so wide, and says so.
+@pytest.mark.filterwarnings("ignore:an integral over the latents of a datum has a relative error")
 @pytest.mark.parametrize("name", ["beta", "dirichlet", "several_counts"])
 def test_a_prediction_wider_than_numbers_leaves_the_log_density(name):
     """A draw of f at a variance of 1e6 makes a proportion that underflows, or a rate that overflows."""
