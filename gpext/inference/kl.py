@@ -141,7 +141,7 @@ class KL:
         if status is not Status.MAX_STEPS or len(steps) == self.max_steps:
             return conclude(problem, local, name, iterate, status, steps)
 
-        def terms_at(part: slice) -> Terms:
+        def terms_at(part: slice | Tensor) -> Terms:
             there = self.bound.bind(likelihood, targets[part])
             return lambda mean, variance: bound_terms(there, mean, variance)
 

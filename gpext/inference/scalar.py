@@ -100,6 +100,11 @@ class Slopes:
     f_mv: Tensor
     f_vv: Tensor
 
+    @property
+    def derivatives(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The five of them."""
+        return self.f_m, self.f_v, self.f_mm, self.f_mv, self.f_vv
+
 
 def slopes(terms: Terms, m: Tensor, v: Tensor) -> Slopes:
     """Return the derivatives at N(m, v), the second by central differences of the first.

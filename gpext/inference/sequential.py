@@ -40,6 +40,7 @@ _PANEL = 2 * _BLOCK  # columns of V whose lower part is updated together
 _SOLVED = 1e-3  # residual of a site from which Newton's step is enough
 _FAR = 0.05  # relative motion of a cavity beyond which the response to it is found anew
 
+TermsAt = Callable[[slice | Tensor], Terms]
 _Responses = list[list[float]]  # r, b, tau, nu, tau_r, tau_b, nu_r, nu_b of each datum, as Python reads them fastest
 
 
@@ -47,7 +48,7 @@ _Responses = list[list[float]]  # r, b, tau, nu, tau_r, tau_b, nu_r, nu_b of eac
 def sweep_sequentially(
     problem: Problem,
     terms: Terms,
-    terms_at: Callable[[slice], Terms],
+    terms_at: TermsAt,
     start: Iterate,
     max_sweeps: int,
     tolerance: float,
@@ -61,7 +62,7 @@ def sweep_sequentially(
     Args:
         problem: one posterior of one latent, not a batch.
         terms: F_i of all data.
-        terms_at: F_i of a slice of the data.
+        terms_at: F_i of some of the data.
         start: where to begin.
         max_sweeps: most sweeps.
         tolerance: of the residual.
@@ -74,7 +75,7 @@ def sweep_sequentially(
     trace: list[Tensor] = []
     while len(trace) < max_sweeps and not bool((residual < tolerance).all()):
         before = state.sites
-        if patience.is_lost(value, residual) or not state.sweep(blocks, terms):
+        if patience.is_lost(value, residual) or not state.sweep(blocks, terms, terms_at):
             return before, trace
         new_value, residual = state.look(terms)
         if not bool(new_value >= value - start.rounding):
@@ -92,21 +93,22 @@ class _State:
         self.mean, self.covariance = start.mean.clone(), start.posterior.covariance.clone()
         self.shift, self.precision = start.sites.shift.clone(), start.sites.precision.clone()
         self.log_det = start.posterior.log_det
+        self._index = torch.arange(len(self.mean), device=self.mean.device)
 
     @property
     def sites(self) -> GaussianSites:
         return GaussianSites(self.shift.clone(), self.precision.clone())
 
-    def sweep(self, blocks: list[tuple[slice, Terms]], terms: Terms) -> bool:
+    def sweep(self, blocks: list[tuple[slice, Terms]], terms: Terms, terms_at: TermsAt) -> bool:
         """Give every datum its best site in turn; return False where rounding has left one no cavity."""
         variance = self.covariance.diagonal()
         r, b = 1 / variance - self.precision, self.mean / variance - self.shift
         if not _is_proper(variance, r, b):
             return False
-        responses = _respond(terms, r, b, self.sites)
-        return all(self.visit_block(part, terms_there, responses[part]) for part, terms_there in blocks)
+        responses = _respond(terms, terms_at, self._index, r, b, self.sites)
+        return all(self.visit_block(part, terms_there, terms_at, responses[part]) for part, terms_there in blocks)
 
-    def visit_block(self, part: slice, terms: Terms, responses: _Responses) -> bool:
+    def visit_block(self, part: slice, terms: Terms, terms_at: TermsAt, responses: _Responses) -> bool:
         """Give every datum of a block its best site in turn; return False where rounding has left it no cavity."""
         block = self.covariance[part, part]
         mean, old = self.mean[part], GaussianSites(self.shift[part], self.precision[part])
@@ -118,7 +120,7 @@ class _State:
             r, b = turns.cavities
             if not _is_proper(1 / (r + old.precision), r, b):
                 return False
-            turns = _take_turns(block, mean, old, _respond(terms, r, b, turns.sites))
+            turns = _take_turns(block, mean, old, _respond(terms, terms_at, self._index[part], r, b, turns.sites))
         within, weight = turns.columns, turns.weight
         columns = torch.linalg.solve_triangular(
             weight.unsqueeze(-1) * within.mT, self._columns(part), upper=True, left=False, unitriangular=True
@@ -157,24 +159,40 @@ def _is_proper(variance: Tensor, cavity_precision: Tensor, shift: Tensor) -> boo
     return bool((finite & (variance > 0) & (cavity_precision > 0)).all())
 
 
-def _respond(terms: Terms, r: Tensor, b: Tensor, sites: GaussianSites) -> _Responses:
+def _respond(terms: Terms, terms_at: TermsAt, index: Tensor, r: Tensor, b: Tensor, sites: GaussianSites) -> _Responses:
     """Return the best sites at given cavities, and to first order at neighbouring ones.
 
     The solution obeys f_m + b - r m = 0 and 1/v - r + 2 f_v = 0, and tau = 1/v - r, nu = m/v - b; the second
-    derivatives of f are finite differences of its first.
+    derivatives of f are finite differences of its first. Only those far from their solution are solved for, which late
+    sweeps leave few of.
+
+    Args:
+        terms: F_i of these data.
+        terms_at: F_i of some of all data.
+        index: which of all data these are.
+        r: precisions of the cavities.
+        b: shifts of the cavities.
+        sites: where to start.
     """
     v = 1 / (r + sites.precision)
     m = v * (b + sites.shift)
     at = slopes(terms, m, v)
-    if bool((at.local.residual(sites, m, v)[0] > _SOLVED).any()):
-        sites = solve_scalar(terms, b, r, sites, max_steps=20, tolerance=_SOLVED)
-        v = 1 / (r + sites.precision)
-        m = v * (b + sites.shift)
-        at = slopes(terms, m, v)
+    f_m, f_v, f_mm, f_mv, f_vv = at.derivatives
+    far = (at.local.residual(sites, m, v)[0] > _SOLVED).nonzero().squeeze(-1)
+    if len(far):
+        of_those = terms_at(index[far])
+        begin = GaussianSites(sites.shift[far], sites.precision[far])
+        solved = solve_scalar(of_those, b[far], r[far], begin, max_steps=20, tolerance=_SOLVED)
+        v = v.index_copy(0, far, 1 / (r[far] + solved.precision))
+        m = m.index_copy(0, far, v[far] * (b[far] + solved.shift))
+        there = slopes(of_those, m[far], v[far]).derivatives
+        f_m, f_v, f_mm, f_mv, f_vv = (
+            whole.index_copy(0, far, part) for whole, part in zip(at.derivatives, there, strict=True)
+        )
     # Newton's step for (m, v), and its derivatives in (r, b)
-    a11, a12, a21, a22 = at.f_mm - r, at.f_mv, 2 * at.f_mv, 2 * at.f_vv - 1 / v.square()
+    a11, a12, a21, a22 = f_mm - r, f_mv, 2 * f_mv, 2 * f_vv - 1 / v.square()
     det = a11 * a22 - a12 * a21
-    g1, g2 = at.f_m + b - r * m, 1 / v - r + 2 * at.f_v
+    g1, g2 = f_m + b - r * m, 1 / v - r + 2 * f_v
     dm, dv = -(a22 * g1 - a12 * g2) / det, -(a11 * g2 - a21 * g1) / det
     safe = (dv.abs() < 0.1 * v) & (dm.abs() < 0.1 * v.sqrt()) & (a11 < 0) & (det > 0)
     m, v = torch.where(safe, m + dm, m), torch.where(safe, v + dv, v)

@@ -73,4 +73,4 @@ def test_a_variance_that_rounding_has_made_negative_ends_the_sweep():
     state.covariance = torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-9]], dtype=torch.float64)
     state.mean = state.shift = state.precision = torch.zeros(2, dtype=torch.float64)
     responses = [[1.0, 0.0, 1e15, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
-    assert not state.visit_block(slice(0, 2), terms, responses)
+    assert not state.visit_block(slice(0, 2), terms, terms_at, responses)
