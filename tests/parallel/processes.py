@@ -48,4 +48,4 @@ def _work(function, rank, size, store, folder, timeout, backend, arguments):
     torch.save(outcome, path.with_suffix(".part"))
     path.with_suffix(".part").rename(path)
     dist.barrier() if outcome[1] is None else None
-    dist.destroy_process_group()
+    os._exit(0)  # without destroy_process_group: in torch 2.4 it can wait, holding the GIL, for a thread that wants it
