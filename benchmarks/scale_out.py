@@ -133,7 +133,7 @@ def once(task: str, size: int, options: argparse.Namespace) -> dict[str, float]:
             worker.join()
         if any(worker.exitcode for worker in workers):
             raise RuntimeError(f"a rank of {task} over {size} processes has failed.")
-        seen = [torch.load(f"{folder}/{rank}.pt") for rank in range(size)]
+        seen = [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(size)]
     return {**seen[0], **{name: max(each[name] for each in seen) for name in ("seconds", "cpu")}}
 
 

@@ -178,7 +178,7 @@ def test_copies_predict_alike(copied):
         torch.save(model.state_dict(), file)
         file.seek(0)
         twin = Model(x, y, BernoulliLogitLikelihood()).double()
-        twin.load_state_dict(torch.load(file))
+        twin.load_state_dict(torch.load(file, weights_only=True))
     test_x = x[:5] + 0.05
     torch.testing.assert_close(twin.eval()(test_x).mean, model.eval()(test_x).mean, rtol=1e-6, atol=1e-6)
 

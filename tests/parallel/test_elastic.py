@@ -39,7 +39,9 @@ def test_torchrun_goes_on_where_ranks_were_killed(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("exitcode: -9") == 2, done.stderr
     for rank in range(2):
-        ((found_trace, *found_parameters), steps), (found_raw, gradients) = torch.load(tmp_path / f"{rank}.pt")
+        ((found_trace, *found_parameters), steps), (found_raw, gradients) = torch.load(
+            tmp_path / f"{rank}.pt", weights_only=True
+        )
         assert steps == 0, "the last attempt has trained anew"
         assert gradients == 2, "the last attempt has drawn anew"
         assert found_raw.shape[1] == DRAWS

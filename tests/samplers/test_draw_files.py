@@ -81,7 +81,7 @@ def test_a_file_replaced_after_loading_is_told(directory):
 
 def test_a_file_without_a_checksum_is_refused(directory):
     path = directory / NAMES[1]
-    torch.save(torch.load(path), path)
+    torch.save(torch.load(path, weights_only=True), path)
     with pytest.raises(ValueError, match=f"{NAMES[1]} is damaged, or was not written by gpext 0.1.0"):
         sampler().load(directory)
 
