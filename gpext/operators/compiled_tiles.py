@@ -141,8 +141,8 @@ class _Packed:
 def _padded(t: Tensor) -> Tensor:
     """Return t (n, d) as (stretches, columns, d), filled up with zeros."""
     width = _BYTES // t.element_size()
-    number = -(-len(t) // width)
-    return torch.nn.functional.pad(t, (0, 0, 0, number * width - len(t))).contiguous().view(number, width, -1)
+    number, columns = -(-len(t) // width), t.size(-1)
+    return torch.cat([t, t.new_zeros(number * width - len(t), columns)]).view(number, width, columns)
 
 
 def _stretches(t: Tensor) -> Tensor:
