@@ -24,6 +24,7 @@ from gpext.sites import GaussianSites
 
 _STEEP = 0.2  # length of natural-gradient steps below which Newton's take their place, for good
 _STEP = 1e-5  # of finite differences, in standard deviations and parts of the variance
+_FINE = 1e-3  # most of it, in units of the distance in which a first derivative changes
 _LONGEST = 0.5  # Newton step that narrows, as a part of the variance
 
 
@@ -110,16 +111,31 @@ def slopes(terms: Terms, m: Tensor, v: Tensor) -> Slopes:
     """Return the derivatives at N(m, v), the second by central differences of the first.
 
     The determinant of the second is what remains of products that all but cancel where F is a function of m + v / 2, as
-    a count of zero makes it: differences to one side would not do.
+    a count of zero makes it: differences to one side would not do, nor steps that are long beside the distance in which
+    the first derivatives change, 1 in m and 2 in v there, however wide the marginal.
     """
-    local = terms(
-        torch.stack([m, m + _STEP * v.sqrt(), m - _STEP * v.sqrt(), m, m]),
-        torch.stack([v, v, v, (1 + _STEP) * v, (1 - _STEP) * v]),
-    )
+    in_m, in_v = _STEP * v.sqrt(), _STEP * v
+    found = _differences(terms, m, v, in_m, in_v)
+    short_m, short_v = (_FINE * (d / dd).abs() for d, dd in ((found.f_m, found.f_mm), (found.f_v, found.f_vv)))
+    coarse = (in_m > short_m) | (in_v > short_v)
+    if not bool(coarse.any()):
+        return found
+    in_m = torch.where(coarse, torch.minimum(in_m, torch.maximum(short_m, _FINE * in_m)), in_m)
+    in_v = torch.where(coarse, torch.minimum(in_v, torch.maximum(short_v, _FINE * in_v)), in_v)
+    return _differences(terms, m, v, in_m, in_v)
+
+
+def _differences(terms: Terms, m: Tensor, v: Tensor, in_m: Tensor, in_v: Tensor) -> Slopes:
+    """Return the derivatives by differences over twice these steps."""
+    local = terms(torch.stack([m, m + in_m, m - in_m, m, m]), torch.stack([v, v, v, v + in_v, v - in_v]))
     (f_m, right, left, wide, narrow), tau = local.mean_gradient, local.precision
-    in_m, in_v = 2 * _STEP * v.sqrt(), 2 * _STEP * v
     return Slopes(
-        local, f_m, -0.5 * tau[0], (right - left) / in_m, (wide - narrow) / in_v, -0.5 * (tau[3] - tau[4]) / in_v
+        local,
+        f_m,
+        -0.5 * tau[0],
+        (right - left) / (2 * in_m),
+        (wide - narrow) / (2 * in_v),
+        -0.25 * (tau[3] - tau[4]) / in_v,
     )
 
 

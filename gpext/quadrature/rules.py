@@ -15,6 +15,11 @@ def _hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights / weights.sum()
 
 
+@lru_cache(maxsize=64)
+def _legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(num_nodes)
+
+
 def gauss_hermite(
     num_nodes: int, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -36,7 +41,7 @@ def gauss_legendre(
 
     Exact for polynomials of degree < 2 num_nodes, computed in float64.
     """
-    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    nodes, weights = _legendre(num_nodes)
     return (
         torch.tensor(0.5 * (nodes + 1), dtype=dtype, device=device),
         torch.tensor(0.5 * weights, dtype=dtype, device=device),
