@@ -6,10 +6,10 @@ import torch
 from scipy import stats
 
 from gpext.distributions import PolyaGamma, Scaled
-from gpext.distributions.cornish_fisher import cornish_fisher
-from gpext.distributions.jacobi import MANY, series_ratio
-from gpext.distributions.jacobi_strips import NUM_STRIPS, TILTS_PER_UNIT, density, strips
-from gpext.distributions.sech_cumulants import sech_cumulants
+from gpext.distributions.mixing.cornish_fisher import cornish_fisher
+from gpext.distributions.mixing.jacobi import MANY, series_ratio
+from gpext.distributions.mixing.jacobi_strips import NUM_STRIPS, TILTS_PER_UNIT, density, strips
+from gpext.distributions.mixing.sech_cumulants import sech_cumulants
 from tests import accelerator
 from tests.members import polya_gamma
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.generalized_inverse_gaussian_draws import half_integer_draws, rejection_draws
+from gpext.distributions.mixing.generalized_inverse_gaussian_draws import half_integer_draws, rejection_draws
 from gpext.distributions.positive import PositiveDistribution, broadcast_floating, with_slopes
 from gpext.quadrature import gauss_legendre
 

@@ -24,10 +24,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gpext.distributions.cornish_fisher import cornish_fisher
-from gpext.distributions.inverse_gaussian import inverse_gaussian_draws
-from gpext.distributions.jacobi_strips import LARGEST_TILT, NUM_STRIPS, TILTS_PER_UNIT, Strips, density, strips
-from gpext.distributions.sech_cumulants import sech_cumulants
+from gpext.distributions.mixing.cornish_fisher import cornish_fisher
+from gpext.distributions.mixing.inverse_gaussian import inverse_gaussian_draws
+from gpext.distributions.mixing.jacobi_strips import LARGEST_TILT, NUM_STRIPS, TILTS_PER_UNIT, Strips, density, strips
+from gpext.distributions.mixing.sech_cumulants import sech_cumulants
 
 MANY = 64  # counts from which on the Cornish-Fisher expansion is used; its error in the cdf is at most 1.2e-7 there
 _CHUNK = 16384  # draws whose intermediate results stay in the cache of a CPU

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpext.distributions.inverse_gaussian import inverse_gaussian_draws
+from gpext.distributions.mixing.inverse_gaussian import inverse_gaussian_draws
 
 
 def half_integer_draws(
