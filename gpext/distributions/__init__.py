@@ -10,6 +10,8 @@ from gpext.distributions.compound_joint import CompoundJointDistribution
 from gpext.distributions.compound_multinomial import CompoundMultinomial
 from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.independent import Independent
+from gpext.distributions.laplace_inversion.radial_transform import InversionError, RadialTransform
+from gpext.distributions.laplace_inversion.scale_mixture import ScaleMixture
 from gpext.distributions.latent_mixture import LatentMixture
 from gpext.distributions.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.matern32 import Matern32
@@ -21,8 +23,6 @@ from gpext.distributions.mixing.scaled import Scaled
 from gpext.distributions.mixture import Mixture
 from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
-from gpext.distributions.radial_transform import InversionError, RadialTransform
-from gpext.distributions.scale_mixture import ScaleMixture
 from gpext.distributions.simplex_region import SimplexRegion
 from gpext.distributions.von_mises import VonMises
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf

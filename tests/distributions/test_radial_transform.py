@@ -5,7 +5,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
-from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.laplace_inversion.radial_transform import RadialTransform
 from gpext.inference import Laplace, Status
 from gpext.likelihoods import SuperGaussianLikelihood
 from tests.members import F64

@@ -5,7 +5,7 @@ import scipy.stats
 import torch
 
 from gpext.distributions import InverseGaussian, PolyaGamma, RadialTransform, Scaled, ScaleMixture
-from gpext.distributions.quantile_table import interpolated
+from gpext.distributions.laplace_inversion.quantile_table import interpolated
 
 F64 = torch.float64
 

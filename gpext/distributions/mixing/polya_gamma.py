@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.contour import Contour, Laws
+from gpext.distributions.laplace_inversion.inversion_contour import Contour, Laws
+from gpext.distributions.laplace_inversion.radial_transform import RadialTransform
+from gpext.distributions.laplace_inversion.saddle_model import SaddleModel
 from gpext.distributions.mixing.jacobi import jacobi_draws
 from gpext.distributions.mixing.sech_cumulants import log_sech_series, sech_cumulants
 from gpext.distributions.positive import PositiveDistribution, broadcast_floating, with_slopes
-from gpext.distributions.radial_transform import RadialTransform
-from gpext.distributions.saddle_model import SaddleModel
 
 _POLE = 0.25 * math.pi**2  # 1 / cosh(sqrt r) has its first pole at -_POLE
 _SERIES = 0.25  # distance from the origin within which it is used

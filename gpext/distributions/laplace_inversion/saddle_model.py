@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.distributions.radial_transform import RadialTransform
+from gpext.distributions.laplace_inversion.radial_transform import RadialTransform
 
 _LEAST_SKEWNESS = 1.02  # kappa_1 kappa_3 / kappa_2^2 of the model; at least 2 for generalised gamma convolutions
 _STEPS = 5  # of Newton for a first guess

@@ -12,10 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from gpext.distributions.contour import Contour
-from gpext.distributions.quantiles import solve
-from gpext.distributions.radial_transform import RadialTransform
-from gpext.distributions.saddle_model import SaddleModel
+from gpext.distributions.laplace_inversion.inversion_contour import Contour
+from gpext.distributions.laplace_inversion.quantiles import solve
+from gpext.distributions.laplace_inversion.radial_transform import RadialTransform
+from gpext.distributions.laplace_inversion.saddle_model import SaddleModel
 
 _NODES = 8  # of a stencil
 _MOST_NODES = 10_000  # of a grid

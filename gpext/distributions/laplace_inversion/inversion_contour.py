@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.distributions.radial_transform import RadialTransform
-from gpext.distributions.saddle_model import SaddleModel
+from gpext.distributions.laplace_inversion.radial_transform import RadialTransform
+from gpext.distributions.laplace_inversion.saddle_model import SaddleModel
 
 _DECAY = {12: 23.0, 16: 28.0, 24: 36.0, 64: 36.0, 96: 36.0}  # by how many nats the integrand falls over the nodes
 _CLEARANCE = 2.5  # distance of the vertex from the singularities, in units of 1 / w

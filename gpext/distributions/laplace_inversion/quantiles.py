@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from gpext.distributions.contour import Contour
-from gpext.distributions.radial_transform import RadialTransform
-from gpext.distributions.saddle_model import SaddleModel
+from gpext.distributions.laplace_inversion.inversion_contour import Contour
+from gpext.distributions.laplace_inversion.radial_transform import RadialTransform
+from gpext.distributions.laplace_inversion.saddle_model import SaddleModel
 
 _NUM_NODES = 16
 _MORE_NODES = {16: 24, 64: 96}

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.contour import Contour, Laws
+from gpext.distributions.laplace_inversion.inversion_contour import Contour, Laws
+from gpext.distributions.laplace_inversion.quantile_table import interpolated
+from gpext.distributions.laplace_inversion.quantiles import solve
+from gpext.distributions.laplace_inversion.radial_transform import InversionError, RadialTransform
+from gpext.distributions.laplace_inversion.saddle_model import SaddleModel
 from gpext.distributions.positive import PositiveDistribution, broadcast_floating, with_slopes
-from gpext.distributions.quantile_table import interpolated
-from gpext.distributions.quantiles import solve
-from gpext.distributions.radial_transform import InversionError, RadialTransform
-from gpext.distributions.saddle_model import SaddleModel
 
 _DEEPEST = 300.0  # nats of phi: a complex division squares, and numbers end at e^709
 _SMALLEST = 745.0  # nats below one, of a float64

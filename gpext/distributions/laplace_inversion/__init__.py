@@ -1,0 +1,1 @@
+"""The mixing density of any completely monotone phi, by inverting its Laplace transform numerically."""
