@@ -1,29 +1,29 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
-from gpext.distributions.batch_mixture import BatchMixture
 from gpext.distributions.categorical import Categorical, CompoundCategorical, OrderedCategorical
 from gpext.distributions.circular import Arc, CircularDistribution
-from gpext.distributions.compound import AdditiveNoisePredictive, CompoundDistribution
-from gpext.distributions.compound_beta import CompoundBeta
-from gpext.distributions.compound_dirichlet import CompoundDirichlet
-from gpext.distributions.compound_joint import CompoundJointDistribution
-from gpext.distributions.compound_multinomial import CompoundMultinomial
 from gpext.distributions.compound_von_mises import CompoundVonMises
 from gpext.distributions.independent import Independent
 from gpext.distributions.laplace_inversion.radial_transform import InversionError, RadialTransform
 from gpext.distributions.laplace_inversion.scale_mixture import ScaleMixture
-from gpext.distributions.latent_mixture import LatentMixture
-from gpext.distributions.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixing.gamma import Gamma
 from gpext.distributions.mixing.generalized_inverse_gaussian import GeneralizedInverseGaussian
 from gpext.distributions.mixing.inverse_gaussian import InverseGaussian
 from gpext.distributions.mixing.polya_gamma import PolyaGamma
 from gpext.distributions.mixing.scaled import Scaled
-from gpext.distributions.mixture import Mixture
 from gpext.distributions.positive import PositiveDistribution
+from gpext.distributions.predictive.batch_mixture import BatchMixture
+from gpext.distributions.predictive.compound import AdditiveNoisePredictive, CompoundDistribution
+from gpext.distributions.predictive.compound_beta import CompoundBeta
+from gpext.distributions.predictive.compound_dirichlet import CompoundDirichlet
+from gpext.distributions.predictive.compound_joint import CompoundJointDistribution
+from gpext.distributions.predictive.compound_multinomial import CompoundMultinomial
+from gpext.distributions.predictive.latent_mixture import LatentMixture
+from gpext.distributions.predictive.latent_normal import LatentNormal, MultitaskLatentNormal
+from gpext.distributions.predictive.mixture import Mixture
+from gpext.distributions.predictive.simplex_region import SimplexRegion
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
-from gpext.distributions.simplex_region import SimplexRegion
 from gpext.distributions.von_mises import VonMises
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 

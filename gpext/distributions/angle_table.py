@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpext.callers import warn_caller
-from gpext.distributions.inversion import quantile_between
+from gpext.distributions.predictive.newton_quantiles import quantile_between
 from gpext.quadrature import QuadratureWarning
 
 _WIDTH = 2.0  # rho, in standard deviations of a narrow peak

@@ -8,8 +8,8 @@ import torch
 from gpytorch.distributions import base_distributions
 from torch import Tensor
 
-from gpext.distributions.correlated_latents import in_every
 from gpext.distributions.drawing import drawn_from
+from gpext.distributions.predictive.correlated_latents import in_every
 
 _RARE = 1e-6  # a probability below which its logarithm is integrated by itself; torch cuts logarithms off at rounding
 

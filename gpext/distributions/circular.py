@@ -12,7 +12,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 
 from gpext.distributions.angle_table import AngleTable
-from gpext.distributions.inversion import check_probability
+from gpext.distributions.predictive.newton_quantiles import check_probability
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch.distributions import constraints
 from gpext.distributions.angle_table import AngleTable
 from gpext.distributions.bessel import log_i0_derivative, resultant_slope
 from gpext.distributions.circular import CircularDistribution
-from gpext.distributions.correlated_latents import in_every
-from gpext.distributions.latent_mixture import LatentMixture
+from gpext.distributions.predictive.correlated_latents import in_every
+from gpext.distributions.predictive.latent_mixture import LatentMixture
 from gpext.distributions.von_mises import VonMises
 from gpext.distributions.von_mises_mixture import compound_resultant, log_compound_density
 

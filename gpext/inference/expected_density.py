@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import num_latents
-from gpext.distributions.correlated_latents import draw_latents
 from gpext.distributions.drawing import drawn_from
+from gpext.distributions.predictive.correlated_latents import draw_latents
 from gpext.likelihoods.latent import LatentLikelihood
 
 _NUM_DRAWS = 8  # of Y where it has infinitely many values; each costs what log_loo does

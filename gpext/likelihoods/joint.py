@@ -17,7 +17,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from gpext.distributions.correlated_latents import in_every
+from gpext.distributions.predictive.correlated_latents import in_every
 from gpext.likelihoods.curvature import BlockCurvature, Curvature, diagonal_blocks
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import (

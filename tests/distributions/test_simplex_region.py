@@ -7,7 +7,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from scipy import stats
 
-from gpext.distributions.simplex_region import draw_log_shares
+from gpext.distributions.predictive.simplex_region import draw_log_shares
 from gpext.likelihoods import DirichletLikelihood
 from tests.statistics import z_threshold
 
@@ -110,7 +110,7 @@ def test_many_points_are_taken_in_parts(monkeypatch):
     region = predictive([1.0, 2.0], 0.5).credible_region(0.5, num_draws=400, generator=seeded())
     y = predictive([1.0], 0.5).sample((6, 5), generator=seeded(1))  # (6, 5, 1, 3)
     at_once = region.log_density(y)
-    monkeypatch.setattr("gpext.distributions.simplex_region._CHUNK", 3000)
+    monkeypatch.setattr("gpext.distributions.predictive.simplex_region._CHUNK", 3000)
     torch.testing.assert_close(region.log_density(y), at_once)
     torch.testing.assert_close(torch.stack([region.log_density(part) for part in y]), at_once)
     assert at_once.shape == (6, 5, 2)

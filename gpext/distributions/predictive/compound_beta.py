@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributions import SigmoidTransform, TransformedDistribution, constraints
 
-from gpext.distributions.compound_dirichlet import CompoundDirichlet
-from gpext.distributions.inversion import check_probability, quantile_between
-from gpext.distributions.latent_mixture import LatentMixture
+from gpext.distributions.predictive.compound_dirichlet import CompoundDirichlet
+from gpext.distributions.predictive.latent_mixture import LatentMixture
+from gpext.distributions.predictive.newton_quantiles import check_probability, quantile_between
 from gpext.distributions.with_cdf import Beta
 from gpext.quadrature import in_parts, joint_expectation
 

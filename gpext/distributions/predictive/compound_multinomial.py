@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.latent_mixture import LatentMixture, of_the_others
+from gpext.distributions.predictive.latent_mixture import LatentMixture, of_the_others
 
 
 class CompoundMultinomial(LatentMixture):

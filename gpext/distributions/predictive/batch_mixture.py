@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from gpext.distributions.drawing import drawn_from
-from gpext.distributions.inversion import mixture_quantile
+from gpext.distributions.predictive.newton_quantiles import mixture_quantile
 
 
 class BatchMixture(Distribution):

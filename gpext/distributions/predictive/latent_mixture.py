@@ -9,7 +9,7 @@ from gpytorch.distributions import Distribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.correlated_latents import draw_latents, in_every
+from gpext.distributions.predictive.correlated_latents import draw_latents, in_every
 from gpext.quadrature import in_parts, joint_expectation
 
 

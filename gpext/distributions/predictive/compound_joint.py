@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 
-from gpext.distributions.correlated_latents import in_every
 from gpext.distributions.drawing import drawn_from
-from gpext.distributions.inversion import check_probability
-from gpext.distributions.latent_mixture import LatentMixture, total_variance
-from gpext.distributions.quantile_search import integer_quantile, real_quantile
+from gpext.distributions.predictive.correlated_latents import in_every
+from gpext.distributions.predictive.latent_mixture import LatentMixture, total_variance
+from gpext.distributions.predictive.newton_quantiles import check_probability
+from gpext.distributions.predictive.quantile_search import integer_quantile, real_quantile
 from gpext.distributions.with_cdf import with_cdf
 from gpext.quadrature import in_parts, joint_expectation
 

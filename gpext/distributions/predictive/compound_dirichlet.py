@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.inversion import check_probability
-from gpext.distributions.latent_mixture import LatentMixture, of_the_others, total_variance
-from gpext.distributions.simplex_region import SimplexRegion, draw_log_shares, log_average
+from gpext.distributions.predictive.latent_mixture import LatentMixture, of_the_others, total_variance
+from gpext.distributions.predictive.newton_quantiles import check_probability
+from gpext.distributions.predictive.simplex_region import SimplexRegion, draw_log_shares, log_average
 from gpext.quadrature import in_parts, joint_expectation
 
 _DRAWS_A_COMPONENT = 4

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from gpext.distributions.drawing import drawn_from
-from gpext.distributions.inversion import check_probability
-from gpext.distributions.quantile_search import integer_quantile, real_quantile
+from gpext.distributions.predictive.newton_quantiles import check_probability
+from gpext.distributions.predictive.quantile_search import integer_quantile, real_quantile
 from gpext.quadrature import expectation, log_expectation
 
 _CDF_TOLERANCE = 1e-12  # relative; the quantile inherits it
