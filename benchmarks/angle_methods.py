@@ -29,7 +29,7 @@ from torch import Tensor
 import gpext
 from benchmarks.datasets import Dataset
 from gpext.distributions import VonMises
-from gpext.distributions.compound_von_mises import concentration_of
+from gpext.distributions.circular.compound_von_mises import concentration_of
 from gpext.inference import Laplace, Taylor
 from gpext.likelihoods import VonMisesLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood

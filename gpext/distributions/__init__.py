@@ -1,8 +1,9 @@
 """Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
 
 from gpext.distributions.categorical import Categorical, CompoundCategorical, OrderedCategorical
-from gpext.distributions.circular import Arc, CircularDistribution
-from gpext.distributions.compound_von_mises import CompoundVonMises
+from gpext.distributions.circular.compound_von_mises import CompoundVonMises
+from gpext.distributions.circular.distribution import Arc, CircularDistribution
+from gpext.distributions.circular.von_mises import VonMises
 from gpext.distributions.independent import Independent
 from gpext.distributions.laplace_inversion.radial_transform import InversionError, RadialTransform
 from gpext.distributions.laplace_inversion.scale_mixture import ScaleMixture
@@ -24,7 +25,6 @@ from gpext.distributions.predictive.latent_normal import LatentNormal, Multitask
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.distributions.predictive.simplex_region import SimplexRegion
 from gpext.distributions.radial_noise import RadialNoise, log_normalizer
-from gpext.distributions.von_mises import VonMises
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
-from gpext.distributions.circular import CircularDistribution
+from gpext.distributions.circular.distribution import CircularDistribution
 from gpext.inference import outlier_report
 from gpext.models import LatentGP
 from gpext.plots.circle import angle_band

@@ -11,7 +11,7 @@ from linear_operator import to_linear_operator
 from scipy import special
 
 from gpext.distributions import Arc, VonMises
-from gpext.distributions.angle_table import AngleTable
+from gpext.distributions.circular.angle_table import AngleTable
 from gpext.likelihoods import VonMisesLikelihood
 from gpext.quadrature import QuadratureWarning
 

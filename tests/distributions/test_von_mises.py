@@ -7,7 +7,7 @@ from scipy import stats
 
 from gpext.distributions import VonMises
 from gpext.distributions.bessel import log_i0, log_i0_derivative, log_i0e, resultant_slope
-from gpext.distributions.compound_von_mises import concentration_of
+from gpext.distributions.circular.compound_von_mises import concentration_of
 
 F64 = torch.float64
 KAPPAS = [1e-6, 0.1, 0.9999, 1.0001, 2.0, 7.0, 29.9, 30.1, 1e3, 1e6]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import special
 
-from gpext.distributions.von_mises_mixture import (
+from gpext.distributions.circular.von_mises_mixture import (
     compound_resultant,
     expected_log_i0,
     log_compound_density,

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
-from gpext.distributions.angle_table import AngleTable
-from gpext.distributions.circular import CircularDistribution, wrap
+from gpext.distributions.circular.angle_table import AngleTable
+from gpext.distributions.circular.distribution import CircularDistribution, wrap
 
 
 class VonMises(CircularDistribution):

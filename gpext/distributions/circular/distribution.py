@@ -11,7 +11,7 @@ import torch
 from gpytorch.distributions import Distribution
 from torch import Tensor
 
-from gpext.distributions.angle_table import AngleTable
+from gpext.distributions.circular.angle_table import AngleTable
 from gpext.distributions.predictive.newton_quantiles import check_probability
 
 

@@ -1,0 +1,1 @@
+"""Angles: von Mises distributions, their predictions, and credible arcs."""
