@@ -7,12 +7,13 @@ from gpext.distributions.circular.von_mises import VonMises
 from gpext.distributions.independent import Independent
 from gpext.distributions.laplace_inversion.radial_transform import InversionError, RadialTransform
 from gpext.distributions.laplace_inversion.scale_mixture import ScaleMixture
-from gpext.distributions.matern32 import Matern32
 from gpext.distributions.mixing.gamma import Gamma
 from gpext.distributions.mixing.generalized_inverse_gaussian import GeneralizedInverseGaussian
 from gpext.distributions.mixing.inverse_gaussian import InverseGaussian
 from gpext.distributions.mixing.polya_gamma import PolyaGamma
 from gpext.distributions.mixing.scaled import Scaled
+from gpext.distributions.noise.matern32 import Matern32
+from gpext.distributions.noise.radial_noise import RadialNoise, log_normalizer
 from gpext.distributions.positive import PositiveDistribution
 from gpext.distributions.predictive.batch_mixture import BatchMixture
 from gpext.distributions.predictive.compound import AdditiveNoisePredictive, CompoundDistribution
@@ -24,7 +25,6 @@ from gpext.distributions.predictive.latent_mixture import LatentMixture
 from gpext.distributions.predictive.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.distributions.predictive.simplex_region import SimplexRegion
-from gpext.distributions.radial_noise import RadialNoise, log_normalizer
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
