@@ -10,7 +10,7 @@ import torch
 
 from gpext.likelihoods import BetaLikelihood, DirichletLikelihood
 from gpext.quadrature import expected_log_gamma_of_sum, gamma_sum, softplus_expectation
-from gpext.quadrature.softplus import softplus_rules
+from gpext.quadrature.softmax.softplus import softplus_rules
 from tests.members import F64, tensor
 
 # means, variances of two latents: narrow, moderate, on both sides of the change of rule at 4, wide, mixed, far apart

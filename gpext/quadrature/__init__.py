@@ -27,7 +27,6 @@ from gpext.quadrature.adaptive import (
     log_expectation,
 )
 from gpext.quadrature.closed_tilted import laplace_tilted_moments, probit_tilted_moments
-from gpext.quadrature.gamma_sum import expected_log_gamma_of_sum
 from gpext.quadrature.joint import (
     SecondOrder,
     in_parts,
@@ -35,11 +34,12 @@ from gpext.quadrature.joint import (
     joint_expectation,
     log_joint_expectation,
 )
-from gpext.quadrature.multinomial import log_multinomial_density, log_multinomial_marginal
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
-from gpext.quadrature.softmax import expected_log_sum_exp, expected_softmax
-from gpext.quadrature.softplus import softplus_expectation
+from gpext.quadrature.softmax.gamma_sum import expected_log_gamma_of_sum
+from gpext.quadrature.softmax.multinomial import log_multinomial_density, log_multinomial_marginal
+from gpext.quadrature.softmax.softmax import expected_log_sum_exp, expected_softmax
+from gpext.quadrature.softmax.softplus import softplus_expectation
 from gpext.quadrature.tilted import TiltedMoments, student_t_tilted_moments, tilted_moments
 
 __all__ = [

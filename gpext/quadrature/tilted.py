@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from gpext.quadrature.adaptive import integrate, warn_unresolved
-from gpext.quadrature.gumbel import DIGITS, gumbel_step
 from gpext.quadrature.panels import Function
+from gpext.quadrature.softmax.gumbel import DIGITS, gumbel_step
 
 _CHUNK = 2**19  # numbers at a time
 

@@ -1,7 +1,7 @@
 r"""E[log sum_k exp f_k] over independent Gaussians, for many data at once by matrix products.
 
 With independent standard Gumbel variables G_k of distribution function G(x) = exp(-e^-x), as in
-:mod:`gpext.quadrature.softmax`,
+:mod:`gpext.quadrature.softmax.softmax`,
 
     E[log sum_k e^{f_k}] = E[max_k (f_k + G_k)] - gamma = u_1 - int_{u_0}^{u_1} prod_k F_k(u) du - gamma
     F_k(u) = E[G(u - f_k)] = 1 - sum_i p_k(f_i) (1 - G(u - f_i)) h

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from gpext.quadrature.clustered import coordinate, place
-from gpext.quadrature.gumbel import REACH, gumbel_rule
-from gpext.quadrature.per_datum import marginals, per_datum
-from gpext.quadrature.softmax import log_sum_exp_of_rows
-from gpext.quadrature.softplus import WIDE, SoftplusRule, softplus_rules
+from gpext.quadrature.softmax.clustered import coordinate, place
+from gpext.quadrature.softmax.gumbel import REACH, gumbel_rule
+from gpext.quadrature.softmax.per_datum import marginals, per_datum
+from gpext.quadrature.softmax.softmax import log_sum_exp_of_rows
+from gpext.quadrature.softmax.softplus import WIDE, SoftplusRule, softplus_rules
 
 _DIGITS = 32.0  # -log of the error of the sums over u
 _STEP = 2 * math.pi * 1.45 / _DIGITS  # in a strip of pi / 2, less what M_j grows by near its border

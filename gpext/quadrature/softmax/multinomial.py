@@ -8,7 +8,7 @@ r"""The multinomial distribution under the softmax of K independent Gaussians, f
 The outer integral is a trapezoidal sum about the peak of its integrand, whose width and steps both follow from the
 curvatures of the factors: neither giant counts nor wide Gaussians take more nodes. Where a latent is narrow and has no
 count, its factor is a step anywhere in the range of wide ones, about which the nodes are clustered. The factors are
-those of :mod:`gpext.quadrature.gumbel`.
+those of :mod:`gpext.quadrature.softmax.gumbel`.
 
 Derivatives in m_k and v_k are those of A_k, closed forms under the same nodes:
 d/dm = E[(y - x) ...], d/dv = E[((y - x)^2 - x) ...] / 2, x = e^{f - u}.
@@ -22,8 +22,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gpext.quadrature.clustered import coordinate, place
-from gpext.quadrature.gumbel import (
+from gpext.quadrature.softmax.clustered import coordinate, place
+from gpext.quadrature.softmax.gumbel import (
     DIGITS,
     HEIGHTS,
     KERNEL_NODES,
@@ -33,7 +33,7 @@ from gpext.quadrature.gumbel import (
     log_poisson_peak,
     width_of_change,
 )
-from gpext.quadrature.per_datum import PerDatumRule, count_nodes, in_groups, marginals, per_datum, rows_of
+from gpext.quadrature.softmax.per_datum import PerDatumRule, count_nodes, in_groups, marginals, per_datum, rows_of
 
 _CLUSTERED_STEP = math.pi / DIGITS  # of the coordinate in which nodes are clustered: a strip of half a unit
 _LONGEST_SUM = 500.0  # in steps, after which nodes are clustered

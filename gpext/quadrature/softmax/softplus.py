@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.quadrature.clustered import coordinate, place
-from gpext.quadrature.gumbel import DIGITS, REACH, gaussian_step
-from gpext.quadrature.per_datum import marginals, per_datum
+from gpext.quadrature.softmax.clustered import coordinate, place
+from gpext.quadrature.softmax.gumbel import DIGITS, REACH, gaussian_step
+from gpext.quadrature.softmax.per_datum import marginals, per_datum
 
 WIDE = 2.0  # standard deviation from which nodes are clustered
 _WIDTHS = (0.02, 0.1, 0.3, 0.6, 1.0, 1.5, WIDE)  # standard deviations up to which Gaussians have as many nodes

@@ -8,13 +8,13 @@ distribution function is a product of those of f_k + G_k:
     E[softmax_k] = int F_k'(u) prod_{j != k} F_j(u) du
 
 Where the latents of a datum are not too spread, E[log sum exp] comes from matrix products
-(:mod:`gpext.quadrature.shared_grid`).
-Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.gumbel` computes; those of
-F_k at nodes close together where one of them changes (:mod:`gpext.quadrature.clustered`), as a narrow latent may lie
+(:mod:`gpext.quadrature.softmax.shared_grid`).
+Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.softmax.gumbel` computes; those of
+F_k at nodes close together where one of them changes (:mod:`gpext.quadrature.softmax.clustered`), as a narrow latent may lie
 anywhere below a wide one.
 
 Derivatives in m_k and v_k are those of F_k, closed forms under the same nodes; those of E[softmax] are probabilities of
-one trial, see :mod:`gpext.quadrature.multinomial`. Everything is computed in float64.
+one trial, see :mod:`gpext.quadrature.softmax.multinomial`. Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpext.quadrature.clustered import coordinate, place
-from gpext.quadrature.gumbel import DIGITS, REACH, cumulative, cumulative_nodes, width_of_change
-from gpext.quadrature.multinomial import log_multinomial_marginal
-from gpext.quadrature.per_datum import count_nodes, in_groups, marginals, per_datum, rows_of
-from gpext.quadrature.shared_grid import log_sum_exp_on_grid, span
+from gpext.quadrature.softmax.clustered import coordinate, place
+from gpext.quadrature.softmax.gumbel import DIGITS, REACH, cumulative, cumulative_nodes, width_of_change
+from gpext.quadrature.softmax.multinomial import log_multinomial_marginal
+from gpext.quadrature.softmax.per_datum import count_nodes, in_groups, marginals, per_datum, rows_of
+from gpext.quadrature.softmax.shared_grid import log_sum_exp_on_grid, span
 
 _LONGEST_SPAN = 300.0  # for which the grid is the faster one
 _CLUSTERED_STEP = math.pi / DIGITS  # of the coordinate in which nodes are clustered: a strip of half a unit

@@ -1,0 +1,1 @@
+"""Expectations of log sum exp, softmax and their kin over independent Gaussians, as one-dimensional integrals."""
