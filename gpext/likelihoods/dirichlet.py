@@ -144,8 +144,8 @@ def dirichlet_curvature(log_y: Tensor, f: Tensor) -> Curvature:
 def dirichlet_expected_log_prob(log_y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Return E[log Dir(y | theta(f))] (..., N) over independent f ~ N(mean, variance), for log y (..., D, N).
 
-    All but log Gamma(S) are sums over latents; see :mod:`gpext.quadrature.softmax.gamma_sum`. Once differentiable in mean and
-    variance.
+    All but log Gamma(S) are sums over latents; see :mod:`gpext.quadrature.softmax.gamma_sum`. Once differentiable in
+    mean and variance.
     """
     log_y = log_y.detach().double()
     log_y, m, v = torch.broadcast_tensors(log_y, mean.double(), variance.double())

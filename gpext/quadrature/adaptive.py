@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpext.callers import warn_caller
-from gpext.quadrature.panels import LOG_SQRT_2PI, Function, Panels, initial_edges
+from gpext.quadrature.gauss_kronrod import LOG_SQRT_2PI, Function, Panels, initial_edges
 
 
 class QuadratureWarning(UserWarning):

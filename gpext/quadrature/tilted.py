@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gpext.quadrature.adaptive import integrate, warn_unresolved
-from gpext.quadrature.panels import Function
+from gpext.quadrature.gauss_kronrod import Function
 from gpext.quadrature.softmax.gumbel import DIGITS, gumbel_step
 
 _CHUNK = 2**19  # numbers at a time

@@ -9,9 +9,9 @@ distribution function is a product of those of f_k + G_k:
 
 Where the latents of a datum are not too spread, E[log sum exp] comes from matrix products
 (:mod:`gpext.quadrature.softmax.shared_grid`).
-Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.softmax.gumbel` computes; those of
-F_k at nodes close together where one of them changes (:mod:`gpext.quadrature.softmax.clustered`), as a narrow latent may lie
-anywhere below a wide one.
+Otherwise the integrals are trapezoidal sums, over the factors that :mod:`gpext.quadrature.softmax.gumbel` computes;
+those of F_k at nodes close together where one of them changes (:mod:`gpext.quadrature.softmax.clustered`), as a narrow
+latent may lie anywhere below a wide one.
 
 Derivatives in m_k and v_k are those of F_k, closed forms under the same nodes; those of E[softmax] are probabilities of
 one trial, see :mod:`gpext.quadrature.softmax.multinomial`. Everything is computed in float64.
