@@ -17,6 +17,7 @@ ROOMS = [
     "threads",
     "parallel",
     "schema",
+    "linalg",
     "files",
     "quadrature",
     "distributions",

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from gpext.inference.problem import Problem
 from gpext.inference.tilting import Tilt
+from gpext.linalg.products import times
 from gpext.posteriors import Posterior, rough_covariance
-from gpext.posteriors.products import times
 from gpext.quadrature import TiltedMoments
 from gpext.sites import GaussianSites
 

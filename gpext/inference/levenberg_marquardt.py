@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.matching import At, Match
-from gpext.posteriors.products import times
+from gpext.linalg.products import times
 from gpext.sites import GaussianSites
 
 _START = 1e-3  # the damping, in units of the residuals' own: they are per standard deviation

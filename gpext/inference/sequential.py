@@ -31,7 +31,7 @@ from torch import Tensor
 from gpext.inference.fixed_point import Iterate, Patience, Terms
 from gpext.inference.problem import Problem
 from gpext.inference.scalar import slopes, solve_scalar
-from gpext.posteriors.products import times
+from gpext.linalg.products import times
 from gpext.sites import GaussianSites
 
 _PATIENCE = 50  # sweeps

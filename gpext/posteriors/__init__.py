@@ -1,5 +1,7 @@
 """Condition a Gaussian process prior on Gaussian sites."""
 
+from gpext.linalg.square_root import SquareRoot
+from gpext.linalg.symmetric_products import lower_blocks, symmetric_matrix
 from gpext.posteriors.block import BlockPosterior, condition_blocks
 from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
@@ -21,8 +23,6 @@ from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
 from gpext.posteriors.rough_covariance import rough_covariance
-from gpext.posteriors.square_root import SquareRoot
-from gpext.posteriors.symmetric_products import lower_blocks, symmetric_matrix
 
 Posterior = DensePosterior | LowRankPosterior
 Prior = DensePrior | LowRankPrior

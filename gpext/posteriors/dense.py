@@ -26,10 +26,10 @@ from linear_operator.operators import LinearOperator, MatmulLinearOperator
 from torch import Tensor
 
 from gpext.distributions import LatentNormal
+from gpext.linalg.products import times
+from gpext.linalg.triangles import take_columns
 from gpext.posteriors.negative_sites import NegativeSites, condition_on_negative
 from gpext.posteriors.positive_factor import PositiveFactor
-from gpext.posteriors.products import times
-from gpext.posteriors.triangles import take_columns
 from gpext.sites import GaussianSites
 
 _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which it has digits enough

@@ -11,10 +11,10 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from gpext.linalg.square_root import SquareRoot
 from gpext.posteriors.block import BlockPosterior, condition_blocks
 from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
-from gpext.posteriors.square_root import SquareRoot
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 
 _KNOWN = 1e-30  # for a variance of zero, as a part of the largest

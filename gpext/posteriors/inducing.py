@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpext.posteriors.symmetric_products import symmetric_product
+from gpext.linalg.symmetric_products import symmetric_product
 from gpext.sites import GaussianSites
 
 

@@ -32,8 +32,8 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpext.distributions import LatentNormal
+from gpext.linalg.products import times
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
-from gpext.posteriors.products import times
 from gpext.sites import GaussianSites, JointSites
 
 

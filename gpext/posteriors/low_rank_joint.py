@@ -25,8 +25,8 @@ from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, M
 from torch import Tensor
 
 from gpext.distributions import MultitaskLatentNormal
+from gpext.linalg.products import times
 from gpext.posteriors.joint import JointPosterior, precision_blocks
-from gpext.posteriors.products import times
 from gpext.sites import JointSites, block_times
 
 

@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpext.posteriors.triangles import solve_whole
+from gpext.linalg.triangles import solve_whole
 
 _ROUNDING = 8 * torch.finfo(torch.float64).eps  # for each latent, of 1 - sum_d r_d^2 gamma_d
 

@@ -15,9 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gpext.linalg.products import times
+from gpext.linalg.triangles import factor_whole, solve_lower, solve_whole, take_columns
 from gpext.posteriors.positive_factor import PositiveFactor
-from gpext.posteriors.products import times
-from gpext.posteriors.triangles import factor_whole, solve_lower, solve_whole, take_columns
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.posteriors.triangles import factor_whole, inverse_diagonal, solve_lower, solve_whole, take_columns
+from gpext.linalg.triangles import factor_whole, inverse_diagonal, solve_lower, solve_whole, take_columns
 
 _FEW = 0.95  # of the data of one posterior: with more it costs as much to take them out as it saves
 

@@ -22,8 +22,8 @@ from pyro import distributions as dist
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.linalg.products import times
 from gpext.posteriors import DensePrior
-from gpext.posteriors.products import times
 from gpext.ppl.observe import observe
 
 WHITENED = "_whitened"  # what the name of v adds to the name of f

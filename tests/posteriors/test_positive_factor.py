@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from gpext.linalg.triangles import factor_whole
 from gpext.posteriors import condition_dense
 from gpext.posteriors.positive_factor import PositiveFactor
-from gpext.posteriors.triangles import factor_whole
 from gpext.sites import GaussianSites
 from tests.members import F64
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gpext.linalg.symmetric_products import symmetric_product
 from gpext.posteriors import lower_blocks, symmetric_matrix
-from gpext.posteriors.symmetric_products import symmetric_product
 from tests.members import F64
 
 SIZES = [1, 127, 128, 129, 300]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.posteriors.products import times
+from gpext.linalg.products import times
 
 _ROUNDING = 1e-5  # of the largest eigenvalue: those of a few thousand values in float32 reach as far below zero
 

@@ -1,0 +1,1 @@
+"""Dense linear algebra that several posteriors share: triangles, symmetric products, square roots."""
