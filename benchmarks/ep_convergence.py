@@ -40,7 +40,7 @@ from benchmarks.ep_references import anneal, plain_parallel
 from benchmarks.ep_report import report_ais, report_map, report_random, report_speed, report_standard
 from benchmarks.ledger import Ledger, Row
 from gpext.inference import EP, KL, InferenceResult, Laplace
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.moment_matching import match
 from gpext.inference.problem import Problem
 from gpext.quadrature import TiltedMoments, tilted_moments
 

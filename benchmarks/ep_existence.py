@@ -1,7 +1,7 @@
 r"""Where EP ends at a smaller power: is there no solution at power 1, and how do its branches end?
 
 At settings of an example's map (`benchmarks.ep_convergence`) where `EP()` does not arrive at power 1, two branches of
-solutions are followed with more patience than EP has, through their turns (`gpext.inference.arclength`): in the power,
+solutions are followed with more patience than EP has, through their turns (`gpext.inference.ep_internals.arclength`): in the power,
 from where EP has ended; and at power 1, while the likelihood narrows from where no datum is far out. Besides, second-
 order steps at power 1 start from random sites. A branch ends where it
 
@@ -33,12 +33,12 @@ from benchmarks.ep_problems import EXAMPLES, StudentTProblem, stated_power
 from benchmarks.ledger import Ledger, Row, measure_and_report
 from benchmarks.tables import table_of
 from gpext.inference import EP
-from gpext.inference.arclength import Branch, follow_arc
-from gpext.inference.cavities import Path
-from gpext.inference.levenberg_marquardt import levenberg_marquardt
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.arclength import Branch, follow_arc
+from gpext.inference.ep_internals.cavities import Path
+from gpext.inference.ep_internals.levenberg_marquardt import levenberg_marquardt
+from gpext.inference.ep_internals.moment_matching import match
+from gpext.inference.ep_internals.tilted_moments import tilt, widest_needed
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import tilt, widest_needed
 from gpext.sites import GaussianSites
 
 GOAL = 1e-6

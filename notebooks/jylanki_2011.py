@@ -46,9 +46,9 @@ from torch import Tensor
 import gpext
 from gpext import plots
 from gpext.inference import CAVI, EP, InferenceWarning, Laplace, Status, outlier_report
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.moment_matching import match
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import tilt
 from gpext.likelihoods import StudentTLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP

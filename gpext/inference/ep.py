@@ -1,19 +1,19 @@
 r"""Expectation propagation that converges, for any likelihood of one latent [JVV11; Minka 2001].
 
 Each factor p(y_i | f_i)^eta is replaced by a Gaussian site, so that posterior marginals and tilted distributions have
-the same mean and variance (:mod:`gpext.inference.matching`). On likelihoods that are not log-concave the plain
+the same mean and variance (:mod:`gpext.inference.ep_internals.moment_matching`). On likelihoods that are not log-concave the plain
 iteration oscillates or leaves what is a distribution; so it goes in stages, each if the one before has not arrived:
 
     1. damped parallel sweeps, accelerated, with negative precisions held at zero and then without; a step that would
        leave a cavity improper is shortened
     2. sweeps again from the sites that a few steps of CAVI make, all positive
     3. along the solutions of a likelihood that is wide at first, so that no datum is far out, and narrows, around the
-       turns of their branch (:mod:`gpext.inference.arclength`)
+       turns of their branch (:mod:`gpext.inference.ep_internals.arclength`)
     4. the same at 0.7 of the power, where the tilted distributions are calmer, or from the optimum of KL, to which EP
        tends with its power; and from there along the branch in the power, to the one asked for or the largest there is
 
 A batch, whose posteriors have turns of their own, takes Levenberg-Marquardt's steps on the residuals in all sites at
-once after its sweeps, and such steps along the paths (:mod:`gpext.inference.continuation`).
+once after its sweeps, and such steps along the paths (:mod:`gpext.inference.ep_internals.continuation`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any, Literal
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.ep_stages import Search
+from gpext.inference.ep_internals.moment_matching import Match
+from gpext.inference.ep_internals.stages import Search
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.few_threads import on_few_threads
-from gpext.inference.matching import Match
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options
-from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
 
 
@@ -46,7 +46,7 @@ class EP:
         jitter: added to the diagonal of the prior covariance; none is needed.
         schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
             with this damping and nothing else, for comparison; of one posterior, not a batch. "double_loop" never
-            lowers its objective (:mod:`gpext.inference.double_loop`), and is slow.
+            lowers its objective (:mod:`gpext.inference.ep_internals.double_loop`), and is slow.
 
     Example:
         >>> import torch

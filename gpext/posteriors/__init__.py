@@ -6,6 +6,7 @@ from gpext.posteriors.block import BlockPosterior, condition_blocks
 from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.dense_prior import DensePrior
+from gpext.posteriors.fast_covariance import rough_covariance
 from gpext.posteriors.fixed_sites import FixedSites
 from gpext.posteriors.inducing import (
     InducingPosterior,
@@ -22,7 +23,6 @@ from gpext.posteriors.joint import JointPosterior
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
-from gpext.posteriors.rough_covariance import rough_covariance
 
 Posterior = DensePosterior | LowRankPosterior
 Prior = DensePrior | LowRankPrior

@@ -10,10 +10,10 @@ from benchmarks.ep_convergence import inferred
 from benchmarks.ep_map import grid
 from benchmarks.ep_problems import EXAMPLES
 from gpext.inference import EP
-from gpext.inference.arclength import follow_arc
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.arclength import follow_arc
+from gpext.inference.ep_internals.moment_matching import match
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import tilt
 from gpext.likelihoods import BernoulliLogitLikelihood
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES

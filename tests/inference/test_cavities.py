@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gpext.inference import EP
-from gpext.inference.cavities import differentiate, look, seen_from
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.cavities import differentiate, look, seen_from
+from gpext.inference.ep_internals.moment_matching import match
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
 from tests.members import F64

@@ -8,10 +8,10 @@ from gpytorch.constraints import Positive
 from gpytorch.likelihoods import GaussianLikelihood
 
 from gpext.inference import EP, Status
-from gpext.inference.double_loop import _first, _look, _marginals, _newton, _step, _toward, loop_doubly
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.double_loop import _first, _look, _marginals, _newton, _step, _toward, loop_doubly
+from gpext.inference.ep_internals.moment_matching import match
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
 from tests.inference.test_ep import gaussian, smooth, student_t
 from tests.latent_cases import CASES

@@ -13,11 +13,11 @@ from benchmarks.ep_map import grid
 from benchmarks.ep_problems import EXAMPLES
 from gpext.bounds import conditional_log_prob
 from gpext.inference import EP, KL, InferenceResult, Laplace, Status
-from gpext.inference.ep_stages import Search
-from gpext.inference.levenberg_marquardt import _moved, _normal_equations, _residual, levenberg_marquardt
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.levenberg_marquardt import _moved, _normal_equations, _residual, levenberg_marquardt
+from gpext.inference.ep_internals.moment_matching import match
+from gpext.inference.ep_internals.stages import Search
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import tilt
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     LaplaceLikelihood,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gpext.inference import EP
-from gpext.inference.newton import _updated, cavities_of, newton
+from gpext.inference.ep_internals.newton import _updated, cavities_of, newton
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
-from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
 from tests.members import F64

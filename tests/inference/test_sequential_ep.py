@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from gpext.inference import EP, KL, Status
-from gpext.inference.matching import match
+from gpext.inference.ep_internals.moment_matching import match
+from gpext.inference.ep_internals.sequential_ep import _visit_all
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
-from gpext.inference.sequential_ep import _visit_all
-from gpext.inference.tilting import tilt
 from gpext.sites import GaussianSites
 from tests.inference.test_ep import hard_problem
 from tests.latent_cases import CASES

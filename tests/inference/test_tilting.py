@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from gpext.inference.tilting import tilt
+from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.likelihoods import BayesianSVMLikelihood
 from tests.members import F64
 

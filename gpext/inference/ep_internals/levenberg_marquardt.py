@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpext.inference.matching import At, Match
+from gpext.inference.ep_internals.moment_matching import At, Match
 from gpext.linalg.products import times
 from gpext.sites import GaussianSites
 

@@ -1,4 +1,4 @@
-r"""Newton's method on the equations of EP in its cavities (:mod:`gpext.inference.cavities`), near a solution.
+r"""Newton's method on the equations of EP in its cavities (:mod:`gpext.inference.ep_internals.cavities`), near a solution.
 
 Cavities of a result at other hyperparameters are such a place, where its sites are often not even proper: a datum's own
 site has much of the old prior in it. Derivatives, four times the cost of a look, are taken anew only where a step with
@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gpext.inference.cavities import Path, Point, differentiate, look
+from gpext.inference.ep_internals.cavities import Path, Point, differentiate, look
 from gpext.inference.problem import Problem
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import GaussianSites

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpext.inference.matching import At, Match
-from gpext.inference.tilting import Tilt
+from gpext.inference.ep_internals.moment_matching import At, Match
+from gpext.inference.ep_internals.tilted_moments import Tilt
 from gpext.sites import GaussianSites
 
 _MOST_HALVINGS = 12

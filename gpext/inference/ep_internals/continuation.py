@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpext.inference.matching import At, Match
+from gpext.inference.ep_internals.moment_matching import At, Match
 from gpext.sites import GaussianSites
 
 _WEAKENINGS = 12

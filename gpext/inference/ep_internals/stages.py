@@ -8,20 +8,20 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from gpext.inference.arclength import follow_arc
 from gpext.inference.cavi import CAVI
-from gpext.inference.cavities import Path
-from gpext.inference.continuation import follow, proper_near
-from gpext.inference.damped_sweeps import sweep_damped
-from gpext.inference.double_loop import loop_doubly
+from gpext.inference.ep_internals.arclength import follow_arc
+from gpext.inference.ep_internals.cavities import Path
+from gpext.inference.ep_internals.continuation import follow, proper_near
+from gpext.inference.ep_internals.damped_sweeps import sweep_damped
+from gpext.inference.ep_internals.double_loop import loop_doubly
+from gpext.inference.ep_internals.levenberg_marquardt import levenberg_marquardt
+from gpext.inference.ep_internals.moment_matching import At, Match, match
+from gpext.inference.ep_internals.newton import cavities_of, newton
+from gpext.inference.ep_internals.sequential_ep import sweep_one_by_one
+from gpext.inference.ep_internals.tilted_moments import Tilt, tilt, widest_needed
 from gpext.inference.kl import KL
-from gpext.inference.levenberg_marquardt import levenberg_marquardt
-from gpext.inference.matching import At, Match, match
-from gpext.inference.newton import cavities_of, newton
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
-from gpext.inference.sequential_ep import sweep_one_by_one
-from gpext.inference.tilting import Tilt, tilt, widest_needed
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites

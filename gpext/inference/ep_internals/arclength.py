@@ -1,6 +1,6 @@
 r"""Follow a solution of EP around the turns of its branch, by pseudo-arclength in its cavities [Keller 1977].
 
-Solutions of F(x, t) = 0 (:mod:`gpext.inference.cavities`), where t is a power or how far a likelihood has narrowed, are
+Solutions of F(x, t) = 0 (:mod:`gpext.inference.ep_internals.cavities`), where t is a power or how far a likelihood has narrowed, are
 curves that may turn back in t. From one solution to the next a step of some length goes along the tangent of (x, t);
 Newton steps at right angles to it return to the curve. One factorisation of F's derivatives gives both the Newton step
 and the tangent where it starts; if the step is short its end counts as on the curve without another look, so that most
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpext.inference.cavities import Path, Point, differentiate, look, seen_from
+from gpext.inference.ep_internals.cavities import Path, Point, differentiate, look, seen_from
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
