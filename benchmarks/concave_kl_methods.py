@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpext.bounds import Bound
 from gpext.inference import KL
-from gpext.inference.fixed_point import first_finite
+from gpext.inference.drivers.fixed_point import first_finite
 from gpext.inference.kl import first_sites
 from gpext.inference.local_terms import bound_terms
 from gpext.inference.problem import Problem

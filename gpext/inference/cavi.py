@@ -18,8 +18,8 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import num_latents
+from gpext.inference.drivers.fixed_point import Terms, climb, conclude
 from gpext.inference.few_threads import on_few_threads
-from gpext.inference.fixed_point import Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options

@@ -21,16 +21,16 @@ from torch import Tensor
 from gpext.bounds import Bound, Quadrature
 from gpext.inference.cavi import mixture_terms
 from gpext.inference.conjugate import exact_result
+from gpext.inference.drivers.fixed_point import Climb, Terms, climb, conclude, visit
+from gpext.inference.drivers.local_start import settle_locally
+from gpext.inference.drivers.sequential import sweep_sequentially
+from gpext.inference.drivers.single_site import solve_scalar
+from gpext.inference.drivers.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
 from gpext.inference.few_threads import on_few_threads
-from gpext.inference.fixed_point import Climb, Terms, climb, conclude, visit
 from gpext.inference.local_modes import independent_modal_sites
-from gpext.inference.local_start import settle_locally
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
-from gpext.inference.scalar import solve_scalar
-from gpext.inference.sequential import sweep_sequentially
-from gpext.inference.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites

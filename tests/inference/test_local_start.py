@@ -7,9 +7,9 @@ from linear_operator import to_linear_operator
 
 from gpext.bounds import Quadrature
 from gpext.inference import KL
-from gpext.inference.fixed_point import visit
+from gpext.inference.drivers.fixed_point import visit
+from gpext.inference.drivers.local_start import settle_locally
 from gpext.inference.kl import independent_sites
-from gpext.inference.local_start import settle_locally
 from gpext.inference.local_terms import bound_terms
 from gpext.inference.problem import Problem
 from gpext.likelihoods import BernoulliLogitLikelihood, PoissonLikelihood

@@ -5,11 +5,11 @@ import torch
 
 from gpext.bounds import Quadrature
 from gpext.inference import KL
-from gpext.inference.fixed_point import visit
+from gpext.inference.drivers.fixed_point import visit
+from gpext.inference.drivers.sequential import _State, sweep_sequentially
+from gpext.inference.drivers.single_site import solve_scalar
 from gpext.inference.local_terms import bound_terms
 from gpext.inference.problem import Problem
-from gpext.inference.scalar import solve_scalar
-from gpext.inference.sequential import _State, sweep_sequentially
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
 

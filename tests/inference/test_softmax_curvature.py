@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpext.inference.softmax_curvature import matching_softmax
+from gpext.inference.drivers.softmax_curvature import matching_softmax
 from gpext.quadrature import expected_log_sum_exp
 from tests.members import F64
 

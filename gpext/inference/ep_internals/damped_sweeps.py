@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpext.inference.drivers.fixed_point import Mixing
 from gpext.inference.ep_internals.moment_matching import At, Match
-from gpext.inference.fixed_point import Mixing
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 

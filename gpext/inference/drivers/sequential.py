@@ -1,7 +1,7 @@
 r"""Maximise a variational bound site by site [KMM12 Alg. 1], at the speed of matrix products.
 
 Datum i with cavity r = 1/v_i - tau_i, b = m_i/v_i - nu_i gets the site that is best for it alone
-(:mod:`gpext.inference.scalar`), and with d = tau_i' - tau_i the posterior moves by rank one:
+(:mod:`gpext.inference.drivers.single_site`), and with d = tau_i' - tau_i the posterior moves by rank one:
 
     V <- V - d / (1 + d V_ii) V_:i V_:i',     m <- m + (nu_i' - nu_i - d m_i) / (1 + d V_ii) V_:i
 
@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpext.inference.fixed_point import Iterate, Patience, Terms
+from gpext.inference.drivers.fixed_point import Iterate, Patience, Terms
+from gpext.inference.drivers.single_site import slopes, solve_scalar
 from gpext.inference.problem import Problem
-from gpext.inference.scalar import slopes, solve_scalar
 from gpext.linalg.products import times
 from gpext.sites import GaussianSites
 

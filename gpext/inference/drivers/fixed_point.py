@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import LocalBound
+from gpext.inference.drivers.softmax_curvature import Curvature
 from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem, is_lost
 from gpext.inference.result import InferenceResult, Status
-from gpext.inference.softmax_curvature import Curvature
 from gpext.posteriors import Posterior
 from gpext.sites import GaussianSites
 

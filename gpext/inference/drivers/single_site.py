@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.inference.fixed_point import Terms
+from gpext.inference.drivers.fixed_point import Terms
 from gpext.inference.local_terms import LocalTerms
 from gpext.sites import GaussianSites
 

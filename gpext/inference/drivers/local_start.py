@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from gpext.inference.fixed_point import Terms
+from gpext.inference.drivers.fixed_point import Terms
 from gpext.inference.problem import Problem
 from gpext.posteriors import DensePrior, condition_dense
 from gpext.sites import GaussianSites

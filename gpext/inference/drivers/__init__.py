@@ -1,0 +1,1 @@
+"""Maximising a bound over sites: all at once, or one after another."""
