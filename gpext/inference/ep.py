@@ -1,8 +1,9 @@
 r"""Expectation propagation that converges, for any likelihood of one latent [JVV11; Minka 2001].
 
 Each factor p(y_i | f_i)^eta is replaced by a Gaussian site, so that posterior marginals and tilted distributions have
-the same mean and variance (:mod:`gpext.inference.ep_internals.moment_matching`). On likelihoods that are not log-concave the plain
-iteration oscillates or leaves what is a distribution; so it goes in stages, each if the one before has not arrived:
+the same mean and variance (:mod:`gpext.inference.ep_internals.moment_matching`). On likelihoods that are not
+log-concave the plain iteration oscillates or leaves what is a distribution; so it goes in stages, each if the one
+before has not arrived:
 
     1. damped parallel sweeps, accelerated, with negative precisions held at zero and then without; a step that would
        leave a cavity improper is shortened

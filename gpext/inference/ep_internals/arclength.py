@@ -1,10 +1,10 @@
 r"""Follow a solution of EP around the turns of its branch, by pseudo-arclength in its cavities [Keller 1977].
 
-Solutions of F(x, t) = 0 (:mod:`gpext.inference.ep_internals.cavities`), where t is a power or how far a likelihood has narrowed, are
-curves that may turn back in t. From one solution to the next a step of some length goes along the tangent of (x, t);
-Newton steps at right angles to it return to the curve. One factorisation of F's derivatives gives both the Newton step
-and the tangent where it starts; if the step is short its end counts as on the curve without another look, so that most
-steps along the curve cost one look and one factorisation.
+Solutions of F(x, t) = 0 (:mod:`gpext.inference.ep_internals.cavities`), where t is a power or how far a likelihood has
+narrowed, are curves that may turn back in t. From one solution to the next a step of some length goes along the tangent
+of (x, t); Newton steps at right angles to it return to the curve. One factorisation of F's derivatives gives both the
+Newton step and the tangent where it starts; if the step is short its end counts as on the curve without another look,
+so that most steps along the curve cost one look and one factorisation.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@ r"""Expectations of exp(y t - e^t) / y! over t ~ N(d, v), the factors that the i
 
 With d = m - u these are A_k(u) of :mod:`gpext.quadrature.softmax.multinomial`; at y = 0, F_k(u) of
 :mod:`gpext.quadrature.softmax.softmax`, the distribution function of a N(m, v) variable plus an independent standard
-Gumbel one. A narrow Gaussian is integrated over itself, a wide one over the Gumbel density, by its Gauss rule of 32 nodes: F_k
-always, A_k where that has a small relative error; else, as of a narrow one, about the peak of the integrand. So no
-count takes more than some hundred nodes.
+Gumbel one. A narrow Gaussian is integrated over itself, a wide one over the Gumbel density, by its Gauss rule of 32
+nodes: F_k always, A_k where that has a small relative error; else, as of a narrow one, about the peak of the integrand.
+So no count takes more than some hundred nodes.
 
 Other nodes are equally spaced: where the integrand is analytic in the strip |Im| < a and grows by e^b towards its
 border, a step h errs by exp(b - 2 pi a / h) [Trefethen & Weideman 2014, Thm. 5.1]. For exp(w t - e^t), a < pi/2 and
