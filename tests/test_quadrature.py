@@ -11,9 +11,9 @@ from gpext.quadrature import (
     QuadratureWarning,
     expectation,
     gauss_hermite,
+    gauss_kronrod,
     integrate,
     log_expectation,
-    panels,
     rules,
     smooth_expectation,
     trapezoid,
@@ -323,9 +323,11 @@ def test_rule_gives_tilted_moments():
 
 def test_tables():
     # Exactness on polynomials is what defines the rules: 7-point Gauss to degree 13, 15-point Kronrod to 22 and odd 23.
-    nodes = np.array(panels._ABSCISSAE)
+    nodes = np.array(gauss_kronrod._ABSCISSAE)
     nodes = np.concatenate([-nodes, nodes[:-1][::-1]])
-    mirror = [np.concatenate([np.array(w), np.array(w)[:-1][::-1]]) for w in (panels._KRONROD, panels._GAUSS)]
+    mirror = [
+        np.concatenate([np.array(w), np.array(w)[:-1][::-1]]) for w in (gauss_kronrod._KRONROD, gauss_kronrod._GAUSS)
+    ]
     for weights, points, degree in ((mirror[0], nodes, 23), (mirror[1], nodes[1::2], 13)):
         for power in range(degree + 1):
             exact = 0.0 if power % 2 else 2 / (power + 1)

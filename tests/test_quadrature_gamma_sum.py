@@ -9,7 +9,8 @@ import scipy.special
 import torch
 
 from gpext.likelihoods import BetaLikelihood, DirichletLikelihood
-from gpext.quadrature import expected_log_gamma_of_sum, gamma_sum, softplus_expectation
+from gpext.quadrature import expected_log_gamma_of_sum, softplus_expectation
+from gpext.quadrature.softmax import gamma_sum
 from gpext.quadrature.softmax.softplus import softplus_rules
 from tests.members import F64, tensor
 

@@ -4,7 +4,8 @@ import mpmath
 import pytest
 import torch
 
-from gpext.quadrature import gumbel, log_multinomial_density, multinomial
+from gpext.quadrature import log_multinomial_density
+from gpext.quadrature.softmax import gumbel, multinomial
 from tests.members import tensor
 
 

@@ -10,12 +10,12 @@ import scipy.special
 import torch
 
 from gpext.quadrature import (
-    clustered,
     expected_log_sum_exp,
     expected_softmax,
     log_multinomial_marginal,
     softmax,
 )
+from gpext.quadrature.softmax import clustered
 from tests.members import F64, tensor
 
 # means, variances of two classes: narrow, moderate, on both sides of the change of rule at 4, wide, mixed, far apart

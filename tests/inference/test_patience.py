@@ -5,7 +5,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
 from gpext.inference import KL, Status
-from gpext.inference.fixed_point import Patience
+from gpext.inference.drivers.fixed_point import Patience
 from gpext.likelihoods import LatentLikelihood
 from tests.members import F64
 

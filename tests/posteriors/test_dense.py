@@ -4,7 +4,8 @@ import mpmath
 import pytest
 import torch
 
-from gpext.posteriors import condition_dense, triangles
+from gpext.linalg import triangles
+from gpext.posteriors import condition_dense
 from gpext.sites import GaussianSites
 from tests.members import F64
 

@@ -1,4 +1,4 @@
-r"""Newton's method on the equations of EP in its cavities, near a solution (:mod:`gpext.inference.ep_internals.cavities`).
+r"""Newton's method on the equations of EP near a solution, in its cavities (see :mod:`~.ep_internals.cavities`).
 
 Cavities of a result at other hyperparameters are such a place, where its sites are often not even proper: a datum's own
 site has much of the old prior in it. Derivatives, four times the cost of a look, are taken anew only where a step with
