@@ -18,6 +18,7 @@ ROOMS = [
     "parallel",
     "schema",
     "linalg",
+    "special",
     "files",
     "quadrature",
     "distributions",

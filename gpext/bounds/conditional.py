@@ -8,6 +8,8 @@ import gpytorch
 import torch
 from torch import Tensor
 
+from gpext.special import log_ndtr
+
 
 def num_latents(likelihood: Any) -> int | None:
     """Return how many latent functions a datum has, D, or None for one without an axis of its own."""
@@ -52,5 +54,5 @@ def _log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
     if hasattr(likelihood, "log_prob"):
         return likelihood.log_prob(targets, f)
     if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
-        return torch.special.log_ndtr((2 * targets.to(f) - 1) * f)
+        return log_ndtr((2 * targets.to(f) - 1) * f)
     return likelihood.forward(f).log_prob(targets.expand(torch.broadcast_shapes(targets.shape, f.shape)))

@@ -24,11 +24,11 @@ from torch.nn.functional import logsigmoid, softplus
 
 from gpext.checks import whole_number
 from gpext.distributions import CompoundDirichlet
-from gpext.distributions.polygamma import log_gamma, polygamma
 from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import Curvature
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.quadrature import expected_log_gamma_of_sum, softplus_expectation
+from gpext.special import log_gamma, polygamma
 
 _THRESHOLD = 50.0  # above, softplus(eta) = eta to rounding
 _SMALL = -40.0  # below, softplus(eta) = e^eta to rounding

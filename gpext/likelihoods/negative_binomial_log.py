@@ -16,10 +16,10 @@ from torch import Tensor
 from gpext.augmentations import Augmentation, SechRadial
 from gpext.bounds import Quadrature, SoftplusTerms
 from gpext.distributions import NegativeBinomial
-from gpext.distributions.polygamma import stirling_rest
 from gpext.likelihoods.checks import check_counts, floating_like
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
+from gpext.special import stirling_remainder
 
 _FEW = 1e4  # y + r, up to which a difference of terms of its size leaves eleven digits
 
@@ -161,7 +161,7 @@ def _softplus(x: Tensor) -> Tensor:
 def _log_coefficient_at_mode(y: Tensor, r: Tensor) -> Tensor:
     """Return log p(y | f = log y) for y > 0: log Gamma(n) / (Gamma(r) y!) + y log(y / n) + r log(r / n)."""
     n = y + r
-    rest = stirling_rest(n) - stirling_rest(r) - stirling_rest(y)
+    rest = stirling_remainder(n) - stirling_remainder(r) - stirling_remainder(y)
     return rest + 0.5 * ((r / n).log() - (2 * math.pi * y).log())
 
 

@@ -27,6 +27,7 @@ from gpext.distributions import OrderedCategorical
 from gpext.likelihoods.checks import check_classes
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import gauss_legendre
+from gpext.special import log_ndtr
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class OrdinalProbitLikelihood(OrdinalLikelihood):
         upper, lower = (edges.upper - centre) * scale, (edges.lower - centre) * scale
         bound, at_end = torch.where(edges.is_first, upper, -lower), edges.is_first | edges.is_last
         interval = (_log_normal_interval, (lower, edges.gap * scale))
-        return _either(at_end, (_log_ndtr, (bound,)), interval).to(dtype)
+        return _either(at_end, (log_ndtr, (bound,)), interval).to(dtype)
 
 
 def _take(parameters: Tensor, index: Tensor) -> Tensor:  # (*batch_shape, J), (..., N) -> (..., N)
@@ -248,18 +249,8 @@ def _log_by_nodes(centre: Tensor, width: Tensor) -> Tensor:
 
 
 def _log_by_difference(centre: Tensor, width: Tensor) -> Tensor:
-    upper = _log_ndtr(centre + 0.5 * width)
-    return upper + torch.log1p(-torch.exp(_log_ndtr(centre - 0.5 * width) - upper))
-
-
-def _log_ndtr(x: Tensor) -> Tensor:
-    """Return log Phi(x), with second derivatives that keep their digits far below 0, where torch's lose them."""
-    return _either(x < -1, (_log_ndtr_below, (x,)), (torch.special.log_ndtr, (x,)))
-
-
-def _log_ndtr_below(x: Tensor) -> Tensor:
-    """Phi(x) = e^{-x^2/2} erfcx(-x / sqrt 2) / 2."""
-    return torch.log(0.5 * torch.special.erfcx(-x * math.sqrt(0.5))) - 0.5 * x.square()
+    upper = log_ndtr(centre + 0.5 * width)
+    return upper + torch.log1p(-torch.exp(log_ndtr(centre - 0.5 * width) - upper))
 
 
 _Branch = tuple[Callable[..., Tensor], tuple[Tensor, ...]]  # a function and its arguments

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpext.distributions import Poisson
-from gpext.distributions.polygamma import stirling_rest
 from gpext.likelihoods.checks import check_counts, floating, floating_like
 from gpext.likelihoods.latent import LatentLikelihood
+from gpext.special import log_poisson
 
 
 class PoissonLikelihood(LatentLikelihood):
@@ -27,9 +25,9 @@ class PoissonLikelihood(LatentLikelihood):
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(targets | f) (..., N), for targets in the support."""
-        return _log_density(targets.double(), f.double()).to(floating_like(targets, f).dtype)
+        return log_poisson(targets.double(), f.double()).to(floating_like(targets, f).dtype)
 
-    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def expectedlog_poisson(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return y m - exp(m + v/2) - log y!, elementwise.
 
         Raises:
@@ -37,7 +35,7 @@ class PoissonLikelihood(LatentLikelihood):
         """
         self.check(targets)
         y, m, half = targets.double(), mean.double(), 0.5 * variance.double()
-        return (_log_density(y, m + half) - y * half).to(floating_like(targets, mean).dtype)
+        return (log_poisson(y, m + half) - y * half).to(floating_like(targets, mean).dtype)
 
     def knots(self, targets: Tensor) -> Tensor:
         """Return latent values about which p(y | f) may be narrow."""
@@ -47,14 +45,3 @@ class PoissonLikelihood(LatentLikelihood):
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Poisson:
         """Return p(y | f)."""
         return Poisson(rate=function_samples.exp())
-
-
-def _log_density(y: Tensor, f: Tensor) -> Tensor:
-    """Return y f - e^f - log y!, without differences of numbers as large as y [Loader 2000].
-
-    With d = f - log y that is y (d - (e^d - 1)) - log(2 pi y) / 2 - s(y), s what Stirling's formula leaves of log y!.
-    """
-    some = y.clamp_min(0.5)
-    d = f - some.log()
-    at_mode = -0.5 * (2 * math.pi * some).log() - stirling_rest(some)
-    return torch.where(y > 0, some * (d - torch.where(y > 0, d, 0.0).expm1()) + at_mode, -f.exp())

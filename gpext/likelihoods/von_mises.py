@@ -20,11 +20,11 @@ from torch.distributions import Distribution
 
 from gpext.callers import warn_caller
 from gpext.distributions import CompoundVonMises, VonMises
-from gpext.distributions.bessel import log_i0, log_i0_derivative, log_i0e, resultant_slope
 from gpext.distributions.circular.von_mises_mixture import expected_log_i0, log_compound_density
 from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import Curvature, diagonal_blocks
 from gpext.likelihoods.joint import JointLikelihood
+from gpext.special import log_i0, log_i0_derivative, log_i0e, resultant_slope
 
 
 class AngleWarning(UserWarning):

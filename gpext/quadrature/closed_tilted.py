@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from gpext.quadrature.tilted import TiltedMoments
+from gpext.special import hazard, log_mills_ratio
 
 _FAR = 3.0  # a from which on the continued fraction is used; before it the hazard has digits enough
 _DEPTH = 48  # of the continued fraction, for rounding at _FAR
 _NEAR = -40.0  # a below which the truncation is beyond rounding
-_HALF = math.sqrt(0.5)
 
 
 def probit_tilted_moments(sign: Tensor, mean: Tensor, variance: Tensor) -> TiltedMoments:
@@ -85,9 +85,9 @@ def _laplace(offset: Tensor, variance: Tensor, noise: Tensor, power: float) -> t
     side = torch.where(offset < 0, -1.0, 1.0).to(offset)  # of y, seen from m
     d = offset.abs() / scale
     a, b = rate + d, rate - d  # beyond y, and on the side of m
-    odds = _log_mills(a) - _log_mills(b)  # not positive
+    odds = log_mills_ratio(a) - log_mills_ratio(b)  # not positive
     log_near = torch.where(  # exp(-d^2 / 2) M(b) / sqrt(2 pi)
-        b < 0, rate * (0.5 * rate - d) + torch.special.log_ndtr(-b), _log_mills(b.clamp(min=0)) - 0.5 * d.square()
+        b < 0, rate * (0.5 * rate - d) + torch.special.log_ndtr(-b), log_mills_ratio(b.clamp(min=0)) - 0.5 * d.square()
     )
     log_z = log_near + odds.exp().log1p() - power * (math.log(2) + 0.5 * noise.log())
     beyond, near = odds.sigmoid(), (-odds).sigmoid()
@@ -95,7 +95,7 @@ def _laplace(offset: Tensor, variance: Tensor, noise: Tensor, power: float) -> t
     (x, x_near), (second, second_near), (third, third_near), (fourth, fourth_near) = moments
     gap = x + x_near  # between the means of the two, at d + x and d - x_near
     up, down = near * gap, beyond * gap  # from the mean of both
-    mean = torch.where(b < 0, rate - _hazard(b.clamp(max=0)), d - x_near) + down
+    mean = torch.where(b < 0, rate - hazard(b.clamp(max=0)), d - x_near) + down
     v = beyond * second + near * second_near + beyond * near * gap.square()
     skew = beyond * (third + up * (3 * second + up.square()))
     skew = skew - near * (third_near + down * (3 * second_near + down.square()))
@@ -116,7 +116,7 @@ def _beyond(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _by_hazard(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    h = _hazard(a)
+    h = hazard(a)
     excess = h - a
     a = a.clamp(min=_NEAR)  # beyond it h is nothing
     second = 1 - h * (h - a)
@@ -136,14 +136,3 @@ def _by_fraction(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     third = r1 * (r2 * (r3 - 3 * r1) + 2 * r1.square())
     fourth = r1 * (r2 * (r3 * (r4 - 4 * r1) + 6 * r1.square()) - 3 * r1**3)
     return r1, second, third, fourth
-
-
-def _hazard(a: Tensor) -> Tensor:
-    """Return E[t] of a standard normal t > a, 1 / M(a)."""
-    return math.sqrt(2 / math.pi) / torch.special.erfcx(_HALF * a)
-
-
-def _log_mills(a: Tensor) -> Tensor:
-    """Return log(M(a) / sqrt(2 pi))."""
-    below = 0.5 * a.square() + torch.special.log_ndtr(-a)
-    return torch.where(a < 0, below, (0.5 * torch.special.erfcx(_HALF * a.clamp(min=0))).log())

@@ -10,8 +10,6 @@ from linear_operator import to_linear_operator
 from torch.nn.functional import one_hot, softplus
 
 from gpext.distributions import CompoundDistribution, with_cdf
-from gpext.distributions.bessel import log_i0
-from gpext.distributions.polygamma import log_gamma
 from gpext.inference import DenseBlocksWarning, Laplace, Taylor
 from gpext.likelihoods import (
     DirichletLikelihood,
@@ -19,6 +17,7 @@ from gpext.likelihoods import (
     MultinomialLogitLikelihood,
     VonMisesLikelihood,
 )
+from gpext.special import log_gamma, log_i0
 from tests.latent_cases import CASES, NOISE
 from tests.members import F64
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from gpext.distributions.bessel import log_i0_derivative, resultant_slope
 from gpext.distributions.circular.angle_table import AngleTable
 from gpext.distributions.circular.distribution import CircularDistribution
 from gpext.distributions.circular.von_mises import VonMises
 from gpext.distributions.circular.von_mises_mixture import compound_resultant, log_compound_density
 from gpext.distributions.predictive.correlated_latents import in_every
 from gpext.distributions.predictive.latent_mixture import LatentMixture
+from gpext.special import log_i0_derivative, resultant_slope
 
 _NEWTON_STEPS = 6
 

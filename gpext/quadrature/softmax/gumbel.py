@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpext.special import hazard, log_mills_ratio, log_poisson
+
 DIGITS = 34.0  # -log of the error of every sum
 REACH = math.sqrt(2 * DIGITS)  # a Gaussian has fallen to it, in standard deviations
 _WIDE = 2.0  # standard deviation above which the Gumbel variable is integrated instead of the Gaussian one
@@ -28,7 +30,6 @@ HEIGHTS = (0.4, 0.55, 0.7, 0.85, 1.0, 1.15, 1.3, 1.4, 1.48)
 _TILT = 3.0  # c, up to which the Gauss rule resolves e^{-c g} beside the Gumbel density
 _GAUSS_NODES = 32  # of the rule for the Gumbel density: 2e-13 at _WIDE, rounding from 2.5 on
 KERNEL_NODES = 140  # at most, for a value of A_k
-_MANY = 20.0  # counts above which Stirling's series has all digits
 _SOLVER_STEPS = 7  # of Newton's method for the peak; the largest number that any argument takes
 
 
@@ -145,18 +146,6 @@ def log_kernel(y: Tensor, u: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tens
     return result[0], result[1], result[2]
 
 
-def log_poisson_peak(y: Tensor, t: Tensor, x: Tensor) -> Tensor:
-    """Return y t - e^t - log y! with x = e^t, as a deviance from t = log y, so that giant counts leave no rounding."""
-    many = y > _MANY
-    count = torch.where(many, y, _MANY)
-    r = t - count.log()
-    inverse = 1 / count
-    series = inverse / 12 * (1 - inverse.square() / 30 * (1 - inverse.square() * 2 / 7))  # of log y!, past Stirling's
-    deviance = -count * (torch.expm1(r) - r) - 0.5 * (2 * math.pi * count).log() - series
-    few = torch.where(many, 0.0, y)
-    return torch.where(many, deviance, few * t - x - torch.lgamma(few + 1))
-
-
 def kernel_excess(y: Tensor, d: Tensor, v: Tensor, t: Tensor, x: Tensor) -> Tensor:
     """Return y - e^t at the peak t, where that is (t - d) / v, the one or the other as rounding is less."""
     by_prior = v * x > 1
@@ -193,7 +182,7 @@ def _log_kernel_about_peak(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Ten
     weight *= excess
     slope = weight.sum(-1) / total
     square = (weight * excess).sum(-1) / total
-    value = log_poisson_peak(y, t, x) - 0.5 * v * peak.square() + (total * step).log() - 0.5 * math.log(2 * math.pi)
+    value = log_poisson(y, t) - 0.5 * v * peak.square() + (total * step).log() - 0.5 * math.log(2 * math.pi)
     return value, slope, 0.5 * (square - torch.where(by_prior, 1 / safe, y - slope))
 
 
@@ -208,16 +197,11 @@ def _log_kernel_over_gumbel(d: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Te
     s = v.sqrt()
     g, log_weight = g.unsqueeze(-1), log_weight.unsqueeze(-1)  # (Q, 1)
     x = -(d + g) / s - y * s
-    below = x < 0
-    scaled = torch.special.erfcx(-x.clamp(max=0) * math.sqrt(0.5))
-    log_ndtr = torch.special.log_ndtr(x.clamp(min=0))
-    exponent = torch.where(
-        below, -0.5 * (d + g).square() / v - y * g + (0.5 * scaled).log(), y * d + 0.5 * y.square() * v + log_ndtr
-    )
+    low, high = x.clamp(max=0), x.clamp(min=0)
+    by_mills = -0.5 * (d + g).square() / v - y * g + log_mills_ratio(-low)
+    exponent = torch.where(x < 0, by_mills, y * d + 0.5 * y.square() * v + torch.special.log_ndtr(high))
     exponent = exponent + log_weight
-    ratio = torch.where(  # of the normal density to Phi
-        below, math.sqrt(2 / math.pi) / scaled, torch.exp(-0.5 * x.square() - log_ndtr) / math.sqrt(2 * math.pi)
-    )
+    ratio = hazard(-x)  # of the normal density to Phi
     value = torch.logsumexp(exponent, 0) - torch.lgamma(y + 1)
     weight = exponent.softmax(0)
     slope = y - (weight * ratio).sum(0) / s

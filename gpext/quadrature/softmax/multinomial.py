@@ -30,10 +30,10 @@ from gpext.quadrature.softmax.gumbel import (
     kernel_excess,
     kernel_peak,
     log_kernel,
-    log_poisson_peak,
     width_of_change,
 )
 from gpext.quadrature.softmax.per_datum import PerDatumRule, count_nodes, in_groups, marginals, per_datum, rows_of
+from gpext.special import log_poisson
 
 _CLUSTERED_STEP = math.pi / DIGITS  # of the coordinate in which nodes are clustered: a strip of half a unit
 _LONGEST_SUM = 500.0  # in steps, after which nodes are clustered
@@ -83,7 +83,7 @@ def _multinomial(m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tenso
         d = m - u[:, None]
         t, x = kernel_peak(trials, d, v)
         excess = kernel_excess(trials, d, v, t, x)
-        log_factor = log_poisson_peak(trials, t, x) - 0.5 * v * excess.square() - 0.5 * torch.log1p(x * v)
+        log_factor = log_poisson(trials, t) - 0.5 * v * excess.square() - 0.5 * torch.log1p(x * v)
         return log_factor.sum(-1), excess.sum(-1), (x / (1 + v * x)).sum(-1)
 
     low = (m - v * n[:, None]).amax(-1) - n.log()

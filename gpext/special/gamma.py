@@ -40,7 +40,7 @@ class _Polygamma(torch.autograd.Function):
         return grad * _Polygamma.apply(x, ctx.order + 1), None
 
 
-def stirling_rest(z: Tensor) -> Tensor:
+def stirling_remainder(z: Tensor) -> Tensor:
     """Return log Gamma(z + 1) - (z log z - z + log(2 pi z) / 2) for z > 0, from 16 on by its series."""
     is_small = z < _SERIES  # not by clamp, whose derivative at the bound itself is zero from torch 2.15 on
     large, small = torch.where(is_small, _SERIES, z), torch.where(is_small, z, _SERIES)
@@ -48,3 +48,15 @@ def stirling_rest(z: Tensor) -> Tensor:
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / large
     direct = torch.lgamma(small + 1) - (small * small.log() - small + 0.5 * (2 * math.pi * small).log())
     return torch.where(is_small, direct, series)
+
+
+def log_poisson(y: Tensor, log_rate: Tensor) -> Tensor:
+    """Return y f - e^f - log y! at f = log_rate for y >= 0, without differences of numbers as large as y [Loader 2000].
+
+    With d = f - log y that is y (d - (e^d - 1)) - log(2 pi y) / 2 less the remainder of Stirling's formula for log y!.
+    """
+    positive = y > 0
+    some = torch.where(positive, y, 1.0)
+    d = log_rate - some.log()
+    at_mode = -0.5 * (2 * math.pi * some).log() - stirling_remainder(some)
+    return torch.where(positive, some * (d - torch.where(positive, d, 0.0).expm1()) + at_mode, -log_rate.exp())
