@@ -1,11 +1,13 @@
-"""Checks that every room shares: whole numbers, of Python, NumPy or torch."""
+"""Checks that every room shares: tensors, finite values, whole numbers."""
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 
 def whole_number(name: str, value: Any, least: int, *, kind: str = "a whole number", remedy: str = "") -> int:
@@ -41,3 +43,29 @@ def whole_number_or_none(name: str, value: Any, least: int) -> int | None:
         TypeError, ValueError: as :func:`whole_number`.
     """
     return None if value is None else whole_number(name, value, least, kind="a whole number or None")
+
+
+def check_tensor(name: str, values: object) -> None:
+    """Raise TypeError unless the values are a tensor."""
+    if not isinstance(values, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor; got {type(values).__qualname__}. Convert with torch.as_tensor(...)."
+        )
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise ValueError, with the first offending index, if there are NaN or infinite values."""
+    if not values.is_floating_point() or is_finite(values):
+        return
+    index = tuple((~values.isfinite()).nonzero()[0].tolist())
+    raise ValueError(f"{name} must be finite; got {values[index].item()} at index {show_index(index)}.")
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return whether values of floating point are neither NaN nor infinite: their sum tells, unless it overflows."""
+    return math.isfinite(float(values.detach().sum())) or bool(values.isfinite().all())
+
+
+def show_index(index: tuple[int, ...]) -> str:
+    """Return an index as it is written: a number for vectors."""
+    return str(index[0]) if len(index) == 1 else str(index)

@@ -1,12 +1,13 @@
-"""Checks of tensors at the public door: what was expected, what came, what to do."""
+"""Checks of targets and of a likelihood's parameters: what was expected, what came, what to do."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from gpext.checks import check_finite, check_tensor, show_index
 
 
 def check_targets(targets: Tensor) -> None:
@@ -20,27 +21,6 @@ def check_targets(targets: Tensor) -> None:
     if targets.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(f"targets in {targets.dtype} are not supported; convert with y.float() or y.double().")
     check_finite("targets", targets)
-
-
-def check_tensor(name: str, values: object) -> None:
-    """Raise TypeError unless the values are a tensor."""
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor; got {type(values).__qualname__}. Convert with torch.as_tensor(...)."
-        )
-
-
-def check_finite(name: str, values: Tensor) -> None:
-    """Raise ValueError, with the first offending index, if there are NaN or infinite values."""
-    if not values.is_floating_point() or is_finite(values):
-        return
-    index = tuple((~values.isfinite()).nonzero()[0].tolist())
-    raise ValueError(f"{name} must be finite; got {values[index].item()} at index {_show(index)}.")
-
-
-def is_finite(values: Tensor) -> bool:
-    """Return whether values of floating point are neither NaN nor infinite: their sum tells, unless it overflows."""
-    return math.isfinite(float(values.detach().sum())) or bool(values.isfinite().all())
 
 
 class HyperparameterError(ValueError):
@@ -68,7 +48,7 @@ def check_binary(targets: Tensor) -> None:
         shown = ", ".join(f"{value:g}" for value in seen)
         remedy = "Convert with (y + 1) / 2." if set(seen) == {-1.0} else "Encode the two classes as 0 and 1."
         index = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(f"targets must be in {{0, 1}}; got {{{shown}}}, first at index {_show(index)}. {remedy}")
+        raise ValueError(f"targets must be in {{0, 1}}; got {{{shown}}}, first at index {show_index(index)}. {remedy}")
 
 
 def check_counts(targets: Tensor) -> None:
@@ -76,7 +56,9 @@ def check_counts(targets: Tensor) -> None:
     wrong = (targets < 0) | _is_broken(targets)
     if bool(wrong.any()):
         index = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {_show(index)}.")
+        raise ValueError(
+            f"targets must be counts 0, 1, 2, ...; got {targets[index].item():g} at index {show_index(index)}."
+        )
 
 
 def check_classes(targets: Tensor, num_classes: int) -> None:
@@ -89,7 +71,7 @@ def check_classes(targets: Tensor, num_classes: int) -> None:
         remedy = " Classes are counted from 0." if came == [num_classes] else ""
         raise ValueError(
             f"targets must be classes 0, ..., {num_classes - 1}; got {{{shown}}}, first at index "
-            f"{_show(index)}.{remedy}"
+            f"{show_index(index)}.{remedy}"
         )
 
 
@@ -106,7 +88,3 @@ def floating_like(targets: Tensor, like: Tensor) -> Tensor:
 def _is_broken(targets: Tensor) -> Tensor:
     """Return which targets are no whole numbers."""
     return targets != targets.round() if targets.is_floating_point() else torch.zeros_like(targets, dtype=torch.bool)
-
-
-def _show(index: tuple[int, ...]) -> str:
-    return str(index[0]) if len(index) == 1 else str(index)

@@ -19,8 +19,9 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.checks import check_tensor
 from gpext.distributions import CompoundDistribution
-from gpext.likelihoods.checks import check_targets, check_tensor
+from gpext.likelihoods.checks import check_targets
 from gpext.quadrature import expectation, log_expectation
 
 _CHUNK = 4096  # data in one adaptive integration: some 1000 nodes each, in float64

@@ -13,7 +13,7 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import LinearOperator, MulLinearOperator
 from torch import Tensor
 
-from gpext.likelihoods.checks import check_finite
+from gpext.checks import check_finite
 from gpext.operators import UnbiasedSolveOperator, UnbiasedSolver
 
 

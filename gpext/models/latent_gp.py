@@ -13,10 +13,10 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ApproximateGP
 from torch import Tensor
 
+from gpext.checks import check_finite, check_tensor
 from gpext.inference import KL, InferenceResult
 from gpext.inference.problem import check_support
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.likelihoods.noise_floor import bound_noise
 from gpext.variational import LatentVariationalStrategy, Rule, check_columns, check_dtype
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpext.likelihoods.checks import check_tensor
+from gpext.checks import check_tensor
 
 
 def checked_covariance(V: Tensor, size: int) -> Tensor:

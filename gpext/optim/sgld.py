@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpext.likelihoods.checks import check_tensor
+from gpext.checks import check_tensor
 from gpext.optim.gradient_noise import checked_covariance, compensated, largest_share
 
 WINDOW = 100  # gradients that make one estimate of V

@@ -14,7 +14,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpext.likelihoods.checks import check_finite
+from gpext.checks import check_finite
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.parallel import tensors_of
 from gpext.samplers.hyperparameters import Hyperparameters

@@ -27,8 +27,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from gpext.callers import warn_caller
+from gpext.checks import check_tensor
 from gpext.inference import InferenceWarning
-from gpext.likelihoods.checks import check_tensor
 from gpext.optim import SGLD, PolynomialDecay
 from gpext.parallel import Ranks
 from gpext.samplers.chains import ChainSampler, Plan

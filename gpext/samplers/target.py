@@ -13,11 +13,12 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from gpext.checks import check_finite, check_tensor
 from gpext.inference import require_augmentation
 from gpext.inference.gibbs import draw_sites
 from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.likelihoods.checks import HyperparameterError, check_finite, check_tensor
+from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 from gpext.parallel import described, mark, tensors_of
 from gpext.posteriors import DensePrior

@@ -18,10 +18,9 @@ from gpytorch.variational import (
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gpext.checks import whole_number_or_none
+from gpext.checks import check_finite, check_tensor, whole_number_or_none
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts

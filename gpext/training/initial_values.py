@@ -18,7 +18,7 @@ from gpytorch.kernels import PeriodicKernel
 from torch import Tensor
 from torch.nn import Module
 
-from gpext.likelihoods.checks import check_finite, check_tensor
+from gpext.checks import check_finite, check_tensor
 from gpext.training.kernel_columns import stationary_kernels
 
 _MOST_INPUTS = 500

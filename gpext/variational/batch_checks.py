@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from gpext.augmentations import Augmentation
-from gpext.checks import whole_number
+from gpext.checks import check_finite, check_tensor, whole_number
 from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
-from gpext.likelihoods.checks import check_finite, check_tensor
 
 
 def checked_data(

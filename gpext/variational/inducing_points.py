@@ -10,8 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from gpext.callers import warn_caller
-from gpext.checks import whole_number
-from gpext.likelihoods.checks import check_finite, check_tensor
+from gpext.checks import check_finite, check_tensor, whole_number
 
 Inputs = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
 

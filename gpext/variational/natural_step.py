@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpext.checks import is_finite
 from gpext.inference import LikelihoodTerm, LocalTerms, augmented_sites, augmented_terms, exact_terms
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import is_finite
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, lower_blocks, project, symmetric_matrix
 from gpext.variational.bound_gradients import gradients_apart

@@ -28,9 +28,9 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
 from torch import Tensor
 
+from gpext.checks import check_finite, check_tensor
 from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import LatentLikelihood
-from gpext.likelihoods.checks import check_finite, check_tensor
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise
 from gpext.variational.batch_checks import augmentation_for, check_latents, checked_data, require_term

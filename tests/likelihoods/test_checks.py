@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gpext.likelihoods.checks import check_finite, is_finite
+from gpext.checks import check_finite, is_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

@@ -10,8 +10,8 @@ import torch
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpext.checks import check_finite
 from gpext.kernels.keops.combinations import Combined
-from gpext.likelihoods.checks import check_finite
 from gpext.operators import KernelOperator
 from gpext.operators.kernel_operator import Backend
 from gpext.parallel import Ranks, check_ranks
