@@ -12,9 +12,9 @@ from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gpext.operators import compiled_tiles, keops_products, tiles
-from gpext.operators.bilinear_form import BilinearForm
 from gpext.operators.kernel_factors import factors_one_by_one, one_by_one, split_factors
 from gpext.operators.profiles import FACTORS, smooth_value
 from gpext.operators.tiles import Factor
@@ -183,7 +183,7 @@ class KernelOperator(LinearOperator):
 
         Derivatives of the derivatives are not available.
         """
-        return BilinearForm.apply(self, left, right, *self._args)
+        return _BilinearForm.apply(self, left, right, *self._args)
 
     def _bilinear_derivative(self, left_vecs: Tensor, right_vecs: Tensor) -> tuple[Tensor | None, ...]:
         if self.backend == "dense":
@@ -312,3 +312,28 @@ class KernelOperator(LinearOperator):
             distance = torch.cdist(f.x, f.columns, compute_mode="donot_use_mm_for_euclid_dist")
             total = total * smooth_value(f.profile, distance.square(), f.alpha)
         return total
+
+
+class _BilinearForm(torch.autograd.Function):
+    """u' K v, summed over columns, and its derivatives from one pass over the tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: KernelOperator, left: Tensor, right: Tensor, *tensors: Tensor) -> Tensor:
+        """Return it (...), and keep its derivatives in the tensors K is made of."""
+        ctx.operator, ctx.shapes = operator, [t.shape for t in tensors]
+        derivatives = operator._pass(left, right)
+        ctx.save_for_backward(left, right, *derivatives)
+        return (derivatives[0] * operator.outputscale).sum((-2, -1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Return nothing for the operator, g K v for u, g K' u for v, and what was kept for each tensor."""
+        left, right, *derivatives = ctx.saved_tensors
+        g, (_, by_left, by_right, *_) = cotangent.unsqueeze(-1).unsqueeze(-1), ctx.needs_input_grad
+        return (
+            None,
+            (g * (ctx.operator._matmul(right))).sum_to_size(left.shape) if by_left else None,
+            (g * (ctx.operator.mT._matmul(left))).sum_to_size(right.shape) if by_right else None,
+            *((g * t).sum_to_size(shape) for t, shape in zip(derivatives, ctx.shapes, strict=True)),
+        )
