@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpext.bounds.contracts import HasSoftplusTerms
+
 LocalBound = Callable[[Tensor, Tensor], Tensor]
 """Maps marginal means and variances, (..., N) or (..., D, N) for D latents, to a lower bound per datum (..., N)."""
 
@@ -98,12 +100,12 @@ class SoftplusBound(Bound):
 
     def bind(self, likelihood: Any, targets: Tensor) -> LocalBound:
         """Return the bound as a function of the marginals, as :meth:`Bound.bind`."""
-        if not hasattr(likelihood, "softplus_terms"):
+        if not isinstance(likelihood, HasSoftplusTerms):
             raise TypeError(
                 f"{type(self).__name__} bounds log(1 + e^f) and serves the Bernoulli-logit, ordinal-logit and "
                 f"stick-breaking likelihoods; for {type(likelihood).__qualname__} use gpext.bounds.Quadrature()."
             )
-        terms: SoftplusTerms = likelihood.softplus_terms(targets)
+        terms = likelihood.softplus_terms(targets)
         return lambda mean, variance: terms.lower_bound(self.expected_softplus, mean, variance)
 
     def __call__(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

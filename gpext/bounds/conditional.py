@@ -8,12 +8,13 @@ import gpytorch
 import torch
 from torch import Tensor
 
+from gpext.bounds.contracts import HasLogProb, HasNumLatents
 from gpext.special import log_ndtr
 
 
 def num_latents(likelihood: Any) -> int | None:
     """Return how many latent functions a datum has, D, or None for one without an axis of its own."""
-    return getattr(likelihood, "num_latents", None)
+    return likelihood.num_latents if isinstance(likelihood, HasNumLatents) else None
 
 
 _DENSITY = ("forward", "log_prob", "unchecked_log_prob", "_augmentation")  # what p(y | f) is read from
@@ -51,7 +52,7 @@ def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
 
 
 def _log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
-    if hasattr(likelihood, "log_prob"):
+    if isinstance(likelihood, HasLogProb):
         return likelihood.log_prob(targets, f)
     if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
         return log_ndtr((2 * targets.to(f) - 1) * f)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds.bound import Bound, LocalBound, MultinomialTerms
+from gpext.bounds.contracts import HasMultinomialTerms
 
 
 class MultinomialBound(Bound):
@@ -20,12 +21,12 @@ class MultinomialBound(Bound):
 
     def bind(self, likelihood: Any, targets: Tensor) -> LocalBound:
         """Return the bound as a function of the marginals (..., K, N), as :meth:`Bound.bind`."""
-        if not hasattr(likelihood, "multinomial_terms"):
+        if not isinstance(likelihood, HasMultinomialTerms):
             raise TypeError(
                 f"{type(self).__name__} bounds log sum_k exp(f_k) and serves the multinomial and categorical logit "
                 f"likelihoods; for {type(likelihood).__qualname__} use gpext.bounds.Quadrature()."
             )
-        terms: MultinomialTerms = likelihood.multinomial_terms(targets)
+        terms = likelihood.multinomial_terms(targets)
         return lambda mean, variance: terms.log_prob(mean, self.expected_log_sum_exp(mean, variance))
 
     def __call__(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpext.augmentations import SechRadial
 from gpext.bounds.bound import LocalBound, SoftplusBound
 from gpext.bounds.conditional import conditional_log_prob
+from gpext.bounds.contracts import HasExpectedLogDensity
 from gpext.quadrature import expectation
 
 
@@ -29,7 +30,7 @@ class Quadrature(SoftplusBound):
 
     def bind(self, likelihood: Any, targets: Tensor) -> LocalBound:
         """Return E_q[log p(y | f)] as a function of the marginals."""
-        if hasattr(likelihood, "expected_log_density"):
+        if isinstance(likelihood, HasExpectedLogDensity):
             return lambda mean, variance: likelihood.expected_log_density(targets, mean, variance)
 
         def exact(mean: Tensor, variance: Tensor) -> Tensor:

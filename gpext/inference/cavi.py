@@ -18,6 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import num_latents
+from gpext.bounds.contracts import HasCurvature
 from gpext.inference.drivers.fixed_point import Terms, climb, conclude
 from gpext.inference.few_threads import on_few_threads
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
@@ -34,7 +35,7 @@ def require_augmentation(likelihood: Any) -> AugmentedLikelihood:
         TypeError: naming what serves the likelihood instead.
     """
     if not isinstance(likelihood, AugmentedLikelihood):
-        bends = num_latents(likelihood) is None or hasattr(likelihood, "curvature")
+        bends = num_latents(likelihood) is None or isinstance(likelihood, HasCurvature)
         others = ["KL()", *["EP()"] * (num_latents(likelihood) is None), *["Laplace()"] * bends]
         raise TypeError(
             f"CAVI and Gibbs sampling need a likelihood with a scale-mixture augmentation (a gpext SuperGaussian, "

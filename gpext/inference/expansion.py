@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, num_latents
+from gpext.bounds.contracts import HasCurvature
 from gpext.callers import warn_caller
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.likelihoods.curvature import BlockCurvature
@@ -63,13 +64,12 @@ def expand(likelihood: Any, targets: Tensor, f: Tensor) -> Expansion:
         sites = GaussianSites(g - bend * f, -bend)
         safe = (-bend).clamp_min(0)
         return Expansion(log_p, g, sites, GaussianSites(g + safe * f, safe))
-    curve = getattr(likelihood, "curvature", None)
-    if curve is None:
+    if not isinstance(likelihood, HasCurvature):
         raise TypeError(
             f"Laplace and Taylor need the curvature of a likelihood of several latents; "
             f"{type(likelihood).__qualname__} has no method curvature(targets, f). gpext.inference.KL() serves it."
         )
-    found = curve(targets, f)
+    found = likelihood.curvature(targets, f)
     if isinstance(found, BlockCurvature):
         blocks, expected = found.blocks, found.expected_blocks
         true = BlockSites(found.gradient + block_times(blocks, f), blocks)

@@ -19,6 +19,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
+from gpext.bounds.contracts import HasMultinomialTerms
 from gpext.inference.cavi import mixture_terms
 from gpext.inference.conjugate import exact_result
 from gpext.inference.drivers.fixed_point import Climb, Terms, climb, conclude, visit
@@ -152,7 +153,7 @@ class KL:
         return conclude(problem, local, name, iterate, status, [*steps, *sweeps, *rest])
 
     def _curvature(self, likelihood: Any, targets: Tensor) -> Curvature | None:
-        if not hasattr(likelihood, "multinomial_terms"):
+        if not isinstance(likelihood, HasMultinomialTerms):
             return None
         if isinstance(self.bound, Quadrature):
             return exact_curvature

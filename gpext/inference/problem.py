@@ -14,6 +14,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
+from gpext.bounds.contracts import HasJointLogDensity, HasLogDensity
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.expected_density import expected_log_density
 from gpext.inference.result import InferenceResult, Status
@@ -251,9 +252,8 @@ def is_lost(divergence: Tensor, num_data: int) -> Tensor:
 
 def log_density(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Return log int p(y_i | f) N(f | m_i, v_i) df (..., N) for any likelihood."""
-    own: Callable[..., Tensor] | None = getattr(likelihood, "log_density", None)
-    if own is not None:
-        return own(targets, mean, variance)
+    if isinstance(likelihood, HasLogDensity):
+        return likelihood.log_density(targets, mean, variance)
     return log_expectation(lambda f: conditional_log_prob(likelihood, targets, f), mean, variance)
 
 
@@ -263,13 +263,12 @@ def joint_log_density(likelihood: Any, targets: Tensor, mean: Tensor, covariance
     Raises:
         NotImplementedError: a likelihood that has no integral over correlated latents.
     """
-    own: Callable[..., Tensor] | None = getattr(likelihood, "joint_log_density", None)
-    if own is None:
+    if not isinstance(likelihood, HasJointLogDensity):
         raise NotImplementedError(
             f"{type(likelihood).__qualname__} has no joint_log_density(targets, mean, covariance), the integral over "
             "correlated latents; subclass gpext.likelihoods.JointLikelihood."
         )
-    return own(targets, mean, covariance)
+    return likelihood.joint_log_density(targets, mean, covariance)
 
 
 def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from gpext.bounds.contracts import HasExpansionPoint
 from gpext.inference.expansion import Sites, expand, require_curvature
 from gpext.inference.few_threads import on_few_threads
 from gpext.inference.problem import Problem
@@ -82,8 +83,11 @@ class Taylor:
         return problem.result("Taylor", posterior, evidence, Status.CONVERGED, [value])
 
     def _point(self, problem: Problem) -> Tensor:
-        choose = self.expansion_point or getattr(problem.likelihood, "expansion_point", None)
-        if choose is None:
+        likelihood, targets = problem.likelihood, problem.targets
+        if self.expansion_point:
+            point = self.expansion_point(targets).double()
+        elif isinstance(likelihood, HasExpansionPoint):
+            point = likelihood.expansion_point(targets).double()
+        else:
             return torch.zeros_like(problem.mean)
-        point = choose(problem.targets).double()
         return point.expand(torch.broadcast_shapes(point.shape, problem.mean.shape))

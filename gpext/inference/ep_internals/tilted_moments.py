@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpext import likelihoods
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
+from gpext.bounds.contracts import HasCurvature, HasKnots
 from gpext.quadrature import (
     TiltedMoments,
     laplace_tilted_moments,
@@ -51,7 +52,7 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         raise TypeError(
             "EP takes one latent function per datum, without an axis of its own (num_latents = None); "
             f"{type(likelihood).__qualname__} has num_latents = {likelihood.num_latents}. "
-            f"Use gpext.inference.KL(){' or Laplace()' * hasattr(likelihood, 'curvature')}."
+            f"Use gpext.inference.KL(){' or Laplace()' * isinstance(likelihood, HasCurvature)}."
         )
     rate = power / widening
     if has_density_of(likelihood, *_GAUSSIAN):
@@ -70,7 +71,7 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         )
     if has_density_of(likelihood, *_PROBIT) and rate == 1:
         return lambda mean, variance: probit_tilted_moments(2 * targets.to(mean) - 1, mean, variance)
-    knots = getattr(likelihood, "knots", lambda _: None)(targets)
+    knots = likelihood.knots(targets) if isinstance(likelihood, HasKnots) else None
 
     def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
         return tilted_moments(
