@@ -20,7 +20,7 @@ from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, hyperparameters
 from gpext.training.position import PositionSchema, load_optimizers, position
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import FactorCache, Prepared, SiteVariationalStrategy
+from gpext.variational import FactorCache, Prepared, SiteVariationalStrategy, UpdateOptions
 
 Rate = float | Callable[[int], float]
 
@@ -69,23 +69,14 @@ class SiteStepper:
         number = batches.num_drawn
         position = batches.advance()
         rate = self.rate(number) if callable(self.rate) else self.rate
-        moving = number % self.interval == 0  # the hyperparameters, too
-        if moving:
-            index = batches.of_epoch(position, position + 1).to(x.device)
-            for parameter in self._parameters:
-                parameter.grad = None
         try:
-            value = self.strategy.update(
-                x[..., index, :] if moving else partial(self._prepared, x, y, batches, position),
-                self.likelihood.take(y, index) if moving else None,
-                self.likelihood,
-                rate,
-                self.num_data,
-                bound=self.bound,
-                gradient=self.gradient if moving else None,
-                share=self.share,
-                ranks=self.ranks,
-            )
+            if number % self.interval == 0:  # the hyperparameters move, too
+                value = self._update(x, y, batches.of_epoch(position, position + 1).to(x.device), rate)
+            else:
+                value = None
+                data = self.ranks.together(partial(self._prepared, x, y, batches, position))
+                options = UpdateOptions(self.bound, rate, self.num_data, self.share)
+                self.strategy.update_prepared(data, self.likelihood, options, self.ranks)
         except BREAKDOWNS:
             self._restore()
             raise
@@ -96,12 +87,28 @@ class SiteStepper:
             self.objective = float(value.sum())
         return self.objective
 
-    def _prepared(self, x: Tensor, y: Tensor, batches: Minibatches, position: int) -> Prepared:
-        """Return what there is to know of the minibatch drawn last, at `position` of its epoch, before q(u) is.
+    def _update(self, x: Tensor, y: Tensor, index: Tensor, rate: float) -> Tensor | None:
+        """Move q(u), and leave the derivatives of the objective in the `.grad` of the hyperparameters."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        return self.strategy.update(
+            x[..., index, :],
+            self.likelihood.take(y, index),
+            self.likelihood,
+            rate,
+            self.num_data,
+            bound=self.bound,
+            gradient=self.gradient,
+            share=self.share,
+            ranks=self.ranks,
+        )
 
-        It is made for a few thousand data at once, those of the steps until the hyperparameters move again, and kept
-        while these stay as they are. Which data these are depends on the number of the step alone, so that a resumed
-        run goes on bit for bit.
+    def _prepared(self, x: Tensor, y: Tensor, batches: Minibatches, position: int) -> Prepared:
+        """Return what does not depend on q(u) of the minibatch drawn last, at `position` of its epoch.
+
+        It is computed for a few thousand data at once, those of the steps until the hyperparameters move again, and
+        kept while these stay as they are. Which data these are depends on the number of the step alone, so that a
+        resumed run goes on bit for bit.
         """
         size, after = batches.batch_size, (batches.num_drawn - 1) % self.interval  # of the hyperparameters' last step
         if after == 1 or not self._depends:

@@ -20,8 +20,29 @@ _MOST_HALVINGS = 30  # counts of a million want twenty
 
 
 @dataclass(frozen=True)
+class UpdateOptions:
+    """The options of an update of q(u); see :meth:`SiteVariationalStrategy.update`.
+
+    Raises:
+        ValueError: a rate outside (0, 1], or an unknown `gradient`.
+    """
+
+    bound: LikelihoodTerm  # whose sites
+    rate: float = 1.0  # rho
+    num_data: int | None = None  # N; the number of data in the batch if None
+    share: int | None = None  # of how many of the N data the batch is a sample; of all if None
+    gradient: LikelihoodTerm | None = None  # of which bound derivatives are added to `.grad`
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate must be in (0, 1]; got {self.rate}.")
+        if self.gradient not in (None, "augmented", "exact"):
+            raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {self.gradient!r}.")
+
+
+@dataclass(frozen=True)
 class Batch:
-    """What a batch says at the present q(u), for the data it is a sample of."""
+    """The full step and the terms of the ELBO that a batch gives at the current q(u), scaled to all data."""
 
     posterior: InducingPosterior  # q(u)
     num_data: int  # N
@@ -37,25 +58,22 @@ Pull = Callable[[Tensor, InducingPosterior, LocalTerms, float], None]
 
 
 @torch.no_grad()
-def see(
+def evaluate_batch(
     posterior: InducingPosterior,
     data: Prepared,
     likelihood: LatentLikelihood,
-    num_data: int | None,
-    share: int | None,
-    bound: LikelihoodTerm,
-    gradient: LikelihoodTerm | None = None,
+    options: UpdateOptions,
     pull: Pull | None = None,
 ) -> Batch:
-    """Return what data say at a q(u), and with a `gradient` give the terms F_i of that bound to `pull`.
+    """Return the step that data give at a q(u); `pull` gets the terms F_i of the bound in `options.gradient`.
 
     Raises:
         FloatingPointError: the step is not finite.
     """
     seen, y, augmentation = data.whitened, data.targets, data.augmentation
     size = seen.mean.size(-1)
-    num_data = num_data or size
-    scale = (num_data if share is None else share) / size
+    num_data = options.num_data or size
+    scale = (num_data if options.share is None else options.share) / size
     mean, variance = posterior.marginals(seen.matrix, seen.mean, seen.conditional_variance)
     if augmentation is None:
         terms = exact_terms(likelihood, y, mean, variance)
@@ -70,7 +88,7 @@ def see(
         )
     local = None
     if pull is not None:
-        if gradient == "augmented":
+        if options.gradient == "augmented":
             local = augmented_terms(likelihood, y, mean, variance, sites)
         else:
             local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
@@ -86,12 +104,12 @@ def see(
         vector,
         gram,
         None if local is None else scale * local.total,
-        scale * terms.total if bound == "exact" else None,
+        scale * terms.total if options.bound == "exact" else None,
         gain_at,
     )
 
 
-def see_together(
+def evaluate_batches(
     of_rank: Callable[[], Batch],
     ranks: Ranks,
     vector: Tensor,
@@ -101,10 +119,10 @@ def see_together(
     *,
     of: str,
 ) -> Batch:
-    """Return what the batches of all ranks say together, and add their derivatives to `.grad`.
+    """Return the sum of the batches of all ranks, and add its derivatives to `.grad`.
 
     Args:
-        of_rank: returns what this rank's batch says, and adds its derivatives to the `.grad` of the parameters.
+        of_rank: returns the batch of this rank, and adds its derivatives to the `.grad` of the parameters.
         ranks: processes with the same q(u) and parameters.
         vector: of the shape of a batch's.
         gram: of the shape of a batch's.

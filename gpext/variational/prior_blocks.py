@@ -54,7 +54,7 @@ class Whitened:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What there is to know of a batch before its q(u) is: it holds while the hyperparameters stay as they are."""
+    """Batch quantities that do not depend on q(u); valid until the hyperparameters change."""
 
     whitened: Whitened
     targets: Tensor  # (..., N), or what the likelihood takes

@@ -35,7 +35,14 @@ from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise
 from gpext.variational.batch_checks import augmentation_for, check_latents, checked_data, require_term
 from gpext.variational.bound_gradients import backpropagate
-from gpext.variational.natural_step import Batch, rising_rate, see, see_together, total_divergence
+from gpext.variational.natural_step import (
+    Batch,
+    UpdateOptions,
+    evaluate_batch,
+    evaluate_batches,
+    rising_rate,
+    total_divergence,
+)
 from gpext.variational.prior_blocks import (
     CrossBlocks,
     FactorCache,
@@ -134,8 +141,8 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     def update(
         self,
-        x: Tensor | Callable[[], Prepared],
-        y: Tensor | None,
+        x: Tensor,
+        y: Tensor,
         likelihood: LatentLikelihood,
         rate: float = 1.0,
         num_data: int | None = None,
@@ -148,9 +155,8 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
-            x: inputs (..., B, d); or, without a `gradient`, a function that returns what :meth:`prepare` has made of
-                them and of the targets at the present hyperparameters, for the same `bound`.
-            y: targets (..., B), or what the likelihood takes; None where `x` is a function.
+            x: inputs (..., B, d).
+            y: targets (..., B), or what the likelihood takes.
             likelihood: any likelihood of gpext.
             rate: rho in (0, 1].
             num_data: N, if (x, y) is a minibatch; their number by default.
@@ -175,18 +181,69 @@ class SiteVariationalStrategy(VariationalStrategy):
             gpext.parallel.RankError: a rank cannot be reached. Any other error of one rank is raised on all.
         """
         bound = require_term(likelihood, bound)
-        self.check_latents(likelihood)
         ranks = Ranks.alone() if ranks is None else ranks
-        look = partial(self._look, x, y, likelihood, rate, num_data, share, bound, gradient)
+
+        def of_this_rank() -> Batch:
+            options = UpdateOptions(bound, rate, num_data, share, gradient)
+            if gradient == "augmented":
+                require_augmentation(likelihood)
+            return self._evaluate(x, y, likelihood, options)
+
+        same = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
+        return self._step(of_this_rank, likelihood, rate, gradient is not None, ranks, same)
+
+    def update_prepared(
+        self, data: Prepared, likelihood: LatentLikelihood, options: UpdateOptions, ranks: Ranks | None = None
+    ) -> None:
+        """Move q(u) as :meth:`update`, without a `gradient`, by a batch that :meth:`prepare` has made.
+
+        Args:
+            data: made at the current hyperparameters, for the bound of `options`.
+            likelihood: that of `data`.
+            options: `gradient` must be None.
+            ranks: as in :meth:`update`.
+
+        Raises:
+            torch.linalg.LinAlgError, FloatingPointError, gpext.parallel.RankError: as :meth:`update`.
+        """
+        # Marginals in the model's dtype suffice where there is no bound to compare.
+        dtype = self.inducing_points.dtype if options.bound == "augmented" else torch.float64
+        ranks = Ranks.alone() if ranks is None else ranks
+
+        def of_this_rank() -> Batch:
+            return evaluate_batch(self.posterior(dtype), data, likelihood, options)
+
+        same = f"an update of q(u), rate={options.rate}, bound={options.bound!r}, gradient=None"
+        self._step(of_this_rank, likelihood, options.rate, False, ranks, same)
+
+    @torch.no_grad()
+    def _step(
+        self,
+        of_this_rank: Callable[[], Batch],
+        likelihood: LatentLikelihood,
+        rate: float,
+        moving: bool,
+        ranks: Ranks,
+        same: str,
+    ) -> Tensor | None:
+        """Move q(u) by the batches of all ranks; return the ELBO per datum if they have it.
+
+        Args:
+            of_this_rank: evaluates the batch, and adds derivatives to `.grad` if `moving`.
+            likelihood: whose number of latents q(u) must have.
+            rate: rho.
+            moving: whether there are derivatives.
+            ranks: to add up over.
+            same: what all ranks must agree on, in words.
+        """
+        self.check_latents(likelihood)
         if ranks.size == 1:
-            batch = look()
+            batch = of_this_rank()
         else:
             eta, half = self._natural()
             scalar = (eta[..., 0] if likelihood.num_latents is None else eta[..., 0, 0]).double()
-            moving = gradient is not None
             parameters = [*self.model.hyperparameters(), *likelihood.parameters()] if moving else []
-            step = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
-            batch = see_together(look, ranks, eta, half, scalar, parameters, of=step)
+            batch = evaluate_batches(of_this_rank, ranks, eta, half, scalar, parameters, of=same)
         if batch.gain is not None:
             here = batch.gain - total_divergence(batch.posterior, likelihood)
 
@@ -202,44 +259,30 @@ class SiteVariationalStrategy(VariationalStrategy):
         return (batch.total - total_divergence(batch.posterior, likelihood)) / batch.num_data
 
     @torch.no_grad()
-    def _look(
-        self,
-        x: Tensor | Callable[[], Prepared],
-        y: Tensor | None,
-        likelihood: LatentLikelihood,
-        rate: float,
-        num_data: int | None,
-        share: int | None,
-        bound: LikelihoodTerm,
-        gradient: LikelihoodTerm | None,
-    ) -> Batch:
-        """Return what a batch says at the present q(u), and with a `gradient` add its derivatives to `.grad`."""
-        if not 0 < rate <= 1:
-            raise ValueError(f"rate must be in (0, 1]; got {rate}.")
-        if gradient not in (None, "augmented", "exact"):
-            raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
-        if gradient == "augmented":
-            require_augmentation(likelihood)
+    def _evaluate(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, options: UpdateOptions) -> Batch:
+        """Return the batch of data that have not been checked, and with a `gradient` add to `.grad`."""
+        x, y, augmentation = checked_data(
+            x, y, likelihood, options.bound, self.inducing_points, options.num_data, options.share
+        )
         pull = None
-        if gradient is None and y is None and not isinstance(x, Tensor) and callable(x):
-            data = x()
+        if options.gradient is None:
+            chol, cross = self._factor(), self.cross_blocks(x)
         else:
-            x, y, augmentation = checked_data(x, y, likelihood, bound, self.inducing_points, num_data, share)
-            if gradient is None:
-                chol, cross = self._factor(), self.cross_blocks(x)
-            else:
-                with torch.enable_grad():
-                    inducing_covariance, cross = self.prior_blocks(x)
-                chol = self._factor()
-                pull = partial(backpropagate, inducing_covariance, cross, chol)
-            data = Prepared(whiten(chol, cross), y, augmentation)
+            with torch.enable_grad():
+                inducing_covariance, cross = self.prior_blocks(x)
+            chol = self._factor()
+            pull = partial(backpropagate, inducing_covariance, cross, chol)
+        data = Prepared(whiten(chol, cross), y, augmentation)
         # Of q(u) only marginals are asked for, and they are of the model's dtype, unless there is a bound to compute.
-        dtype = self.inducing_points.dtype if bound == "augmented" and gradient is None else torch.float64
-        return see(self.posterior(dtype), data, likelihood, num_data, share, bound, gradient, pull)
+        needs_bound = options.bound == "exact" or options.gradient is not None
+        posterior = self.posterior(torch.float64 if needs_bound else self.inducing_points.dtype)
+        return evaluate_batch(posterior, data, likelihood, options, pull)
 
     @torch.no_grad()
     def prepare(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, bound: LikelihoodTerm) -> Prepared:
-        """Return what :meth:`update` has to know of good data (x, y) at the present hyperparameters, whatever q(u) is.
+        """Return a batch for :meth:`update_prepared`: all that does not depend on q(u).
+
+        The data must be valid.
 
         Raises:
             TypeError, ValueError: the targets are not what the likelihood takes.
