@@ -15,9 +15,9 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpext.botorch.posterior import ObservationPosterior
+from gpext.inference import Rule
 from gpext.likelihoods import LatentLikelihood
 from gpext.models import LatentGP
-from gpext.variational import Rule
 
 
 class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):

@@ -15,6 +15,7 @@ from gpext.inference.local_terms import (
 )
 from gpext.inference.outliers import OutlierReport, outlier_report
 from gpext.inference.result import InferenceResult, InferenceWarning, Status
+from gpext.inference.rule import Rule
 from gpext.inference.taylor import Taylor
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "LikelihoodTerm",
     "LocalTerms",
     "OutlierReport",
+    "Rule",
     "Status",
     "Taylor",
     "augmented_sites",

@@ -14,16 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import num_latents
 from gpext.bounds.contracts import HasCurvature
 from gpext.inference.drivers.fixed_point import Terms, climb, conclude
-from gpext.inference.few_threads import on_few_threads
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options
+from gpext.inference.rule import Rule
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.sites import GaussianSites
 
@@ -47,8 +46,10 @@ def require_augmentation(likelihood: Any) -> AugmentedLikelihood:
 
 
 @dataclass(frozen=True)
-class CAVI:
+class CAVI(Rule):
     """Closed-form variational inference on the full data, one Cholesky a step.
+
+    Serves any likelihood with an augmentation. It starts at the prior's marginals by default.
 
     Args:
         max_steps: most steps taken.
@@ -73,29 +74,12 @@ class CAVI:
     def __post_init__(self) -> None:
         check_options(self.jitter, self.max_steps, self.tolerance)
 
-    @on_few_threads
-    def infer(
-        self,
-        prior: MultivariateNormal,
-        likelihood: AugmentedLikelihood,
-        targets: Tensor,
-        *,
-        start: GaussianSites | None = None,
-    ) -> InferenceResult:
-        """Return the posterior, its sites and the bound on the log evidence.
+    def _require(self, likelihood: Any) -> None:
+        require_augmentation(likelihood)
 
-        Args:
-            prior: p(f) at the training inputs, (..., N).
-            likelihood: any likelihood with an augmentation.
-            targets: (..., N).
-            start: sites to start from, of an earlier result for these data; the prior's marginals by default.
-
-        Raises:
-            TypeError: the likelihood has no augmentation, or half precision.
-            ValueError: targets are not finite, outside the support or of the wrong shape, or the prior is not finite.
-        """
-        augmentation = require_augmentation(likelihood).augmentation(targets)
-        problem = Problem.of(prior, likelihood, targets, self.jitter)
+    def _solve(self, problem: Problem, start: GaussianSites | None) -> InferenceResult:
+        likelihood, targets = problem.likelihood, problem.targets
+        augmentation = likelihood.augmentation(targets)
         starts = [problem.no_sites] if start is None else [lambda: start, problem.no_sites]
         climbed = climb(problem, mixture_terms(likelihood, targets), starts, self.max_steps, self.tolerance)
         iterate, steps, status = climbed

@@ -20,23 +20,27 @@ once after its sweeps, and such steps along the paths (:mod:`gpext.inference.ep_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.inference.ep_internals.moment_matching import Match
 from gpext.inference.ep_internals.stages import Search
 from gpext.inference.ep_internals.tilted_moments import tilt
-from gpext.inference.few_threads import on_few_threads
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options
+from gpext.inference.rule import Rule
 from gpext.sites import GaussianSites
 
 
 @dataclass(frozen=True)
-class EP:
+class EP(Rule):
     """Expectation propagation: marginals that match the moments of their tilted distributions.
+
+    Serves any likelihood of one latent, gpext's or gpytorch's. It starts at the prior by default, or from an earlier
+    result for these data or its sites. A result at other hyperparameters also has cavities, which are near a solution
+    for longer than sites are: Newton's steps go from them. So a grid or a path of hyperparameters is best walked from
+    each to the next.
 
     Args:
         power: eta in (0, 1]: 1 is EP, less is fractional (power) EP, towards 0 variational inference.
@@ -74,30 +78,7 @@ class EP:
         if self.schedule not in ("parallel", "sequential", "double_loop"):
             raise ValueError(f"schedule must be 'parallel', 'sequential' or 'double_loop'; got {self.schedule!r}.")
 
-    @on_few_threads
-    def infer(
-        self,
-        prior: MultivariateNormal,
-        likelihood: Any,
-        targets: Tensor,
-        *,
-        start: GaussianSites | InferenceResult | None = None,
-    ) -> InferenceResult:
-        """Return the posterior, its sites and EP's approximation of the log evidence.
-
-        Args:
-            prior: p(f) at the training inputs, (..., N).
-            likelihood: any likelihood of one latent, gpext's or gpytorch's.
-            targets: (..., N).
-            start: where to start: an earlier result for these data or its sites; the prior by default. A result at
-                other hyperparameters also has cavities, which are near a solution for longer than sites are: Newton's
-                steps go from them. So a grid or a path of hyperparameters is best walked from each to the next.
-
-        Raises:
-            TypeError: several latents a datum, or half precision.
-            ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
-        """
-        problem = Problem.of(prior, likelihood, targets, self.jitter)
+    def _solve(self, problem: Problem, start: GaussianSites | InferenceResult | None) -> InferenceResult:
         if self.schedule == "sequential":
             problem.require_data_apart()
         search = Search(problem, self.power, self.damping, self.max_steps, self.tolerance)

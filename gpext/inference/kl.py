@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Literal, TypeGuard
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import Bound, Quadrature
@@ -27,11 +26,11 @@ from gpext.inference.drivers.local_start import settle_locally
 from gpext.inference.drivers.sequential import sweep_sequentially
 from gpext.inference.drivers.single_site import solve_scalar
 from gpext.inference.drivers.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
-from gpext.inference.few_threads import on_few_threads
 from gpext.inference.local_modes import independent_modal_sites
 from gpext.inference.local_terms import LocalTerms, bound_terms
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
+from gpext.inference.rule import Rule
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
@@ -44,8 +43,11 @@ _NEAR_MIXTURE = 1e-2  # tolerance of CAVI as a start: near enough to where it wo
 
 
 @dataclass(frozen=True)
-class KL:
+class KL(Rule):
     """Variational Gaussian inference: maximise the evidence lower bound over all Gaussians.
+
+    Serves any gpext likelihood that the bound applies to, and any gpytorch likelihood of one latent whose `forward`
+    returns a distribution with `log_prob`.
 
     Args:
         bound: what stands for E_q[log p(y | f)]: any of `gpext.bounds`; the exact expectation by default.
@@ -85,29 +87,8 @@ class KL:
             raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
         check_options(self.jitter, self.max_steps, self.tolerance)
 
-    @on_few_threads
-    def infer(
-        self,
-        prior: MultivariateNormal,
-        likelihood: Any,
-        targets: Tensor,
-        *,
-        start: GaussianSites | None = None,
-    ) -> InferenceResult:
-        """Return the posterior, its sites and the bound on the log evidence.
-
-        Args:
-            prior: p(f) at the training inputs, (..., N), or (..., D, N) for a likelihood of D latents.
-            likelihood: any gpext likelihood, or any gpytorch likelihood of one latent whose `forward` returns a
-                distribution with `log_prob`.
-            targets: (..., N), or what the likelihood takes.
-            start: sites to start from, of an earlier result for these data.
-
-        Raises:
-            TypeError: the bound does not apply to the likelihood, or half precision.
-            ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
-        """
-        problem = Problem.of(prior, likelihood, targets, self.jitter)
+    def _solve(self, problem: Problem, start: GaussianSites | None) -> InferenceResult:
+        likelihood, targets = problem.likelihood, problem.targets
         sequential = self.schedule == "sequential"
         if sequential:
             problem.require_data_apart()

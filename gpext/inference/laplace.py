@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob
 from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
-from gpext.inference.few_threads import on_few_threads
 from gpext.inference.local_modes import modal_sites
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
+from gpext.inference.rule import Rule
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import JointSites
 
@@ -41,8 +40,10 @@ _WORSE = (Status.STALLED, Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Rule):
     """A Gaussian at the posterior mode, its precision the curvature there.
+
+    Serves the likelihoods that :class:`Taylor` does. It starts at the prior mean by default.
 
     Args:
         max_steps: most Newton steps.
@@ -68,29 +69,8 @@ class Laplace:
     def __post_init__(self) -> None:
         check_options(self.jitter, self.max_steps, self.tolerance)
 
-    @on_few_threads
-    def infer(
-        self,
-        prior: MultivariateNormal,
-        likelihood: Any,
-        targets: Tensor,
-        *,
-        start: Sites | None = None,
-    ) -> InferenceResult:
-        """Return the posterior, its sites and Laplace's approximation of the log evidence.
-
-        Args:
-            prior: p(f) at the training inputs, (..., N); for D latents a batch of D.
-            likelihood: any likelihood of one latent, gpext's or gpytorch's, whose log density bends; or one of several
-                latents that says its curvature.
-            targets: (..., N), or what the likelihood takes.
-            start: sites to start from, of an earlier result for these data; the prior mean by default.
-
-        Raises:
-            TypeError: a log density without curvature, or half precision.
-            ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
-        """
-        problem = Problem.of(prior, likelihood, targets, self.jitter)
+    def _solve(self, problem: Problem, start: Sites | None) -> InferenceResult:
+        likelihood, targets = problem.likelihood, problem.targets
         if start is None:
             require_curvature(likelihood, targets, problem.mean)
         posterior, f, status, trace = self._search(problem, start)

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.bounds.contracts import HasExpansionPoint
 from gpext.inference.expansion import Sites, expand, require_curvature
-from gpext.inference.few_threads import on_few_threads
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
+from gpext.inference.rule import Rule
 
 
 @dataclass(frozen=True)
-class Taylor:
+class Taylor(Rule):
     """One expansion of the log likelihood, at a fixed point.
+
+    Serves any likelihood of one latent, gpext's or gpytorch's, whose log density bends; or one of several latents that
+    says its curvature. A `start` only says that the checks of these data need not be repeated; nothing iterates.
 
     Args:
         expansion_point: maps targets to f~ (..., N); by default what the likelihood's `expansion_point(targets)` says,
@@ -40,29 +41,8 @@ class Taylor:
     def __post_init__(self) -> None:
         check_options(self.jitter)
 
-    @on_few_threads
-    def infer(
-        self,
-        prior: MultivariateNormal,
-        likelihood: Any,
-        targets: Tensor,
-        *,
-        start: Sites | None = None,
-    ) -> InferenceResult:
-        """Return the posterior, its sites and the approximate log evidence.
-
-        Args:
-            prior: p(f) at the training inputs, (..., N); for D latents a batch of D.
-            likelihood: any likelihood of one latent, gpext's or gpytorch's, whose log density bends; or one of several
-                latents that says its curvature.
-            targets: (..., N), or what the likelihood takes.
-            start: that there is an earlier result for these data, whose checks need not be repeated; nothing iterates.
-
-        Raises:
-            TypeError: a log density without curvature, or half precision.
-            ValueError: bad targets, shapes that do not fit, or a prior that is not finite.
-        """
-        problem = Problem.of(prior, likelihood, targets, self.jitter)
+    def _solve(self, problem: Problem, start: Sites | None) -> InferenceResult:
+        likelihood, targets = problem.likelihood, problem.targets
         if start is None:
             require_curvature(likelihood, targets, problem.mean)
         point = self._point(problem)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Taylor
+from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Rule, Taylor
 from gpext.models.latent_gp import LatentGP, check_rule
-from gpext.variational import Rule
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
-from gpext.inference import KL, InferenceResult
+from gpext.inference import KL, InferenceResult, Rule
 from gpext.inference.problem import check_support
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.noise_floor import bound_noise
-from gpext.variational import LatentVariationalStrategy, Rule, check_columns, check_dtype
+from gpext.variational import LatentVariationalStrategy, check_columns, check_dtype
 
 
 class LatentGP(ApproximateGP):

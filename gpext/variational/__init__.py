@@ -3,7 +3,7 @@
 from gpext.variational.batch_checks import check_batch, check_columns, check_dtype
 from gpext.variational.collapsed_bound import CollapsedBound
 from gpext.variational.inducing_points import greedy_inducing_points, kmeans_inducing_points
-from gpext.variational.latent_variational_strategy import LatentVariationalStrategy, Rule
+from gpext.variational.latent_variational_strategy import LatentVariationalStrategy
 from gpext.variational.natural_step import UpdateOptions
 from gpext.variational.prior_blocks import FactorCache, Prepared
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
@@ -13,7 +13,6 @@ __all__ = [
     "FactorCache",
     "LatentVariationalStrategy",
     "Prepared",
-    "Rule",
     "SiteVariationalStrategy",
     "UpdateOptions",
     "check_batch",

@@ -12,7 +12,7 @@ variances (FITC) [Snelson & Ghahramani 2006]; a step of every rule then takes O(
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -28,19 +28,10 @@ from torch import Tensor
 
 from gpext.bounds import num_latents
 from gpext.callers import warn_caller
-from gpext.inference import InferenceResult, InferenceWarning, Status
+from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 from gpext.variational.prior_blocks import FactorCache, dense_covariance, outside_inference_mode, split_covariance
-
-
-class Rule(Protocol):
-    """What `gpext.inference` offers: Taylor, Laplace, KL, CAVI."""
-
-    def infer(
-        self, prior: MultivariateNormal, likelihood: Any, targets: Tensor, *, start: Any = None
-    ) -> InferenceResult:
-        """Return the posterior of f at the training inputs."""
 
 
 class _Sites(_VariationalDistribution):
