@@ -27,7 +27,7 @@ class PoissonLikelihood(LatentLikelihood):
         """Return log p(targets | f) (..., N), for targets in the support."""
         return log_poisson(targets.double(), f.double()).to(floating_like(targets, f).dtype)
 
-    def expectedlog_poisson(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return y m - exp(m + v/2) - log y!, elementwise.
 
         Raises:

@@ -24,20 +24,17 @@ class UpdateOptions:
     """The options of an update of q(u); see :meth:`SiteVariationalStrategy.update`.
 
     Raises:
-        ValueError: a rate outside (0, 1], or an unknown `gradient`.
+        ValueError: a rate outside (0, 1].
     """
 
     bound: LikelihoodTerm  # whose sites
     rate: float = 1.0  # rho
     num_data: int | None = None  # N; the number of data in the batch if None
     share: int | None = None  # of how many of the N data the batch is a sample; of all if None
-    gradient: LikelihoodTerm | None = None  # of which bound derivatives are added to `.grad`
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be in (0, 1]; got {self.rate}.")
-        if self.gradient not in (None, "augmented", "exact"):
-            raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {self.gradient!r}.")
 
 
 @dataclass(frozen=True)
@@ -57,15 +54,23 @@ Pull = Callable[[Tensor, InducingPosterior, LocalTerms, float], None]
 """Adds a multiple of the derivatives of sum_i F_i, of A and q(u), to `.grad`."""
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """How a batch adds derivatives to the `.grad` of the parameters."""
+
+    bound: LikelihoodTerm  # whose terms F_i are differentiated
+    pull: Pull  # backpropagates from what depends on q(u) and the F_i
+
+
 @torch.no_grad()
 def evaluate_batch(
     posterior: InducingPosterior,
     data: Prepared,
     likelihood: LatentLikelihood,
     options: UpdateOptions,
-    pull: Pull | None = None,
+    gradient: Gradient | None = None,
 ) -> Batch:
-    """Return the step that data give at a q(u); `pull` gets the terms F_i of the bound in `options.gradient`.
+    """Return the step that data give at a q(u), and with a `gradient` add to the `.grad` of the parameters.
 
     Raises:
         FloatingPointError: the step is not finite.
@@ -87,12 +92,12 @@ def evaluate_batch(
             "infinite, or a value overflowed; check them, rescale the data or work in float64."
         )
     local = None
-    if pull is not None:
-        if options.gradient == "augmented":
+    if gradient is not None:
+        if gradient.bound == "augmented":
             local = augmented_terms(likelihood, y, mean, variance, sites)
         else:
             local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
-        pull(seen.matrix, posterior, local, -scale / num_data)
+        gradient.pull(seen.matrix, posterior, local, -scale / num_data)
 
     def gain_at(moved: InducingPosterior) -> Tensor:
         marginals = moved.marginals(seen.matrix, seen.mean, seen.conditional_variance)

@@ -37,6 +37,7 @@ from gpext.variational.batch_checks import augmentation_for, check_latents, chec
 from gpext.variational.bound_gradients import backpropagate
 from gpext.variational.natural_step import (
     Batch,
+    Gradient,
     UpdateOptions,
     evaluate_batch,
     evaluate_batches,
@@ -184,10 +185,11 @@ class SiteVariationalStrategy(VariationalStrategy):
         ranks = Ranks.alone() if ranks is None else ranks
 
         def of_this_rank() -> Batch:
-            options = UpdateOptions(bound, rate, num_data, share, gradient)
+            if gradient not in (None, "augmented", "exact"):
+                raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
             if gradient == "augmented":
                 require_augmentation(likelihood)
-            return self._evaluate(x, y, likelihood, options)
+            return self._evaluate(x, y, likelihood, UpdateOptions(bound, rate, num_data, share), gradient)
 
         same = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
         return self._step(of_this_rank, likelihood, rate, gradient is not None, ranks, same)
@@ -200,7 +202,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         Args:
             data: made at the current hyperparameters, for the bound of `options`.
             likelihood: that of `data`.
-            options: `gradient` must be None.
+            options: of the step.
             ranks: as in :meth:`update`.
 
         Raises:
@@ -259,24 +261,31 @@ class SiteVariationalStrategy(VariationalStrategy):
         return (batch.total - total_divergence(batch.posterior, likelihood)) / batch.num_data
 
     @torch.no_grad()
-    def _evaluate(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, options: UpdateOptions) -> Batch:
-        """Return the batch of data that have not been checked, and with a `gradient` add to `.grad`."""
+    def _evaluate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        likelihood: LatentLikelihood,
+        options: UpdateOptions,
+        differentiated: LikelihoodTerm | None,
+    ) -> Batch:
+        """Return the batch of data that have not been checked, and add the derivatives of a bound to `.grad`."""
         x, y, augmentation = checked_data(
             x, y, likelihood, options.bound, self.inducing_points, options.num_data, options.share
         )
-        pull = None
-        if options.gradient is None:
+        gradient = None
+        if differentiated is None:
             chol, cross = self._factor(), self.cross_blocks(x)
         else:
             with torch.enable_grad():
                 inducing_covariance, cross = self.prior_blocks(x)
             chol = self._factor()
-            pull = partial(backpropagate, inducing_covariance, cross, chol)
+            gradient = Gradient(differentiated, partial(backpropagate, inducing_covariance, cross, chol))
         data = Prepared(whiten(chol, cross), y, augmentation)
         # Of q(u) only marginals are asked for, and they are of the model's dtype, unless there is a bound to compute.
-        needs_bound = options.bound == "exact" or options.gradient is not None
+        needs_bound = options.bound == "exact" or differentiated is not None
         posterior = self.posterior(torch.float64 if needs_bound else self.inducing_points.dtype)
-        return evaluate_batch(posterior, data, likelihood, options, pull)
+        return evaluate_batch(posterior, data, likelihood, options, gradient)
 
     @torch.no_grad()
     def prepare(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, bound: LikelihoodTerm) -> Prepared:

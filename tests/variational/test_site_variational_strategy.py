@@ -14,7 +14,7 @@ import gpext
 from gpext.inference import CAVI
 from gpext.likelihoods import StudentTLikelihood, VonMisesLikelihood
 from gpext.mlls import AugmentedELBO
-from gpext.variational import SiteVariationalStrategy
+from gpext.variational import SiteVariationalStrategy, UpdateOptions
 from gpext.variational.prior_blocks import hyperparameters
 from tests.members import F64, MEMBERS, student_t
 from tests.sparse_models import SparseGP, inputs, pair, randomise
@@ -234,26 +234,15 @@ def test_another_jitter_is_seen():
 
 
 @pytest.mark.parametrize("bound", ["augmented", "exact"])
-def test_an_update_from_what_is_known_of_the_inputs(member, bound):
+def test_an_update_from_a_prepared_batch(member, bound):
     x, y = inputs(N, 2, seed=1), member.targets(N)
     known, seen = (randomise(SparseGP(inputs(M, 2))) for _ in range(2))
     more = torch.cat([x, inputs(N, 2, seed=2)]), torch.cat([y, y.flip(0)])
     first, second = known.base.prepare(*more, member.likelihood, bound).split(N, member.likelihood)
     torch.testing.assert_close(second.targets, y.flip(0))
-    known.base.update(lambda: first, None, member.likelihood, 0.5, 2 * N, bound=bound)
+    known.base.update_prepared(first, member.likelihood, UpdateOptions(bound, 0.5, 2 * N))
     seen.base.update(x, y, member.likelihood, 0.5, 2 * N, bound=bound)
     assert_same(natural(known), natural(seen))
-
-
-def test_derivatives_want_the_inputs_themselves():
-    model, member = SparseGP(inputs(M, 2)), MEMBERS["student_t"]
-    with pytest.raises(TypeError, match=r"inputs must be a torch.Tensor; got function"):
-        model.base.update(
-            lambda: model.base.prepare(inputs(N, 2), member.targets(N), member.likelihood, "augmented"),
-            member.targets(N),
-            member.likelihood,
-            gradient="exact",
-        )
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
