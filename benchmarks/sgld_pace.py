@@ -26,7 +26,7 @@ from benchmarks.tables import table
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver
 from gpext.samplers import SGLDSampler
-from gpext.samplers.mode import mode_and_scale
+from gpext.samplers.targets.mode import mode_and_scale
 
 DAY = 24 * 3600
 DIMENSION = 8  # of generated data

@@ -30,7 +30,7 @@ from gpext.posteriors import DensePrior
 from gpext.progress import Progress
 from gpext.samplers.draws import split_r_hat
 from gpext.samplers.exporting import to_arviz
-from gpext.samplers.target import conditional
+from gpext.samplers.targets.latent_posterior import conditional
 
 if TYPE_CHECKING:
     import arviz

@@ -4,10 +4,10 @@ from gpext.samplers.augmented_sgld import AugmentedSGLDSampler
 from gpext.samplers.draws import GibbsDraws
 from gpext.samplers.gibbs import GibbsSampler
 from gpext.samplers.hyperposterior import HyperPosterior
-from gpext.samplers.log_posterior import LogPosterior
 from gpext.samplers.metropolis import MetropolisHastings
 from gpext.samplers.sgld import SGLDSampler
 from gpext.samplers.status import SamplingStatus
+from gpext.samplers.targets.log_posterior import LogPosterior
 
 __all__ = [
     "AugmentedSGLDSampler",

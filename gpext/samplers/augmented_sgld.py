@@ -27,16 +27,16 @@ from torch import Tensor
 
 from gpext.models import LatentGP
 from gpext.operators import UnbiasedSolver
-from gpext.samplers.chain_state import ChainState
-from gpext.samplers.crew import BreakdownError
+from gpext.samplers.chain_ranks import BreakdownError
 from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites, sites_of
-from gpext.samplers.matrix_free_target import MatrixFreeTarget
-from gpext.samplers.mode import scattered
 from gpext.samplers.seeds import child_on_cpu
 from gpext.samplers.sgld import Langevin, check_preconditioner, check_warmup, first_state, langevin_schema
-from gpext.samplers.site_posterior import SitePosterior, conditional_mode
 from gpext.samplers.slice_sampling import slice_sweep
-from gpext.samplers.target import ModelTarget
+from gpext.samplers.state import ChainState
+from gpext.samplers.targets.latent_posterior import ModelTarget
+from gpext.samplers.targets.matrix_free import MatrixFreeTarget
+from gpext.samplers.targets.mode import scattered
+from gpext.samplers.targets.site_posterior import SitePosterior, conditional_mode
 from gpext.schema import Each
 from gpext.sites import GaussianSites
 

@@ -22,12 +22,12 @@ from gpext.callers import warn_caller
 from gpext.files import Pace, load, save
 from gpext.inference import InferenceWarning
 from gpext.parallel import Ranks, described, mark
-from gpext.samplers.chain_state import WalkState, as_stored, restored
-from gpext.samplers.crew import Crew, check_run
+from gpext.samplers.chain_ranks import Crew, check_run
 from gpext.samplers.draws import WELL_MIXED, split_r_hat
 from gpext.samplers.hyperposterior import HyperPosterior
-from gpext.samplers.log_posterior import LogPosterior
+from gpext.samplers.state import WalkState, as_stored, restored
 from gpext.samplers.status import SamplingStatus
+from gpext.samplers.targets.log_posterior import LogPosterior
 from gpext.schema import Each, Number, Numbers, Schema
 from gpext.threads import factor_flops, threads_for
 

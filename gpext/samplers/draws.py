@@ -22,11 +22,11 @@ from torch.distributions import Distribution
 
 from gpext.distributions import BatchMixture, LatentNormal, Mixture
 from gpext.likelihoods import AugmentedLikelihood
-from gpext.samplers.chain_state import ChainState
 from gpext.samplers.exporting import to_arviz
+from gpext.samplers.state import ChainState
 from gpext.samplers.status import SamplingStatus
 from gpext.samplers.storage import Chunks
-from gpext.samplers.target import ModelTarget, Target, conditional
+from gpext.samplers.targets.latent_posterior import ModelTarget, Target, conditional
 
 if TYPE_CHECKING:
     import arviz

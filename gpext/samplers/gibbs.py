@@ -24,10 +24,10 @@ from torch import Tensor
 from gpext.inference.gibbs import draw_prior
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.models import LatentGP
-from gpext.samplers.chain_state import ChainState
 from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites, sites_of
 from gpext.samplers.slice_sampling import slice_sweep
-from gpext.samplers.target import ModelTarget, Target
+from gpext.samplers.state import ChainState
+from gpext.samplers.targets.latent_posterior import ModelTarget, Target
 
 
 class GibbsSampler(LatentChainSampler):

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpext.distributions import BatchMixture
-from gpext.samplers.chain_state import WalkState
 from gpext.samplers.exporting import to_arviz
-from gpext.samplers.log_posterior import LogPosterior
-from gpext.samplers.predictive import predictive
+from gpext.samplers.state import WalkState
 from gpext.samplers.status import SamplingStatus
-from gpext.samplers.target import checked_inputs
+from gpext.samplers.targets.latent_posterior import checked_inputs
+from gpext.samplers.targets.log_posterior import LogPosterior
+from gpext.samplers.targets.predictive import predictive
 
 if TYPE_CHECKING:
     import arviz

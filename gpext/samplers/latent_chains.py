@@ -23,13 +23,13 @@ from gpext.inference import InferenceWarning
 from gpext.inference.gibbs import draw_latent, draw_prior
 from gpext.parallel import Ranks
 from gpext.posteriors import DensePrior
-from gpext.samplers.chain_state import ChainState, as_stored, restored
-from gpext.samplers.crew import BreakdownError, Crew, check_run
+from gpext.samplers.chain_ranks import BreakdownError, Crew, check_run
 from gpext.samplers.draw_files import require_only
 from gpext.samplers.draws import GibbsDraws, conclude
+from gpext.samplers.state import ChainState, as_stored, restored
 from gpext.samplers.status import SamplingStatus
 from gpext.samplers.storage import Chunks, Store
-from gpext.samplers.target import Target
+from gpext.samplers.targets.latent_posterior import Target
 from gpext.schema import Anything, Each, GeneratorState, Number, Numbers
 from gpext.sites import GaussianSites
 from gpext.threads import factor_flops, threads_for

@@ -20,8 +20,8 @@ from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.parallel import Ranks
 from gpext.samplers.chains import ChainSampler, Plan
 from gpext.samplers.hyperposterior import HyperPosterior
-from gpext.samplers.log_posterior import LogPosterior
-from gpext.samplers.mode import mode_and_scale, scattered
+from gpext.samplers.targets.log_posterior import LogPosterior
+from gpext.samplers.targets.mode import mode_and_scale, scattered
 from gpext.schema import GeneratorState, Number, Numbers, Record
 
 _ACCEPTANCE = 0.3  # aimed at

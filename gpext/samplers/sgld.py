@@ -2,7 +2,7 @@ r"""Langevin draws of hyperparameters from gradients that are right on average [
 
     theta <- theta + eps / 2 M g + eps^1/2 M^1/2 (xi_t + xi_{t+1}) / 2                               (gpext.optim.SGLD)
 
-M is about the covariance of the posterior (:mod:`gpext.samplers.mode`), theta logarithms where there is only a lower
+M is about the covariance of the posterior (:mod:`gpext.samplers.targets.mode`), theta logarithms where there is only a lower
 bound. Two things go beyond the paper, whose Eq. 5 with its steps a (b + t)^-gamma is an option.
 
 Noise of neighbouring steps is averaged: on a Gaussian no step is too long for the right covariance, where Eq. 5 widens
@@ -34,8 +34,8 @@ from gpext.parallel import Ranks
 from gpext.samplers.chains import ChainSampler, Plan
 from gpext.samplers.hyperposterior import HyperPosterior
 from gpext.samplers.langevin_schema import LangevinSchema
-from gpext.samplers.log_posterior import LogPosterior
-from gpext.samplers.mode import mode_and_scale, scattered
+from gpext.samplers.targets.log_posterior import LogPosterior
+from gpext.samplers.targets.mode import mode_and_scale, scattered
 
 _LONGEST = 0.5  # step
 _SHARE = 0.5  # of the noise that may be from gradients

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gpext.files import Pace
-from gpext.samplers.chain_state import ChainState, as_stored
-from gpext.samplers.crew import Crew
+from gpext.samplers.chain_ranks import Crew
 from gpext.samplers.draw_files import Stored, read_chunk, read_chunks, read_state, write_chunk, write_state
+from gpext.samplers.state import ChainState, as_stored
 from gpext.schema import Schema
 
 _CHUNK_BYTES = 2**25

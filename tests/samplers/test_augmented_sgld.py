@@ -15,7 +15,7 @@ from gpext.likelihoods import BernoulliLogitLikelihood, LaplaceLikelihood, Poiss
 from gpext.models import LatentGP
 from gpext.operators import UnbiasedSolver
 from gpext.samplers import AugmentedSGLDSampler, SamplingStatus
-from gpext.samplers.site_posterior import SitePosterior, conditional_mode
+from gpext.samplers.targets.site_posterior import SitePosterior, conditional_mode
 from gpext.sites import GaussianSites
 from tests.members import F64
 from tests.statistics import misfit

@@ -8,7 +8,7 @@ import torch
 
 from gpext import files
 from gpext.samplers import AugmentedSGLDSampler, GibbsSampler, MetropolisHastings, SGLDSampler, storage
-from gpext.samplers.chain_state import as_stored
+from gpext.samplers.state import as_stored
 from tests.samplers.hyper_cases import quick
 from tests.samplers.test_gibbs import Model, data, run, sampler, student
 from tests.spoiling import spoilt

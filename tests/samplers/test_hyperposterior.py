@@ -15,7 +15,7 @@ from gpext import files
 from gpext.inference import InferenceWarning
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, chains
-from gpext.samplers.mode import mode_and_scale
+from gpext.samplers.targets.mode import mode_and_scale
 from tests.samplers.hyper_cases import F64, N, QuickLogPosterior, constrained, covariance, grid_moments, problem, quick
 from tests.statistics import block_means, misfit
 

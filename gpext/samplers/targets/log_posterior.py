@@ -17,7 +17,7 @@ from torch import Tensor
 from gpext.checks import check_finite
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.parallel import tensors_of
-from gpext.samplers.hyperparameters import Hyperparameters
+from gpext.samplers.targets.hyperparameters import Hyperparameters
 
 # What gpytorch raises where a covariance cannot be factorised as it is, with its warnings as errors.
 NO_SUCH_MODEL = (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError)

@@ -25,8 +25,8 @@ from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.models import LatentGP
 from gpext.operators import UnbiasedSolver
 from gpext.posteriors import DensePrior
-from gpext.samplers.log_posterior import LogPosterior
-from gpext.samplers.mode import mode_and_scale
+from gpext.samplers.targets.log_posterior import LogPosterior
+from gpext.samplers.targets.mode import mode_and_scale
 from gpext.sites import GaussianSites
 from gpext.variational.prior_blocks import dense_covariance
 
@@ -117,7 +117,7 @@ def conditional_mode(
     """Return a mode of prior parameters (P,) and the scale M (P, P) of their posterior given w, about there.
 
     Of a subset of the data, with sites that CAVI finds there, w at its mean; the parameters of the likelihood stay. See
-    :mod:`gpext.samplers.mode`.
+    :mod:`gpext.samplers.targets.mode`.
 
     Raises:
         ValueError: the log posterior is not finite at the model's own parameters.

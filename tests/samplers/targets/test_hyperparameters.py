@@ -5,7 +5,7 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 
-from gpext.samplers.hyperparameters import Hyperparameters
+from gpext.samplers.targets.hyperparameters import Hyperparameters
 from tests.members import F64
 
 

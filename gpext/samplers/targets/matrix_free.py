@@ -17,7 +17,7 @@ from gpext.inference.gibbs import draw_latent
 from gpext.models import LatentGP
 from gpext.posteriors import condition_matrix_free
 from gpext.samplers.seeds import child_on_cpu
-from gpext.samplers.target import ModelTarget, above_rounding
+from gpext.samplers.targets.latent_posterior import ModelTarget, above_rounding
 from gpext.sites import GaussianSites
 
 
@@ -28,10 +28,10 @@ class MatrixFreeTarget(ModelTarget):
         model: with its likelihood and training data, no batch.
         names: parameters to move; None for those with a prior.
         jitter: added to the diagonal of the prior covariance.
-        logarithms: as :class:`gpext.samplers.target.ModelTarget`.
+        logarithms: as :class:`gpext.samplers.targets.latent_posterior.ModelTarget`.
 
     Raises:
-        TypeError, ValueError: as :class:`gpext.samplers.target.ModelTarget`.
+        TypeError, ValueError: as :class:`gpext.samplers.targets.latent_posterior.ModelTarget`.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from gpext.optim import minimize_lbfgs
-from gpext.samplers.log_posterior import LogPosterior
+from gpext.samplers.targets.log_posterior import LogPosterior
 
 _SUBSET = 500
 _STEP = 1e-4  # of the finite differences, in unconstrained space

@@ -22,7 +22,7 @@ from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 from gpext.parallel import described, mark, tensors_of
 from gpext.posteriors import DensePrior
-from gpext.samplers.hyperparameters import Hyperparameters
+from gpext.samplers.targets.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
 from gpext.variational.prior_blocks import dense_covariance
 
@@ -116,7 +116,7 @@ class ModelTarget(Target):
         model: with its likelihood and training data.
         names: parameters to move; None for those with a prior.
         jitter: added to the diagonal of the prior covariance.
-        logarithms: see :class:`gpext.samplers.hyperparameters.Hyperparameters`.
+        logarithms: see :class:`gpext.samplers.targets.hyperparameters.Hyperparameters`.
 
     Raises:
         TypeError, ValueError: as the inference rules; or a name that is not a parameter's.

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpext.distributions import LatentNormal
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolveOperator
-from gpext.samplers.log_posterior import NO_SUCH_MODEL, LogPosterior
+from gpext.samplers.targets.log_posterior import NO_SUCH_MODEL, LogPosterior
 from gpext.solvers import SolveStatus
 
 _CHUNK = 128  # new inputs whose solves share products

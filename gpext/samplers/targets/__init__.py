@@ -1,0 +1,1 @@
+"""The densities that samplers draw from."""
