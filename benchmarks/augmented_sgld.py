@@ -232,7 +232,7 @@ def sample(
     found = sampler.load(folder) if folder is not None and list(folder.glob("*.pt")) else None
     while found is None or found.num_draws < draws:  # in parts, so that what is killed has lost one at most
         part = min(max(draws // 10, 1), draws - (0 if found is None else found.num_draws))
-        found = sampler.run(part, chains, warmup, generator=generator, resume=found, directory=folder)
+        found = sampler.run(part, chains, warmup, generator=generator, resume=found, checkpoint=folder)
         if found.status is SamplingStatus.INTERRUPTED:
             raise KeyboardInterrupt
         print(found.message, file=sys.stderr, flush=True)

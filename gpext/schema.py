@@ -49,6 +49,18 @@ class Nothing(Schema):
         _require(value is None, name, "None", value)
 
 
+@dataclass(frozen=True)
+class Maybe(Schema):
+    """None, or what another schema describes."""
+
+    schema: Schema
+
+    def check(self, value: Any, name: str) -> None:
+        """See :meth:`Schema.check`."""
+        if value is not None:
+            self.schema.check(value, name)
+
+
 class Text(Schema):
     """A string."""
 

@@ -30,7 +30,7 @@ def faults(value):
     if isinstance(value, torch.Tensor):
         yield "shape", torch.zeros((*value.shape, 3), dtype=value.dtype)
         yield "dtype", value.to(torch.float16 if value.is_floating_point() else torch.float32)
-        if value.is_floating_point():
+        if value.is_floating_point() and value.numel():
             yield "nan", torch.full_like(value, torch.nan)
     else:
         yield "tensor", torch.zeros(7, 5, dtype=torch.float64)

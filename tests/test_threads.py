@@ -184,7 +184,7 @@ def test_gibbs_sampler_restores_after_an_exception(monkeypatch):
         assert torch.get_num_threads() == 1
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(sampler, "_sweep", broken)
+    monkeypatch.setattr(sampler, "step", broken)
     with pytest.raises(RuntimeError, match="broken"):
         sampler.run(3, 1, progress=False)
     assert torch.get_num_threads() == USERS

@@ -26,20 +26,34 @@ class PolynomialDecay(LRScheduler):
     def __init__(
         self, optimizer: torch.optim.Optimizer, a: float, b: float, gamma: float, *, freeze_below: float = 0.0
     ) -> None:
-        if not (a > 0 and b > 0 and 0 <= gamma <= 1 and freeze_below >= 0):
-            raise ValueError(
-                f"expected a, b > 0, gamma in [0, 1] and freeze_below >= 0; got {a}, {b}, {gamma}, {freeze_below}."
-            )
+        check_decay(a, b, gamma, freeze_below)
         self.a, self.b, self.gamma, self.freeze_below = a, b, gamma, freeze_below
         self.frozen_at: int | None = None  # the step from which on the size stays
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the step sizes of this step."""
-        present = [group["lr"] for group in self.optimizer.param_groups]
-        if self.frozen_at is not None:
-            return present
-        if self.freeze_below and isinstance(self.optimizer, SGLD) and self.optimizer.noise_ratio() < self.freeze_below:
+        current = [group["lr"] for group in self.optimizer.param_groups]
+        if self.frozen_at is None and isinstance(self.optimizer, SGLD) and freezes(self.optimizer, self.freeze_below):
             self.frozen_at = self.last_epoch
-            return present
-        return [self.a * (self.b + self.last_epoch) ** -self.gamma] * len(present)
+        if self.frozen_at is not None:
+            return current
+        return [decayed(self.last_epoch, self.a, self.b, self.gamma)] * len(current)
+
+
+def check_decay(a: float, b: float, gamma: float, freeze_below: float) -> None:
+    """Raise ValueError if a number of the schedule is outside its range."""
+    if not (a > 0 and b > 0 and 0 <= gamma <= 1 and freeze_below >= 0):
+        raise ValueError(
+            f"expected a, b > 0, gamma in [0, 1] and freeze_below >= 0; got {a}, {b}, {gamma}, {freeze_below}."
+        )
+
+
+def decayed(step: int, a: float, b: float, gamma: float) -> float:
+    """Return the step size a (b + t)^-gamma."""
+    return a * (b + step) ** -gamma
+
+
+def freezes(optimizer: SGLD, below: float) -> bool:
+    """Return whether the noise of the gradients no longer counts, by the ratio at which it is not to."""
+    return below > 0 and optimizer.noise_ratio() < below

@@ -23,6 +23,7 @@ Two departures, each an option, both for a Gaussian posterior of covariance S:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,15 @@ from gpext.checks import check_tensor
 from gpext.optim.gradient_noise import checked_covariance, compensated, largest_share
 
 WINDOW = 100  # gradients that make one estimate of V
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a step needs to know of those before it."""
+
+    xi: Tensor | None = None  # (P,), of the last step, where noise is averaged
+    window: tuple[Tensor, ...] = ()  # gradients (P,), fewer than make an estimate of V
+    covariance: Tensor | None = None  # (P, P), of the last full window
 
 
 class SGLD(torch.optim.Optimizer):
@@ -100,14 +110,8 @@ class SGLD(torch.optim.Optimizer):
         for p in self._parameters:
             if not p.is_floating_point():
                 raise TypeError(f"expected parameters of real floating dtypes; got {p.dtype}.")
-        self._forget()
+        self.memory = Memory()
         self.set_preconditioner(None)
-
-    def _forget(self) -> None:
-        """Keep nothing of the steps that were."""
-        self._xi: Tensor | None = None  # of the last step, where noise is averaged
-        self._window: list[Tensor] = []
-        self._covariance: Tensor | None = None  # of the last full window
 
     def set_preconditioner(self, preconditioner: Tensor | None) -> None:
         """Replace M.
@@ -183,7 +187,7 @@ class SGLD(torch.optim.Optimizer):
         g = torch.cat([each.flatten().double().cpu() for each in gradients])
         if not bool(g.isfinite().all()):
             raise FloatingPointError("a gradient is NaN or infinite; no parameter has moved.")
-        eps, noise = self._eps(), self._noise(len(g))
+        eps, (noise, xi) = self._eps(), self._noise(len(g))
         if self.compensated and self._gradient_noise is not None:
             noise = compensated(noise, eps, self._gradient_noise, self._root, averaged=self.averaged)
         if self._matrix.dim() == 1:
@@ -194,7 +198,7 @@ class SGLD(torch.optim.Optimizer):
         for p, part in zip(parameters, move.split([p.numel() for p in parameters]), strict=True):
             if p.requires_grad or p.grad is not None:
                 p.add_(part.view(p.shape).to(p))
-        self._remember(g)
+        self.memory = _remembered(self.memory, g, xi)
         return loss
 
     def _eps(self) -> Tensor:
@@ -202,18 +206,17 @@ class SGLD(torch.optim.Optimizer):
         sizes = [(sum(p.numel() for p in group["params"]), group["lr"]) for group in self.param_groups]
         return torch.cat([torch.full((size,), lr, dtype=torch.float64, device="cpu") for size, lr in sizes])
 
-    def _noise(self, size: int) -> Tensor:
-        """Return xi (P,), or half the sum of that and the one before."""
+    def _noise(self, size: int) -> tuple[Tensor, Tensor | None]:
+        """Return xi (P,), or half the sum of that and the one before, and the xi for the next step to average with."""
 
         def drawn() -> Tensor:
             return torch.randn(size, dtype=torch.float64, generator=self.generator, device="cpu")
 
         xi = drawn()
         if not self.averaged:
-            return xi
-        before = drawn() if self._xi is None else self._xi
-        self._xi = xi
-        return 0.5 * (before + xi)
+            return xi, None
+        before = drawn() if self.memory.xi is None else self.memory.xi
+        return 0.5 * (before + xi), xi
 
     def largest_lr(self, share: float = 1.0) -> float:
         """Return the step size at which the noise of the gradients is this share of all noise, inf if there is none.
@@ -230,19 +233,13 @@ class SGLD(torch.optim.Optimizer):
             return float("inf")
         return 4 * share / (largest + share) if self.averaged else 4 * share / largest
 
-    def _remember(self, g: Tensor) -> None:
-        self._window.append(g)
-        if len(self._window) == WINDOW:
-            self._covariance = torch.cov(torch.stack(self._window).mT).view(len(g), len(g))
-            self._window = []
-
     def noise_ratio(self) -> float:
         """Return eps / 4 lambda_max(M^1/2 V M^1/2); inf before there is a V.
 
         V is the one that was given, or, without, the covariance of the last hundred gradients, which contains how they
         moved with the parameters: that is rather too large than too small.
         """
-        V = self._covariance if self._gradient_noise is None else self._gradient_noise
+        V = self.memory.covariance if self._gradient_noise is None else self._gradient_noise
         if V is None:
             return float("inf")
         return 0.25 * max(group["lr"] for group in self.param_groups) * largest_share(V, self._root)
@@ -273,10 +270,10 @@ class SGLD(torch.optim.Optimizer):
             "averaged": self.averaged,
             "compensated": self.compensated,
             "generator": self.generator.get_state(),
-            "xi": self._xi,
+            "xi": self.memory.xi,
             "gradient_noise": self._gradient_noise,
-            "window": list(self._window),
-            "covariance": self._covariance,
+            "window": list(self.memory.window),
+            "covariance": self.memory.covariance,
         }
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -284,8 +281,7 @@ class SGLD(torch.optim.Optimizer):
         self.averaged, self.compensated = saved["averaged"], saved["compensated"]
         self.generator.set_state(saved["generator"])
         self.set_gradient_noise(saved["gradient_noise"])
-        self._xi = saved["xi"]
-        self._window, self._covariance = list(saved["window"]), saved["covariance"]
+        self.memory = Memory(saved["xi"], tuple(saved["window"]), saved["covariance"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "langevin": self._langevin()}
@@ -295,6 +291,14 @@ class SGLD(torch.optim.Optimizer):
         if "langevin" in state:  # not where torch's load_state_dict sets the groups alone
             self.generator = torch.Generator()
             self._restore(state["langevin"])
+
+
+def _remembered(memory: Memory, g: Tensor, xi: Tensor | None) -> Memory:
+    """Return the memory after a step with a gradient (P,)."""
+    window = (*memory.window, g)
+    if len(window) < WINDOW:
+        return Memory(xi, window, memory.covariance)
+    return Memory(xi, (), torch.cov(torch.stack(window).mT).view(len(g), len(g)))
 
 
 def _check_lr(lr: Any) -> None:

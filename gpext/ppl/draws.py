@@ -28,8 +28,8 @@ from gpext.distributions.drawing import drawn_from
 from gpext.inference import InferenceWarning
 from gpext.posteriors import DensePrior
 from gpext.progress import Progress
-from gpext.samplers.draws import split_r_hat
 from gpext.samplers.exporting import to_arviz
+from gpext.samplers.split_r_hat import split_r_hat
 from gpext.samplers.targets.latent_posterior import conditional
 
 if TYPE_CHECKING:

@@ -20,30 +20,41 @@ moves less in one than w does in a draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gpext.models import LatentGP
 from gpext.operators import UnbiasedSolver
+from gpext.samplers import langevin
 from gpext.samplers.chain_ranks import BreakdownError
-from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites, sites_of
+from gpext.samplers.engine import Sampler, Start
+from gpext.samplers.langevin import LangevinOptions, LangevinState, check_preconditioner, check_warmup
+from gpext.samplers.latent_draws import GibbsDraws
+from gpext.samplers.latent_step import draw_given_sites, sites_of
 from gpext.samplers.seeds import child_on_cpu
-from gpext.samplers.sgld import Langevin, check_preconditioner, check_warmup, first_state, langevin_schema
-from gpext.samplers.slice_sampling import slice_sweep
+from gpext.samplers.slice_sampling import SliceWidths, slice_sweep
 from gpext.samplers.state import ChainState
 from gpext.samplers.targets.latent_posterior import ModelTarget
 from gpext.samplers.targets.matrix_free import MatrixFreeTarget
 from gpext.samplers.targets.mode import scattered
 from gpext.samplers.targets.site_posterior import SitePosterior, conditional_mode
-from gpext.schema import Each
+from gpext.schema import Anything, Each, Record
 from gpext.sites import GaussianSites
 
 _SETTLING = 5  # sweeps at the start in which parameters stay: w and f find each other
 
 
-class AugmentedSGLDSampler(LatentChainSampler):
+@dataclass(frozen=True)
+class SlicesAndWalks:
+    """What chains go on from beside their values."""
+
+    slices: SliceWidths  # of the likelihood's parameters
+    walks: tuple[LangevinState, ...]  # of the prior's, one for each chain
+
+
+class AugmentedSGLDSampler(Sampler[GibbsDraws]):
     """Draws of hyperparameters and latent values where the likelihood is not Gaussian, each at the cost of gradients.
 
     Chains begin at draws about the mode of the prior's parameters for a subset of the data, those of the likelihood at
@@ -76,6 +87,9 @@ class AugmentedSGLDSampler(LatentChainSampler):
     """
 
     name = "SGLD within Gibbs"
+    together = True
+    result = GibbsDraws
+    target: ModelTarget
 
     def __init__(
         self,
@@ -93,9 +107,8 @@ class AugmentedSGLDSampler(LatentChainSampler):
         if model.train_targets.dim() != 1:
             raise ValueError(f"expected targets (N,); got {tuple(model.train_targets.shape)}.")
         kind = ModelTarget if solver is None else MatrixFreeTarget
-        self._model_target = kind(model, hyperparameters, jitter, logarithms=True)
-        super().__init__(self._model_target)
-        size = len(self._model_target.of_prior)
+        self.target = kind(model, hyperparameters, jitter, logarithms=True)
+        size = len(self.target.of_prior)
         if not size:
             raise ValueError(
                 "no parameter of the prior moves: register priors of the kernel's parameters or name them in "
@@ -103,51 +116,72 @@ class AugmentedSGLDSampler(LatentChainSampler):
             )
         if preconditioner is not None:
             check_preconditioner(preconditioner, size)
-        self._names = self._model_target.names_of(self._model_target.of_prior)
-        self._posterior = SitePosterior(self._model_target.model, self._names, solver, jitter)
-        self._steps, self._step_size = steps, step_size
+        self._names = self.target.names_of(self.target.of_prior)
+        self._posterior = SitePosterior(self.target.model, self._names, solver, jitter)
+        self._steps, self._options = steps, LangevinOptions(step_size)
         self._preconditioner, self._jitter = preconditioner, jitter
 
-    def _begin(self, num_chains: int, warmup: int, generator: torch.Generator) -> ChainState:
-        target = self._model_target
-        if self._step_size is None:
-            check_warmup(self._posterior, warmup * self._steps)
-        parent = child_on_cpu(generator)
-        mode, M = conditional_mode(target.model, self._names, self._jitter, parent)
+    def init(self, start: Start) -> list[ChainState]:
+        """Return the state of chains about the mode of the prior's parameters for a subset of the data.
+
+        Raises:
+            ValueError: a warm-up too short to find a step size in; or the log posterior is not finite at the model's
+                own parameters.
+        """
+        (chains,), (generator,), target = start.chains, start.generators, self.target
+        if self._options.step_size is None:
+            check_warmup(self._posterior, start.warmup * self._steps)
+        raw = target.begin(len(chains))
+        mode, M = conditional_mode(target.model, self._names, self._jitter, start.shared)
         M = M if self._preconditioner is None else self._preconditioner.detach().double().cpu()
-        raw = target.begin(num_chains)
-        starts = scattered(mode, M, num_chains, parent)
-        raw[:, target.of_prior] = starts.to(raw)
-        seeds = [child_on_cpu(generator).get_state() for _ in starts]
-        walkers = [first_state(t, M, self._step_size, generator=g) for t, g in zip(starts, seeds, strict=True)]
-        latent = target.targets.new_zeros(num_chains, *target.latent_shape, dtype=torch.float64)
+        places = scattered(mode, M, start.num_chains, start.shared)[list(chains)]
+        raw[:, target.of_prior] = places.to(raw)
+        latent = target.targets.new_zeros(len(chains), *target.latent_shape, dtype=torch.float64)
         for _ in range(_SETTLING):
             latent = self._draw_latent(raw, target.sites(latent, raw, generator), generator)
-        widths = torch.full_like(raw[0], FIRST_WIDTH)
-        return ChainState(latent, raw, widths, generator.get_state(), warmup, 0, 0, tuple(walkers))
+        walks = tuple(langevin.init(self._posterior, M, self._options) for _ in chains)
+        return [ChainState(raw, latent, SlicesAndWalks(SliceWidths.first(target.size), walks))]
 
-    def _walkers_schema(self, num_chains: int) -> Each:
-        return Each(langevin_schema(len(self._model_target.of_prior)), num_chains)
+    def step(self, state: ChainState, generator: torch.Generator) -> ChainState:
+        """Return the state after one sweep.
 
-    def _sweep(self, state: ChainState, generator: torch.Generator) -> ChainState:
-        target = self._model_target
+        Raises:
+            gpext.samplers.chain_ranks.BreakdownError: a matrix has no factor, or a solve has not converged.
+            FloatingPointError: there is no such model.
+        """
+        target, kernel, adapt = self.target, state.kernel, state.warmup_left > 0
         sites = target.sites(state.latent, state.raw, generator)
-        raw, walkers = state.raw.clone(), []
-        for chain, walker in enumerate(state.walkers):
+        raw, walks, on_cpu = state.raw.clone(), [], child_on_cpu(generator)
+        for chain, walk in enumerate(kernel.walks):
             self._posterior.condition_on(sites_of(sites, chain))
-            chain_of_theta = Langevin(self._posterior, walker)
+            place = raw[chain, target.of_prior].cpu()
             for _ in range(self._steps):
-                chain_of_theta.step(adapt=state.warmup_left > 0)
-            raw[chain, target.of_prior] = chain_of_theta.place.to(raw)
-            walkers.append(chain_of_theta.state())
+                place, walk = langevin.step(walk, place, self._posterior, on_cpu, adapt=adapt)
+            raw[chain, target.of_prior] = place.to(raw)
+            walks.append(walk)
         latent = self._draw_latent(raw, sites, generator)
         density = target.log_density_given_latent
-        raw = slice_sweep(target.of_likelihood, raw, state.widths, density, list(latent), generator)
-        return replace(state, latent=latent, raw=raw, walkers=tuple(walkers))
+        raw = slice_sweep(target.of_likelihood, raw, kernel.slices.widths, density, list(latent), generator)
+        slices = kernel.slices.adapted(state.raw, raw) if adapt else kernel.slices
+        return replace(state, raw=raw, latent=latent, kernel=SlicesAndWalks(slices, tuple(walks)))
+
+    def restored_kernel(self, stored: object, num_chains: int, where: str) -> SlicesAndWalks:
+        """Return the slices and walks that were stored.
+
+        Raises:
+            ValueError: they are something else.
+        """
+        Record({"slices": Anything(), "walks": Each(Anything(), num_chains)}).check(stored, where)
+        assert isinstance(stored, dict)  # the record has seen to it
+        size = len(self.target.of_prior)
+        walks = [langevin.restored(walk, size, f"{where}['walks'][{i}]") for i, walk in enumerate(stored["walks"])]
+        return SlicesAndWalks(
+            SliceWidths.restored(stored["slices"], self.target.size, f"{where}['slices']"), tuple(walks)
+        )
 
     def _draw_latent(self, raw: Tensor, sites: GaussianSites, generator: torch.Generator) -> Tensor:
         """Return latent values (C, N) given sites (C, N) and hyperparameters (C, P)."""
-        target = self._model_target
+        target = self.target
         if not isinstance(target, MatrixFreeTarget):
             return draw_given_sites(target.prior(raw), sites, sites.shift.shape, generator=generator)
         try:

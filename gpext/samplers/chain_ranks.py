@@ -7,44 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-from gpext.checks import whole_number
 from gpext.distributions import InversionError
 from gpext.kernels.keops import sharing_ranks
-from gpext.parallel import Ranks, check_ranks, interrupts
+from gpext.parallel import Ranks, interrupts
 from gpext.progress import Progress
 from gpext.samplers.status import SamplingStatus
 
 
-def check_run(
-    *,
-    num_samples: int,
-    num_chains: int,
-    warmup: int,
-    thinning: int,
-    generator: torch.Generator | None,
-    ranks: Ranks | None,
-) -> None:
-    """Refuse what no run can be asked for.
-
-    Raises:
-        TypeError: a number that is not whole, or something else than a generator or ranks.
-        ValueError: a number is not positive.
-    """
-    numbers = {"num_samples": num_samples, "num_chains": num_chains, "warmup": warmup, "thinning": thinning}
-    for name, number in numbers.items():
-        whole_number(name, number, 0 if name == "warmup" else 1)
-    if not isinstance(generator, torch.Generator | None):
-        raise TypeError(f"expected a torch.Generator; got {generator!r}. torch.Generator().manual_seed(n) has a seed.")
-    check_ranks(ranks)
-
-
 class BreakdownError(ArithmeticError):
-    """A sweep came upon a matrix that has no factor."""
+    """A step came upon a matrix that has no factor."""
 
 
 @dataclass(frozen=True)
-class Crew:
-    """Who runs a sampler.
+class ChainRanks:
+    """The processes of a run.
 
     Attributes:
         spread: over whom chains are spread; one rank where all run the same.
@@ -55,8 +31,8 @@ class Crew:
     everyone: Ranks
 
     @classmethod
-    def of(cls, ranks: Ranks | None, model: torch.nn.Module | None) -> Crew:
-        """Return who runs a sampler of a model.
+    def of(cls, ranks: Ranks | None, model: torch.nn.Module | None) -> ChainRanks:
+        """Return the processes that run a sampler of a model.
 
         Raises:
             ValueError: chains are to be spread, and products are shared out.

@@ -24,13 +24,15 @@ from torch import Tensor
 from gpext.inference.gibbs import draw_prior
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.models import LatentGP
-from gpext.samplers.latent_chains import FIRST_WIDTH, LatentChainSampler, draw_given_sites, sites_of
-from gpext.samplers.slice_sampling import slice_sweep
+from gpext.samplers.engine import Sampler, Start
+from gpext.samplers.latent_draws import GibbsDraws
+from gpext.samplers.latent_step import draw_given_sites, sites_of
+from gpext.samplers.slice_sampling import SliceWidths, slice_sweep
 from gpext.samplers.state import ChainState
 from gpext.samplers.targets.latent_posterior import ModelTarget, Target
 
 
-class GibbsSampler(LatentChainSampler):
+class GibbsSampler(Sampler[GibbsDraws]):
     """Exact posterior draws by alternating w and f, many chains at once.
 
     Every chain begins at a draw of the prior of f and at the model's hyperparameters.
@@ -67,6 +69,9 @@ class GibbsSampler(LatentChainSampler):
     """
 
     name = "Gibbs"
+    together = True
+    result = GibbsDraws
+    target: Target
 
     def __init__(
         self,
@@ -85,7 +90,7 @@ class GibbsSampler(LatentChainSampler):
         if isinstance(prior, LatentGP):
             if given:
                 raise TypeError("a LatentGP brings its likelihood and targets along: expected GibbsSampler(model).")
-            target: Target = ModelTarget(prior, hyperparameters, jitter)
+            self.target = ModelTarget(prior, hyperparameters, jitter)
         else:
             if likelihood is None or targets is None:
                 raise TypeError("expected GibbsSampler(prior, likelihood, targets) or GibbsSampler(model).")
@@ -95,23 +100,28 @@ class GibbsSampler(LatentChainSampler):
                 raise TypeError(
                     f"expected a prior of f, a gpytorch MultivariateNormal, or a LatentGP; got {type(prior).__name__}."
                 )
-            target = Target(prior, likelihood, targets, jitter)
-        super().__init__(target)
+            self.target = Target(prior, likelihood, targets, jitter)
 
-    def _begin(self, num_chains: int, warmup: int, generator: torch.Generator) -> ChainState:
-        raw = self._target.begin(num_chains)
-        prior = self._target.prior(raw)
-        shape = torch.Size((num_chains, *self._target.latent_shape))
+    def init(self, start: Start) -> list[ChainState]:
+        """Return the state of chains at draws of the prior of f and at the model's hyperparameters."""
+        (chains,), (generator,) = start.chains, start.generators
+        raw = self.target.begin(len(chains))
+        prior = self.target.prior(raw)
+        shape = torch.Size((len(chains), *self.target.latent_shape))
         latent = draw_prior(prior.mean, prior.square_root, shape, generator=generator)
-        widths = torch.full_like(raw[0], FIRST_WIDTH)
-        return ChainState(latent, raw, widths, generator.get_state(), warmup, 0, 0)
+        return [ChainState(raw, latent, SliceWidths.first(self.target.size))]
 
-    def _sweep(self, state: ChainState, generator: torch.Generator) -> ChainState:
-        target, raw = self._target, state.raw
+    def step(self, state: ChainState, generator: torch.Generator) -> ChainState:
+        """Return the state after one sweep.
+
+        Raises:
+            gpext.samplers.chain_ranks.BreakdownError: a matrix has no factor.
+        """
+        target, raw, widths = self.target, state.raw, state.kernel.widths
         sites = target.sites(state.latent, raw, generator)
         if isinstance(target, ModelTarget):
             given = [sites_of(sites, chain) for chain in range(len(raw))]
-            raw = slice_sweep(target.of_prior, raw, state.widths, target.log_density_given_sites, given, generator)
+            raw = slice_sweep(target.of_prior, raw, widths, target.log_density_given_sites, given, generator)
         latent = draw_given_sites(
             target.prior(raw),
             sites,
@@ -123,5 +133,14 @@ class GibbsSampler(LatentChainSampler):
         )
         if isinstance(target, ModelTarget):
             density = target.log_density_given_latent
-            raw = slice_sweep(target.of_likelihood, raw, state.widths, density, list(latent), generator)
-        return replace(state, latent=latent, raw=raw)
+            raw = slice_sweep(target.of_likelihood, raw, widths, density, list(latent), generator)
+        kernel = state.kernel.adapted(state.raw, raw) if state.warmup_left else state.kernel
+        return replace(state, raw=raw, latent=latent, kernel=kernel)
+
+    def restored_kernel(self, stored: object, num_chains: int, where: str) -> SliceWidths:
+        """Return the widths of slices that were stored.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        return SliceWidths.restored(stored, self.target.size, where)

@@ -6,16 +6,50 @@ No step size to tune and no rejection. The interval's width matters to cost alon
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpext.schema import Numbers, Record
+
 _MOST_STEPS_OUT = 50  # of both sides together, shared out at random beforehand, which keeps the move reversible
 _MOST_SHRINKS = 200  # an interval has by then shrunk to rounding; the old value is always inside
 
+_FIRST_WIDTH = 1.0  # of a slice, in unconstrained space; softplus and log make that about a factor e
+_WIDTH_RATE = 0.1  # of its adaptation, step by step of the warm-up
+_WIDTHS = 3.0  # a slice this many times the mean move wide finds its place in few evaluations
+
 # (values (C,), which chains are asked for (C,) bool) -> log density (C,); what the others get does not matter
 LogDensity = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class SliceWidths:
+    """The widths of the first intervals of all coordinates, which adapt while warming up."""
+
+    widths: Tensor  # (P,), on the CPU
+
+    @classmethod
+    def first(cls, size: int) -> SliceWidths:
+        """Return those of so many coordinates before the first step."""
+        return cls(torch.full((size,), _FIRST_WIDTH, dtype=torch.float64, device="cpu"))
+
+    @classmethod
+    def restored(cls, stored: object, size: int, where: str) -> SliceWidths:
+        """Return those of so many coordinates that were stored.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        Record({"widths": Numbers((size,), torch.float64)}).check(stored, where)
+        assert isinstance(stored, dict)  # the record has seen to it
+        return cls(**stored)
+
+    def adapted(self, before: Tensor, after: Tensor) -> SliceWidths:
+        """Return those after a step of the warm-up from coordinates (C, P) to others."""
+        return SliceWidths(self.widths.lerp(_WIDTHS * (after - before).abs().mean(0).cpu(), _WIDTH_RATE))
 
 
 def slice_step(

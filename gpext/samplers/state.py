@@ -1,56 +1,48 @@
-"""Where chains are: all that it takes to go on, exactly."""
+"""The state of chains between two steps: all that it takes to go on, bit for bit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpext.schema import Anything, Record, Schema, like
-
-State = TypeVar("State", "ChainState", "WalkState")
+from gpext.schema import Anything, Record, like
 
 
 @dataclass(frozen=True)
 class ChainState:
-    """C chains over latent values between two sweeps, a batch with one generator; plain enough for torch.load."""
+    """C chains that share a generator; as :func:`as_stored`, plain enough for torch.load(weights_only=True)."""
 
-    latent: Tensor  # f (C, ..., N), float64
-    raw: Tensor  # hyperparameters in unconstrained space (C, P), float64
-    widths: Tensor  # of the slices (P,)
-    generator_state: Tensor
-    warmup_left: int  # sweeps
-    since_draw: int  # sweeps since the last draw that was kept
-    num_draws: int  # kept so far
-    walkers: tuple[dict[str, Any], ...] = ()  # what Langevin steps go on from, a chain each, if there are any
+    raw: Tensor  # hyperparameters in coordinates without bounds (C, P), float64
+    latent: Tensor  # f (C, ..., N), float64; (C, 0) where f is integrated out
+    kernel: Any  # what the transition kernel goes on from beside the values: a frozen dataclass
+    # The engine fills in the rest.
+    generator_state: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.uint8, device="cpu"))
+    warmup_left: int = 0  # steps
+    since_draw: int = 0  # steps since the last draw that was kept
+    num_draws: int = 0  # kept so far
     origin: dict[str, Any] = field(default_factory=dict)  # what the draws are of, see `check_origin`
 
+    @property
+    def num_chains(self) -> int:
+        """C."""
+        return self.raw.size(0)
+
     def on(self, device: torch.device | str) -> ChainState:
-        """Return it with what is computed with on a device."""
-        moved = {name: getattr(self, name).to(device) for name in ("latent", "raw", "widths")}
-        return replace(self, **moved)
-
-
-@dataclass(frozen=True)
-class WalkState:
-    """C chains over hyperparameters alone, between two steps; plain enough for torch.load(weights_only=True)."""
-
-    walkers: tuple[dict[str, Any], ...]  # what each goes on from, its generator included
-    warmup_left: int  # steps
-    since_draw: int  # steps since the last draw that was kept
-    num_draws: int  # kept so far
-    origin: dict[str, Any]  # what the draws are of, see `check_origin`
+        """Return it with its values on a device."""
+        return replace(self, raw=self.raw.to(device), latent=self.latent.to(device))
 
 
 def check_origin(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Refuse draws of another posterior, or by another sampler: they cannot be gone on with.
 
     Args:
-        found: what draws are of, by name: words, numbers, and floats that are marks of data.
+        found: what draws are of, by name: words, numbers, and floats that are fingerprints of data.
         expected: what this sampler's are of.
 
     Raises:
@@ -74,28 +66,8 @@ def check_origin(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         )
 
 
-def as_stored(state: ChainState | WalkState) -> dict[str, Any]:
-    """Return a state as a dictionary of its fields, to be written."""
-    return {field.name: getattr(state, field.name) for field in fields(state)}
-
-
-def restored(
-    kind: type[State], stored: object, origin: Mapping[str, Any], entries: Mapping[str, Schema], where: str
-) -> State:
-    """Return the state that was stored, once it is known to be one that chains of this sampler can go on from.
-
-    Args:
-        kind: of state.
-        stored: as :func:`as_stored`.
-        origin: what this sampler's draws are of.
-        entries: the schemas of its fields.
-        where: it was stored.
-
-    Raises:
-        ValueError: it is something else; the entry is named.
-    """
-    if not isinstance(stored, dict) or not isinstance(stored.get("origin"), dict):
-        raise ValueError(f"{where} must be a dictionary with an entry 'origin', itself one; got {stored!r:.60}.")
-    check_origin(stored["origin"], origin)
-    Record({"origin": Anything(), **entries}).check(stored, where)
-    return kind(**stored)
+def as_stored(value: Any) -> Any:
+    """Return a state, or a part of one, as dictionaries and tuples, to be written."""
+    if is_dataclass(value):
+        return {field.name: as_stored(getattr(value, field.name)) for field in fields(value)}
+    return tuple(as_stored(part) for part in value) if isinstance(value, tuple) else value

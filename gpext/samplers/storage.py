@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpext.files import Pace
-from gpext.samplers.chain_ranks import Crew
+from gpext.samplers.chain_ranks import ChainRanks
 from gpext.samplers.draw_files import Stored, read_chunk, read_chunks, read_state, write_chunk, write_state
 from gpext.samplers.state import ChainState, as_stored
 from gpext.schema import Schema
@@ -62,7 +62,7 @@ class Chunks:
         content = read_state(directory)
         states = tuple(restored(each, f"{directory}: states[{i}]") for i, each in enumerate(content["states"]))
         chunks = cls(read_chunks(directory, content, latent, raw))
-        num_chains = sum(len(state.latent) for state in states)
+        num_chains = sum(state.num_chains for state in states)
         for state in states:
             if state.num_draws != chunks.num_draws:
                 raise ValueError(
@@ -102,17 +102,17 @@ class Store:
         states: where the chains of this rank are, one for each batch of them.
         like: a tensor of the dtype and device to keep latent values in.
         directory: where to write; None for memory.
-        crew: who takes part; all do the same at once.
+        members: who takes part; all do the same at once.
     """
 
     def __init__(
-        self, chunks: Chunks, states: tuple[ChainState, ...], like: Tensor, directory: Path | None, crew: Crew
+        self, chunks: Chunks, states: tuple[ChainState, ...], like: Tensor, directory: Path | None, members: ChainRanks
     ) -> None:
-        self.chunks, self.states, self._directory, self._crew = chunks, states, directory, crew
+        self.chunks, self.states, self._directory, self._members = chunks, states, directory, members
         self._pace = Pace()
-        self._sizes = [len(state.latent) for state in states]
+        self._sizes = [state.num_chains for state in states]
         rest, num_raw = states[0].latent.shape[1:], states[0].raw.size(-1)
-        num_chains = sum(crew.spread.everyones(self._sizes))
+        num_chains = sum(members.spread.everyones(self._sizes))
         per_draw = num_chains * (rest.numel() * like.element_size() + num_raw * 8)
         size = max(_CHUNK_BYTES // per_draw, 1)
         self._buffer = Chunk(
@@ -183,17 +183,17 @@ class Store:
         Raises:
             OSError: as :meth:`flush`.
         """
-        if self._directory is not None and self._crew.everyone.any(self._pace.is_due(self._filled)):
+        if self._directory is not None and self._members.everyone.any(self._pace.is_due(self._filled)):
             self.flush()
 
     def everyones_states(self) -> tuple[ChainState, ...]:
         """Return the states of the chains of all ranks."""
-        states = self._crew.spread.everyones([state.on("cpu") for state in self.states])
+        states = self._members.spread.everyones([state.on("cpu") for state in self.states])
         return tuple(state.on(self._buffer.latent.device) for state in states)
 
     def flush_to_memory(self) -> None:
         """Hand over the draws of the buffer without the directory, where no half-written file stays."""
-        if self._directory is not None and self._crew.everyone.rank == 0:
+        if self._directory is not None and self._members.everyone.rank == 0:
             for partial in self._directory.glob("*.part"):
                 partial.unlink()
         self._directory = None
@@ -202,7 +202,7 @@ class Store:
     def _buffered(self) -> Chunk:
         """Return the draws of the buffers of all ranks."""
         own = [part[:, : self._filled].cpu().split(self._sizes) for part in (self._buffer.latent, self._buffer.raw)]
-        parts = self._crew.spread.everyones(list(zip(*own, strict=True)))
+        parts = self._members.spread.everyones(list(zip(*own, strict=True)))
         latent, raw = (torch.cat(column, 0) for column in zip(*parts, strict=True))
         return Chunk(latent.to(self._buffer.latent.device), raw)
 
@@ -211,14 +211,14 @@ class Store:
         previous = last.digest if isinstance(last, Stored) else ""
 
         def written() -> list[Stored]:
-            if self._crew.everyone.rank:
+            if self._members.everyone.rank:
                 return []
             return [write_chunk(directory, chunk.latent, chunk.raw, before.num_draws, previous)]
 
-        (stored,) = self._crew.everyone.gather(self._crew.everyone.together(written))[0]
+        (stored,) = self._members.everyone.gather(self._members.everyone.together(written))[0]
         return stored
 
     def _write_state(self, directory: Path, chunks: Chunks) -> None:
         states = [as_stored(state) for state in self.everyones_states()]
         parts = [part for part in chunks.parts if isinstance(part, Stored)]
-        self._crew.everyone.on_first(lambda: write_state(directory, states, parts))
+        self._members.everyone.on_first(lambda: write_state(directory, states, parts))

@@ -50,9 +50,10 @@ def draw(folder):
         return gradient(*args, **kwargs)
 
     sampler.target.gradient = counted
-    known = sampler.load(folder) if folder is not None and (Path(folder) / "chains.pt").exists() else None
+    known = sampler.load(folder) if folder is not None and (Path(folder) / "state.pt").exists() else None
     left = DRAWS if known is None else DRAWS - known.raw.size(1)
-    options = {"step_size": 0.1, "progress": False, "resume": known, "checkpoint": folder}
+    generator = torch.Generator().manual_seed(0)
+    options = {"step_size": 0.1, "generator": generator, "progress": False, "resume": known, "checkpoint": folder}
     return sampler.run(left, 1, 1, **options).raw, len(taken)
 
 

@@ -47,6 +47,7 @@ def drawn(kind, ranks=None, folder=None, diverges=False):
     made = sampler(kind, diverges)
     options = {"progress": False, "ranks": ranks, "checkpoint": folder}
     warmup = {"step_size": 0.1} if kind == "sgld" else {}
+    warmup["generator"] = torch.Generator().manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *_, **__: None)
         first = made.run(3, 3, 2, **warmup, **options)

@@ -15,6 +15,7 @@ from gpext.likelihoods import StudentTLikelihood
 from gpext.models import LatentGP
 from gpext.parallel import Ranks
 from gpext.samplers import AugmentedSGLDSampler, GibbsSampler, storage
+from gpext.samplers.engine import Start
 from tests.members import F64
 from tests.parallel.processes import run
 from tests.statistics import misfit_between
@@ -42,8 +43,8 @@ def sampler(kind, y=None):
     return GibbsSampler(model) if kind == "gibbs" else AugmentedSGLDSampler(model, steps=2)
 
 
-def drawn(kind, num_samples=4, num_chains=CHAINS, seed=7, **options):
-    generator = torch.Generator().manual_seed(seed)
+def drawn(kind, num_samples=4, num_chains=CHAINS, **options):
+    generator = torch.Generator().manual_seed(7)
     defaults = {"thinning": 2, "generator": generator, "progress": False}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *_, **__: None)
@@ -51,13 +52,24 @@ def drawn(kind, num_samples=4, num_chains=CHAINS, seed=7, **options):
         return sampler(kind).run(num_samples, num_chains, 3, **{**defaults, **options})
 
 
+@torch.no_grad()
 def alone(kind, size, num_samples):
-    """What `size` ranks draw, each in a run of its own."""
-    seeds = torch.randint(2**62, (size,), generator=torch.Generator().manual_seed(7)).tolist()
-    parts = [drawn(kind, num_samples, len(range(rank, CHAINS, size)), seed=seed) for rank, seed in enumerate(seeds)]
-    names = parts[0].hyperparameters
-    hyperparameters = {name: torch.cat([part.hyperparameters[name] for part in parts]) for name in names}
-    return torch.cat([part.latent for part in parts]), hyperparameters
+    """What `size` ranks draw: each from its own start by its own steps, with its own generator."""
+    seeds = torch.randint(2**62, (size + 1,), generator=torch.Generator().manual_seed(7)).tolist()
+    made, latent, raw = sampler(kind), [], []
+    for rank, seed in enumerate(seeds[1:]):
+        generator, shared = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seeds[0])
+        (state,) = made.init(Start(CHAINS, 3, [range(rank, CHAINS, size)], [generator], shared))
+        for left in (3, 2, 1):
+            state = made.step(replace(state, warmup_left=left), generator)
+        kept, state = [], replace(state, warmup_left=0)
+        for _ in range(num_samples):
+            for _ in range(2):  # every second counts
+                state = made.step(state, generator)
+            kept.append(state)
+        latent.append(torch.stack([each.latent for each in kept], 1))
+        raw.append(torch.stack([each.raw for each in kept], 1))
+    return torch.cat(latent), made.target.constrained(torch.cat(raw))
 
 
 def same(found, expected):
@@ -70,9 +82,9 @@ def same(found, expected):
 def _twice(rank, kind, folder):
     """Draws to disk, and more of them from what stands there."""
     ranks = Ranks()
-    first = drawn(kind, ranks=ranks, directory=folder)
+    first = drawn(kind, ranks=ranks, checkpoint=folder)
     loaded = sampler(kind).load(folder)
-    more = drawn(kind, 3, ranks=ranks, directory=folder, resume=loaded)
+    more = drawn(kind, 3, ranks=ranks, checkpoint=folder, resume=loaded)
     chains = dict(more.to_arviz().posterior.sizes)["chain"]
     return first.latent, more.latent, more.hyperparameters, chains, sorted(os.listdir(folder))
 
@@ -111,7 +123,7 @@ def test_the_generator_of_the_first_rank_counts():
 
 def many(seed, ranks=None):
     model = Model(torch.sin(2 * X[:, 0]))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(7)
     made = GibbsSampler(model, hyperparameters=())
     return made.run(30, 200, 20, generator=generator, progress=False, ranks=ranks).latent
 
@@ -131,7 +143,7 @@ def test_draws_agree_with_those_of_one_process():
 def _with(rank, fault, folder):
     """A run in which something happens to rank 1 in its third draw, or its fifth; then another that goes on."""
     made = sampler("gibbs", torch.full((N,), 9.0, dtype=F64) if fault == "data" and rank == 1 else None)
-    sweep, taken, limits = made._sweep, [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    sweep, taken, limits = made.step, [], resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def disturbed(state, generator):
         taken.append(1)
@@ -147,11 +159,11 @@ def _with(rank, fault, folder):
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         return sweep(state, generator)
 
-    made._sweep = disturbed
+    made.step = disturbed
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "sampler", lambda kind: made)
         number = 1 if fault == "few" else CHAINS
-        found = drawn("gibbs", 6, number, ranks=Ranks(), directory=folder)
+        found = drawn("gibbs", 6, number, ranks=Ranks(), checkpoint=folder)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         rest = drawn("gibbs", 6 - found.num_draws, ranks=Ranks(), resume=found)
     return found.status.name, found.latent, os.listdir(folder), rest.latent

@@ -15,7 +15,7 @@ from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver, compiled_tiles, tiles
 from gpext.optim import SGLD
 from gpext.parallel import Ranks
-from gpext.samplers import SGLDSampler, chains
+from gpext.samplers import SGLDSampler, draw_files
 from gpext.solvers import conjugate_gradients
 from tests.members import F64
 from tests.parallel.processes import run
@@ -207,7 +207,7 @@ def _drawn(rank, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files.Pace, "is_due", lambda *_: True)
-        patch.setattr(chains, "save", counted)
+        patch.setattr(draw_files, "save", counted)
         made, options = shared_sampler(Ranks()), {"progress": False, "checkpoint": folder}
         generator = torch.Generator().manual_seed(rank)  # that of rank 0 counts
         made.run(2, 2, 1, step_size=0.1, generator=generator, **options)
@@ -223,7 +223,8 @@ def test_ranks_that_share_products_draw_the_same_and_one_writes(tmp_path):
     assert torch.equal(first, second)
     torch.testing.assert_close(first, expected.raw, rtol=1e-8, atol=1e-8)
     assert (some > 3, none) == (True, 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["chains.pt"]
+    files = [*(f"draws-{start:09d}.pt" for start in range(3)), "state.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
 def _both(rank):

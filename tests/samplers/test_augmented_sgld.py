@@ -206,9 +206,9 @@ def test_by_products_it_predicts_what_the_dense_posterior_given_w_does():
     """The average over draws of (w, theta): here with the same w, conditioned on densely."""
     sampler = AugmentedSGLDSampler(problem(10), solver=UnbiasedSolver(), step_size=0.3)
     draws = run(sampler, 2, 3, 1)
-    x, target = torch.tensor([[0.4], [2.9], [50.0]], dtype=F64), sampler._target
+    x, target = torch.tensor([[0.4], [2.9], [50.0]], dtype=F64), sampler.target
     means, variances = [], []
-    for f, raw in zip(draws.latent.flatten(0, 1), draws._raw.flatten(0, 1), strict=True):
+    for f, raw in zip(draws.latent.flatten(0, 1), draws.raw.flatten(0, 1), strict=True):
         sites = target.sites(f.unsqueeze(0), raw.unsqueeze(0), seed())
         prior, test_mean, cross, test_variance = target.joint_at(raw, x)
         posterior = prior.condition(GaussianSites(sites.shift[0].detach(), sites.precision[0].detach()))
@@ -229,9 +229,9 @@ def test_in_parts_and_from_disk_it_draws_what_it_draws_at_once(solver, tmp_path)
         return AugmentedSGLDSampler(model, solver=solver, steps=2)
 
     whole = run(sampler(), 4, 1, 21, thinning=2)
-    first = run(sampler(), 1, 1, 21, thinning=2, directory=tmp_path)
+    first = run(sampler(), 1, 1, 21, thinning=2, checkpoint=tmp_path)
     again = run(sampler(), 3, thinning=2, resume=first)
-    loaded = run(sampler(), 3, thinning=2, resume=sampler().load(tmp_path), directory=tmp_path)
+    loaded = run(sampler(), 3, thinning=2, resume=sampler().load(tmp_path), checkpoint=tmp_path)
     for other in (again, loaded):
         assert torch.equal(other.latent, whole.latent)
         for name, value in whole.hyperparameters.items():

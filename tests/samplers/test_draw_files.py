@@ -22,7 +22,7 @@ def original(tmp_path_factory):
     directory = tmp_path_factory.mktemp("draws") / "original"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 4)  # four draws a chunk
-        return directory, run(sampler(), 12, directory=directory).latent
+        return directory, run(sampler(), 12, checkpoint=directory).latent
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_told(name, place, directory):
 
 def test_a_file_of_another_run_is_told(directory, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 4)
-    run(sampler(), 12, generator=torch.Generator().manual_seed(5), directory=tmp_path / "other")
+    run(sampler(), 12, generator=torch.Generator().manual_seed(5), checkpoint=tmp_path / "other")
     for name in (*NAMES, "state.pt"):
         copy = shutil.copytree(directory, tmp_path / f"with {name}")
         shutil.copy(tmp_path / "other" / name, copy / name)
@@ -89,20 +89,20 @@ def test_a_file_without_a_checksum_is_refused(directory):
 def test_a_chunk_that_does_not_count_yet_is_drawn_once_more(original, directory, monkeypatch):
     """As a process leaves them that is killed between a chunk and the state that counts it."""
     monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 4)
-    first = run(sampler(), 4, directory=directory.parent / "first")
+    first = run(sampler(), 4, checkpoint=directory.parent / "first")
     shutil.copy(directory / NAMES[0], directory.parent / "first" / NAMES[0])
     shutil.copy(directory / NAMES[1], directory.parent / "first" / NAMES[1])
     found = sampler().load(directory.parent / "first")
     assert torch.equal(found.latent, first.latent)
-    resumed = sampler().run(8, resume=found, directory=directory.parent / "first")
+    resumed = sampler().run(8, resume=found, checkpoint=directory.parent / "first")
     assert torch.equal(resumed.latent, original[1])
     assert torch.equal(sampler().load(directory.parent / "first").latent, original[1])
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_draws_to_go_on_from_are_written_as_well(elsewhere, original, tmp_path):
-    draws = run(sampler(), 5, directory=tmp_path / "there" if elsewhere else None)
-    sampler().run(7, resume=draws, directory=tmp_path / "here")
+    draws = run(sampler(), 5, checkpoint=tmp_path / "there" if elsewhere else None)
+    sampler().run(7, resume=draws, checkpoint=tmp_path / "here")
     assert torch.equal(sampler().load(tmp_path / "here").latent, original[1])
 
 
@@ -113,7 +113,7 @@ class Killed(BaseException):
 def test_a_warm_up_that_is_killed_is_gone_on_with(original, tmp_path, monkeypatch):
     monkeypatch.setattr(files.Pace, "is_due", lambda *_: True)
     made, taken = sampler(), []
-    sweep = made._sweep
+    sweep = made.step
 
     def short_lived(*args):
         taken.append(1)
@@ -121,13 +121,13 @@ def test_a_warm_up_that_is_killed_is_gone_on_with(original, tmp_path, monkeypatc
             raise Killed
         return sweep(*args)
 
-    made._sweep = short_lived
+    made.step = short_lived
     with pytest.raises(Killed):
-        run(made, 12, warmup=10, directory=tmp_path)
+        run(made, 12, warmup=10, checkpoint=tmp_path)
     found = sampler().load(tmp_path)
     assert found.num_draws == 0
     assert found.states[0].warmup_left == 3
-    resumed = sampler().run(12, resume=found, directory=tmp_path)
+    resumed = sampler().run(12, resume=found, checkpoint=tmp_path)
     assert torch.equal(resumed.latent, run(sampler(), 12, warmup=10).latent)
 
 
@@ -168,25 +168,24 @@ def test_whatever_is_wrong_with_a_checkpoint_is_a_value_error(kind, options):
     made = quick(kind)
     found = made.run(2, 1, 1, progress=False, **options)
 
-    def restored(state, where):
-        return made._restored({"raw": found.raw, "state": state}, where)
-
-    assert_all_refused(restored, as_stored(found.state))
+    assert_all_refused(made._restored, as_stored(found.states[0]))
 
 
 @pytest.mark.parametrize("kind", [SGLDSampler, MetropolisHastings])
 def test_draws_that_are_not_numbers_are_refused(kind, tmp_path):
     quick(kind).run(2, 1, 1, checkpoint=tmp_path, progress=False)
-    content, _ = files.load(tmp_path / "chains.pt", ("raw", "state"))
-    files.save({**content, "raw": content["raw"] * torch.nan}, tmp_path / "chains.pt")
-    with pytest.raises(ValueError, match=r"chains.pt\['raw'\] must be finite"):
+    path = tmp_path / "draws-000000000.pt"
+    content, _ = files.load(path, ("latent", "raw", "start", "previous"))
+    files.save({**content, "raw": content["raw"] * torch.nan}, path)
+    with pytest.raises(ValueError, match=r"draws-000000000.pt\['raw'\] must be finite"):
         quick(kind).load(tmp_path)
 
 
 def test_draws_to_go_on_from_are_checked_as_well():
     found = quick(MetropolisHastings).run(2, 1, 1, progress=False)
-    with pytest.raises(ValueError, match=r"resume\['raw'\] must be finite"):
-        quick(MetropolisHastings).run(2, resume=replace(found, raw=found.raw * torch.nan), progress=False)
+    state = replace(found.states[0], raw=found.states[0].raw * torch.nan)
+    with pytest.raises(ValueError, match=r"resume.states\[0\]\['raw'\] must be finite"):
+        quick(MetropolisHastings).run(2, resume=replace(found, states=(state,)), progress=False)
     draws = run(sampler(), 2)
     state = replace(draws.states[0], latent=draws.states[0].latent * torch.nan)
     with pytest.raises(ValueError, match=r"resume.states\[0\]\['latent'\] must be finite"):

@@ -180,7 +180,7 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(on_disk, tmp_path, monke
         try:
             sys.settrace(Interrupt(at))
             with pytest.warns(InferenceWarning, match="interrupted"):
-                draws = run(sampler(), 6, warmup=2, directory=directory)
+                draws = run(sampler(), 6, warmup=2, checkpoint=directory)
         except KeyboardInterrupt:  # outside the loop: before the first sweep, or after the last
             continue
         except pytest.fail.Exception:
@@ -200,16 +200,16 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(on_disk, tmp_path, monke
 def test_streams_to_disk_and_reads_it_back(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 4)
     whole = run(sampler(), 10)
-    draws = run(sampler(), 10, directory=tmp_path / "new")
+    draws = run(sampler(), 10, checkpoint=tmp_path / "new")
     assert len(draw_files.files_in(tmp_path / "new")) == 3
     assert torch.equal(draws.latent, whole.latent)
     assert draws.r_hat == whole.r_hat
     loaded = sampler().load(tmp_path / "new")
     assert torch.equal(loaded.latent, whole.latent)
-    longer = sampler().run(3, resume=loaded, directory=tmp_path / "new")
+    longer = sampler().run(3, resume=loaded, checkpoint=tmp_path / "new")
     assert torch.equal(longer.latent, run(sampler(), 13).latent)
     with pytest.raises(ValueError, match="draws of another run"):
-        run(sampler(), 2, directory=tmp_path / "new")
+        run(sampler(), 2, checkpoint=tmp_path / "new")
     with pytest.raises(FileNotFoundError, match="found none"):
         sampler().load(tmp_path)
 
@@ -222,14 +222,14 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # no file may grow beyond: writing fails for real
         with pytest.warns(InferenceWarning, match="could not be written"):
-            draws = run(sampler(), 210, directory=tmp_path)
+            draws = run(sampler(), 210, checkpoint=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     assert draws.status is SamplingStatus.NOT_WRITTEN
     assert draws.num_draws == 200
     assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
-    resumed = sampler().run(10, resume=draws, directory=tmp_path)
+    resumed = sampler().run(10, resume=draws, checkpoint=tmp_path)
     assert torch.equal(resumed.latent, whole.latent)
     assert torch.equal(sampler().load(tmp_path).latent, whole.latent)
 
@@ -314,7 +314,7 @@ def test_resumes_with_hyperparameters_from_disk(tmp_path):
     x, y = data()
     model = Model(x, y, student(priors=True))
     whole = run(GibbsSampler(model), 6)
-    run(GibbsSampler(model), 4, directory=tmp_path)
+    run(GibbsSampler(model), 4, checkpoint=tmp_path)
     again = GibbsSampler(model)
     resumed = again.run(2, resume=again.load(tmp_path))
     assert torch.equal(resumed.latent, whole.latent)
@@ -330,7 +330,7 @@ def test_draws_of_f_are_independent_where_the_prior_has_moved(names, expected, m
         asked.append(overrelaxation)
         return draw_latent(*args, overrelaxation=overrelaxation, **kwargs)
 
-    monkeypatch.setattr("gpext.samplers.latent_chains.draw_latent", spy)
+    monkeypatch.setattr("gpext.samplers.latent_step.draw_latent", spy)
     x, y = data()
     model = Model(x, y, student(priors=True))
     run(GibbsSampler(model, hyperparameters=[n.replace("output", "covar_module.output") for n in names]), 2)
@@ -487,7 +487,7 @@ def test_bad_input():
 def test_draws_of_something_else_are_not_gone_on_with(tmp_path):
     prior, y = problem()
     other_prior = MultivariateNormal(prior.mean, 2 * prior.covariance_matrix)
-    draws = run(GibbsSampler(prior, student(), y), 3, directory=tmp_path)
+    draws = run(GibbsSampler(prior, student(), y), 3, checkpoint=tmp_path)
     for made, match in (
         (GibbsSampler(prior, student(), y + 1), "data with the mark"),
         (GibbsSampler(other_prior, student(), y), "data with the mark"),

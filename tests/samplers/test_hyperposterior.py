@@ -14,7 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpext import files
 from gpext.inference import InferenceWarning
 from gpext.mlls import UnbiasedMarginalLogLikelihood
-from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, chains
+from gpext.samplers import MetropolisHastings, SamplingStatus, SGLDSampler, draw_files
 from gpext.samplers.targets.mode import mode_and_scale
 from tests.samplers.hyper_cases import F64, N, QuickLogPosterior, constrained, covariance, grid_moments, problem, quick
 from tests.statistics import block_means, misfit
@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("kind", [MetropolisHastings, SGLDSampler])
 
 
 def run(sampler, *args, **options):
-    return sampler.run(*args, progress=False, **options)
+    return sampler.run(*args, progress=False, **{"generator": torch.Generator().manual_seed(0), **options})
 
 
 def compared(found, length):
@@ -74,10 +74,10 @@ def test_noise_of_gradients_is_learnt_and_compensated():
     error, sizes = compared(found, 125)
     assert error < 1
     assert sizes.min() > 50
-    for state in found.state.walkers:
-        v = state["V"] @ sampler.target.root.inverse().mT @ sampler.target.root.inverse()
+    for state in found.states:
+        v = state.kernel.V @ sampler.target.root.inverse().mT @ sampler.target.root.inverse()
         assert 4 < float(torch.linalg.eigvals(v).real.min()) < float(torch.linalg.eigvals(v).real.max()) < 16
-        assert 0.15 < state["optimizer"]["param_groups"][0]["lr"] < 0.35
+        assert 0.15 < state.kernel.step_size < 0.35
     wide = run(sampler, 500, 4, 50, step_size=0.3, compensated=False)
     ratio = wide.raw.flatten(0, 1).std(0) / found.raw.flatten(0, 1).std(0)
     assert float(ratio.min()) > 1.1  # 1.27 on a Gaussian: 1 + eps v / (4 - eps) of the variance
@@ -94,11 +94,11 @@ def test_the_schedule_freezes_by_noise_that_was_learnt():
     sampler = SGLDSampler(problem())
     sampler.target = NoisyLogPosterior(sampler.target.mll)
     found = run(sampler, 1200, 1, 60, step_size=(0.9, 1.0, 1.0), freeze_below=0.005)
-    state = found.state.walkers[0]
-    frozen_at, lr = state["schedule"]["frozen_at"], state["optimizer"]["param_groups"][0]["lr"]
+    state = found.states[0].kernel
+    frozen_at, lr = state.frozen_at, state.step_size
     assert frozen_at > 60  # after the warm-up: V is what it was when it froze
     assert lr == pytest.approx(0.9 / frozen_at)
-    largest = float(torch.linalg.eigvals(state["M"] @ state["V"]).real.max())
+    largest = float(torch.linalg.eigvals(state.M @ state.V).real.max())
     assert 0.25 * lr * largest < 0.005 <= 0.25 * 0.9 / (frozen_at - 1) * largest
 
 
@@ -116,10 +116,9 @@ def test_the_step_freezes_by_its_noise_with_unbiased_gradients():
     exact = problem()
     sampler = SGLDSampler(UnbiasedMarginalLogLikelihood(exact.likelihood, exact.model, 4))
     found = run(sampler, 130, 1, 0, step_size=(0.9, 9.0, 0.3), freeze_below=0.5)
-    schedule = found.state.walkers[0]["schedule"]
-    assert 100 <= schedule["frozen_at"] < 130
-    rates = found.state.walkers[0]["optimizer"]["param_groups"][0]["lr"]
-    assert rates == pytest.approx(0.9 * (9 + schedule["frozen_at"] - 1) ** -0.3)
+    state = found.states[0].kernel
+    assert 100 <= state.frozen_at < 130
+    assert state.step_size == pytest.approx(0.9 * (9 + state.frozen_at - 1) ** -0.3)
 
 
 @BOTH
@@ -132,6 +131,12 @@ def test_in_parts_it_draws_what_it_draws_at_once(kind, tmp_path):
     assert torch.equal(again.raw, whole.raw)
     assert torch.equal(again.acceptance, whole.acceptance) or bool(whole.acceptance.isnan().all())
     assert torch.equal(quick(kind).load(tmp_path).raw, whole.raw)
+
+
+@BOTH
+def test_a_sampler_starts_anew_whatever_it_has_drawn(kind):
+    sampler = quick(kind)
+    assert torch.equal(run(sampler, 3, 2, 5).raw, run(sampler, 3, 2, 5).raw)
 
 
 def test_estimates_of_gradients_are_gone_on_with_too():
@@ -153,7 +158,8 @@ class Interrupt:
         name = frame.f_code.co_filename
         if "gpext/samplers" not in name and "gpext/optim" not in name:
             return None
-        if event == "line" and frame.f_code.co_name in ("step", "_run", "state", "_after", "place", "gradient"):
+        inside = ("step", "_run", "_next", "steps", "stepped", "take", "gradient")
+        if event == "line" and frame.f_code.co_name in inside:
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)
@@ -191,30 +197,23 @@ def test_killed_it_goes_on_from_the_checkpoint(kind, tmp_path, monkeypatch):
     whole = run(quick(kind), 12, 2, 3)
     monkeypatch.setattr(files.Pace, "is_due", lambda *_: True)
     sampler, steps = quick(kind), 0
-    walker_of = sampler._walker
+    step = sampler.step
 
-    def short_lived(state):
-        walker = walker_of(state)
-        step = walker.step
+    def counted(state, generator):
+        nonlocal steps
+        steps += 1
+        if steps > 19:
+            raise Killed
+        return step(state, generator)
 
-        def counted(*, adapt):
-            nonlocal steps
-            steps += 1
-            if steps > 19:
-                raise Killed
-            step(adapt=adapt)
-
-        walker.step = counted
-        return walker
-
-    monkeypatch.setattr(sampler, "_walker", short_lived)
+    monkeypatch.setattr(sampler, "step", counted)
     with pytest.raises(Killed):
         run(sampler, 12, 2, 3, checkpoint=tmp_path)
-    (tmp_path / "chains.part").write_bytes(b"half a file")
+    (tmp_path / "state.part").write_bytes(b"half a file")
     found = quick(kind).load(tmp_path)
     assert found.raw.shape == (2, 6, 2)
     assert torch.equal(run(quick(kind), 6, resume=found, checkpoint=tmp_path).raw, whole.raw)
-    assert not (tmp_path / "chains.part").exists()
+    assert not (tmp_path / "state.part").exists()
 
 
 @BOTH
@@ -229,10 +228,15 @@ def test_a_checkpoint_of_another_run_is_not_overwritten(kind, tmp_path):
 
 
 def test_draws_survive_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError("no space left")
+    save, written = draw_files.save, []
 
-    monkeypatch.setattr(chains, "save", full)
+    def full(*args):
+        written.append(args)
+        if len(written) > 1:  # after the states at the start
+            raise OSError("no space left")
+        return save(*args)
+
+    monkeypatch.setattr(draw_files, "save", full)
     with pytest.warns(InferenceWarning, match="no space left"):
         found = run(quick(SGLDSampler), 4, 2, 0, checkpoint=tmp_path)
     assert found.status is SamplingStatus.NOT_WRITTEN
@@ -280,7 +284,7 @@ def test_predictions_are_the_average_of_gaussians():
     density = np.exp(-0.5 * (at.numpy() - means) ** 2 / variances) / np.sqrt(2 * np.pi * variances)
     np.testing.assert_allclose(predicted.log_prob(at).exp(), density.mean(0), rtol=1e-6)
     assert found.predict(new, num_draws=2).mean.shape == (3,)
-    with pytest.raises(ValueError, match="at least one draw"):
+    with pytest.raises(ValueError, match="num_draws must be at least 1"):
         found.predict(new, num_draws=0)
 
 
@@ -392,9 +396,9 @@ def test_draws_of_something_else_are_not_gone_on_with(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"something", None])
 def test_a_damaged_checkpoint_is_told(content, tmp_path):
     run(quick(MetropolisHastings), 3, 2, 0, checkpoint=tmp_path)
-    path = tmp_path / "chains.pt"
+    path = tmp_path / "state.pt"
     path.write_bytes(path.read_bytes()[:1000] if content is None else content)
-    with pytest.raises(ValueError, match=r"chains\.pt is damaged, or was not written by gpext .*Delete it"):
+    with pytest.raises(ValueError, match=r"state\.pt is damaged, or was not written by gpext .*Delete it"):
         quick(MetropolisHastings).load(tmp_path)
 
 

@@ -22,12 +22,14 @@ from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 from gpext.parallel import described, mark, tensors_of
 from gpext.posteriors import DensePrior
+from gpext.samplers.targets.chain_target import ChainTarget
 from gpext.samplers.targets.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
+from gpext.threads import factor_flops
 from gpext.variational.prior_blocks import dense_covariance
 
 
-class Target:
+class Target(ChainTarget):
     """p(f | y) for a given prior: no hyperparameter moves.
 
     Args:
@@ -68,6 +70,16 @@ class Target:
             self._augmentation = likelihood.augmentation(targets)
 
     @property
+    def device(self) -> torch.device:
+        """That of the targets."""
+        return self.targets.device
+
+    @property
+    def flops(self) -> float:
+        """Those of the factors that a step of one chain needs."""
+        return factor_flops(self.latent_shape[-1], number=self.latent_shape[:-1].numel())
+
+    @property
     def origin(self) -> dict[str, Any]:
         """What draws are of."""
         return {
@@ -91,6 +103,11 @@ class Target:
     def data(self) -> list[Tensor]:
         """What was observed and the prior, float64."""
         return [self.targets.double(), self._prior.mean.double(), self._prior.covariance.double()]
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.begin(1).size(-1)
 
     def begin(self, num_chains: int) -> Tensor:
         """Return the hyperparameters of every chain at the start (C, P)."""
@@ -137,6 +154,7 @@ class ModelTarget(Target):
         self.model = copy.deepcopy(model).eval()
         self._x = self.model.train_inputs[0]
         self._moved = Hyperparameters(self.model, names, logarithms=logarithms)
+        self._own = self._moved.read()
         likelihood = self.model.likelihood
         self.of_likelihood = self._moved.coordinates_of(likelihood)
         self.of_prior = [j for j in range(self._moved.size) if j not in self.of_likelihood]
@@ -162,8 +180,9 @@ class ModelTarget(Target):
         return [self._x.double(), self.targets.double()]
 
     def begin(self, num_chains: int) -> Tensor:
-        """Return the model's own values for every chain (C, P)."""
-        return self._moved.read().expand(num_chains, -1).clone()
+        """Return the model's own values for every chain (C, P), and set the model to them."""
+        self._moved.write(self._own)
+        return self._own.expand(num_chains, -1).clone()
 
     def prior(self, raw: Tensor) -> DensePrior:
         """Return the priors of chains with hyperparameters (C, P): a batch of C, or one for all."""

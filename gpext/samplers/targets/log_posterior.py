@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from gpytorch import settings
@@ -16,14 +17,16 @@ from torch import Tensor
 
 from gpext.checks import check_finite
 from gpext.mlls import UnbiasedMarginalLogLikelihood
-from gpext.parallel import tensors_of
+from gpext.parallel import described, mark, tensors_of
+from gpext.samplers.targets.chain_target import ChainTarget
 from gpext.samplers.targets.hyperparameters import Hyperparameters
+from gpext.threads import factor_flops
 
 # What gpytorch raises where a covariance cannot be factorised as it is, with its warnings as errors.
 NO_SUCH_MODEL = (NotPSDError, NanError, NumericalWarning, torch.linalg.LinAlgError)
 
 
-class LogPosterior:
+class LogPosterior(ChainTarget):
     """log p(theta | y) up to a constant, of a copy of the model: its parameters stay as they are.
 
     gpytorch's objective is divided by the number of data and leaves the Jacobian of the constraints out; both are
@@ -64,12 +67,37 @@ class LogPosterior:
         self.moved = Hyperparameters(self.model, names, logarithms=logarithms)
         if not self.moved.size:
             raise ValueError("there is no hyperparameter to draw: none requires gradients.")
+        self._own = self.moved.read()
         self._x, self._y = self.model.train_inputs, self.model.train_targets
 
     @property
     def is_estimated(self) -> bool:
         """Whether gradients are estimates."""
         return isinstance(self.mll, UnbiasedMarginalLogLikelihood)
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU, wherever the model is: there are few coordinates."""
+        return torch.device("cpu")
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.moved.size
+
+    @property
+    def flops(self) -> float:
+        """Those of the factor that a step of one chain needs."""
+        return factor_flops(self.num_data)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What draws are of."""
+        return {
+            "hyperparameters": [slot.coordinate for slot in self.moved.slots],
+            "model": described(self.model),
+            "data with the mark": mark(self.data),
+        }
 
     @property
     def data(self) -> list[Tensor]:
@@ -85,6 +113,10 @@ class LogPosterior:
     def num_data(self) -> int:
         """N."""
         return self._y.numel()
+
+    def reset(self) -> None:
+        """Set the model to its own values: evaluations leave it elsewhere."""
+        self.moved.write(self._own)
 
     def value(self, raw: Tensor) -> float:
         """Return log p(theta | y) at coordinates (P,); -inf where there is no such model."""
@@ -109,6 +141,10 @@ class LogPosterior:
                 raise FloatingPointError("the log posterior is not finite at these hyperparameters.")
             slopes = torch.autograd.grad(value, [slot.parameter for slot in self.moved.slots])
         return self.moved.by_coordinates(slopes)
+
+    def constrained(self, raw: Tensor) -> dict[str, Tensor]:
+        """Return hyperparameters (..., *shape) by parameter name for coordinates (..., P)."""
+        return self.moved.constrained(raw)
 
     def factorised(self) -> settings.max_cholesky_size:
         """Return the context in which gpytorch factorises the covariance of the data, unless solves are unbiased."""

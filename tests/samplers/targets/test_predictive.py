@@ -9,7 +9,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpext.kernels import keops
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver
-from gpext.samplers import LogPosterior, SGLDSampler, predictive
+from gpext.samplers import LogPosterior, SGLDSampler
+from gpext.samplers.targets import predictive
 from tests.samplers.hyper_cases import F64, problem
 
 
