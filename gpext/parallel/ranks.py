@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpext.parallel.marks import mark
+from gpext.parallel.fingerprint import fingerprint
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -217,10 +217,11 @@ class Ranks:
     ) -> Callable[[Exception | None], tuple[float, float]]:
         """Call a meeting; return what ends it as :meth:`_meet`, given the error of this rank if it has failed by then.
 
-        Of tensors that have to be `alike` the mark is the number; a ValueError ends a meeting where they are not.
+        Of tensors that have to be `alike` the number is the fingerprint; a ValueError ends a meeting where they are
+        not.
         """
         code = float(zlib.crc32(operation.encode()))
-        number = mark(alike) if alike else number
+        number = fingerprint(alike) if alike else number
         here = [math.inf, math.inf, 0.0, 0.0] if failed else [code, -code, number, -number]
         header = torch.tensor(here, dtype=torch.float64, device=self._device)
         arrive = self._reducing(header, dist.ReduceOp.MAX)
@@ -239,8 +240,8 @@ class Ranks:
             if alike and not (most == -least or most + least <= torch.finfo(alike[0].dtype).eps ** 0.5):
                 raise ValueError(
                     "expected the same inputs and vectors on every rank, and random numbers from generators seeded "
-                    f"alike; those of rank {self.rank} have the mark {number:.9g}, and marks are from {-least:.9g} to "
-                    f"{most:.9g} (inf for NaN)."
+                    f"alike; those of rank {self.rank} have the fingerprint {number:.9g}, and fingerprints are from "
+                    f"{-least:.9g} to {most:.9g} (inf for NaN)."
                 ) from error
             return most, -least
 

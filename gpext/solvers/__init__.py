@@ -1,6 +1,6 @@
 """Iterative solves of positive definite systems known by their products, exact or unbiased."""
 
-from gpext.solvers.automatic import automatic_preconditioner
+from gpext.solvers.choose_preconditioner import automatic_preconditioner
 from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients
 from gpext.solvers.estimator_diagnostics import EstimatorDiagnostics, estimator_diagnostics
 from gpext.solvers.lanczos import lanczos_log_det, trace_probes

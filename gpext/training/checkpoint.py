@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpext.callers import warn_caller
 from gpext.files import Pace, load, save
-from gpext.parallel import Ranks, mark
+from gpext.parallel import Ranks, fingerprint
 from gpext.schema import Anything, Each, Numbers, Record, Schema, like
 
 _FILE = "fit.pt"
@@ -46,7 +46,7 @@ class Checkpoint:
     ) -> None:
         self._path, self._mll, self._ranks = Path(directory) / _FILE, mll, ranks
         numbers = {name: float(value) for name, value in settings.items()}
-        self._run = {"data": mark([each.double() for each in data]), **numbers}
+        self._run = {"data": fingerprint([each.double() for each in data]), **numbers}
         self._pace = Pace()
 
     @property
@@ -92,9 +92,10 @@ class Checkpoint:
         Record({"position": position, "trace": trace, "run": like(self._run)}).check(state, where)
         for name, value in state["run"].items():
             if not math.isclose(value, self._run[name], rel_tol=1e-9, abs_tol=1e-9):
+                what = "fingerprint of the data" if name == "data" else name.replace("_", " ")
                 raise ValueError(
-                    f"{self._path} is of another run: its {name.replace('_', ' ')} has the mark {value:.9g}, this "
-                    f"one's {self._run[name]:.9g}. {_CURE}"
+                    f"{self._path} is of another run: its {what} is {value:.9g}, this one's {self._run[name]:.9g}. "
+                    f"{_CURE}"
                 )
         return state
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 
-from gpext.training.remarks import trained_parameters
+from gpext.training.diagnostics import trained_parameters
 
 _FALL = 1e-8  # of the value at the best point so far, in one step
 

@@ -13,7 +13,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpext.progress import Progress
-from gpext.training.remarks import constant_columns, ends_at_noise_floor, remarks, trained_parameters
+from gpext.training.diagnostics import constant_columns, ends_at_noise_floor, remarks, trained_parameters
 
 Callback = Callable[[int, float], bool | None]
 

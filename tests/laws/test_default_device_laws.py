@@ -13,7 +13,7 @@ from gpext.likelihoods import BernoulliLogitLikelihood, PoissonLikelihood, Stude
 from gpext.operators import UnbiasedSolver
 from gpext.samplers import AugmentedSGLDSampler, GibbsSampler, MetropolisHastings, SGLDSampler
 from gpext.solvers import conjugate_gradients, lanczos_log_det, nystrom, partial_cholesky, unbiased_cg
-from gpext.solvers.automatic import share_of_steps, with_neighbours
+from gpext.solvers.choose_preconditioner import share_of_steps, with_neighbours
 from gpext.variational import greedy_inducing_points, kmeans_inducing_points
 from tests import accelerator
 from tests.accelerator import accelerated, sent

@@ -20,7 +20,7 @@ from gpext.solvers import (
     partial_cholesky,
     unbiased_cg,
 )
-from gpext.solvers.automatic import share_of_steps, with_neighbours
+from gpext.solvers.choose_preconditioner import share_of_steps, with_neighbours
 from tests import accelerator
 from tests.accelerator import accelerated, sent
 from tests.latent_cases import CASES, PAIRS, RULES

@@ -89,10 +89,10 @@ def test_other_numbers_of_ranks_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ("targets", "is of another run: its data has the mark"),
-        ("order", "is of another run: its data has the mark"),
-        ("batches", "is of another run: its batch size has the mark 20, this one's 30"),
-        ("rate", "is of another run: its learning rate has the mark 0.05, this one's 0.1"),
+        ("targets", "is of another run: its fingerprint of the data is"),
+        ("order", "is of another run: its fingerprint of the data is"),
+        ("batches", "is of another run: its batch size is 20, this one's 30"),
+        ("rate", "is of another run: its learning rate is 0.05, this one's 0.1"),
         ("likelihood", "is of another model: they differ in likelihood.raw_deg_free"),
         ("half", "is damaged, or was not written by gpext"),
         ("nothing", "is damaged, or was not written by gpext"),

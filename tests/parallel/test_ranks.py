@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from gpext.parallel import Ranks, mark
+from gpext.parallel import Ranks, fingerprint
 from tests.parallel.processes import run
 
 
@@ -159,12 +159,12 @@ def test_only_what_differs_is_shown():
 
 def test_a_mark_tells_tensors_apart():
     t = torch.linspace(-1, 2, 150_000, dtype=torch.float64)
-    assert mark([t]) == mark([t.clone()])
+    assert fingerprint([t]) == fingerprint([t.clone()])
     others = [-t, t.flip(0), torch.cat([t[65536:], t[:65536]]), 1.001 * t, t.clone().index_fill_(0, torch.tensor(7), 0)]
     for other in others:
-        assert abs(mark([other]) - mark([t])) > 1e-7
-    assert mark([t, 2 * t]) != mark([2 * t, t])
-    assert (mark([]), mark([0 * t]), mark([t / 0])) == (0.0, 0.0, torch.inf)
+        assert abs(fingerprint([other]) - fingerprint([t])) > 1e-7
+    assert fingerprint([t, 2 * t]) != fingerprint([2 * t, t])
+    assert (fingerprint([]), fingerprint([0 * t]), fingerprint([t / 0])) == (0.0, 0.0, torch.inf)
 
 
 def test_without_a_group_everything_is_trivial():

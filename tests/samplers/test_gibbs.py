@@ -489,8 +489,8 @@ def test_draws_of_something_else_are_not_gone_on_with(tmp_path):
     other_prior = MultivariateNormal(prior.mean, 2 * prior.covariance_matrix)
     draws = run(GibbsSampler(prior, student(), y), 3, checkpoint=tmp_path)
     for made, match in (
-        (GibbsSampler(prior, student(), y + 1), "data with the mark"),
-        (GibbsSampler(other_prior, student(), y), "data with the mark"),
+        (GibbsSampler(prior, student(), y + 1), "fingerprint of the data"),
+        (GibbsSampler(other_prior, student(), y), "fingerprint of the data"),
         (GibbsSampler(prior, LaplaceLikelihood().double(), y), r"model \['LaplaceLikelihood'"),
         (GibbsSampler(prior[:3], student(), y[:3]), "latent shape"),
     ):

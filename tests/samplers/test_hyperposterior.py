@@ -383,7 +383,7 @@ def test_draws_of_something_else_are_not_gone_on_with(tmp_path):
     other_model.model.covar_module.eps = 2.0
     for made, match in (
         (SGLDSampler(problem()), "sampler SGLD; got Metropolis-Hastings"),
-        (MetropolisHastings(problem(seed=1)), "data with the mark"),
+        (MetropolisHastings(problem(seed=1)), "fingerprint of the data"),
         (MetropolisHastings(problem(), ["covar_module.lengthscale"]), "hyperparameters"),
         (MetropolisHastings(other_model), r"model \['covar_module\.eps = 2\.0'\]; got \[\]"),
     ):

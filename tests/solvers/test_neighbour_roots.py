@@ -5,7 +5,7 @@ import torch
 
 from gpext.solvers import NeighbourPreconditioner, partial_cholesky
 from gpext.solvers import neighbour_roots as roots
-from gpext.solvers.automatic import with_neighbours
+from gpext.solvers.choose_preconditioner import with_neighbours
 from gpext.solvers.neighbour_roots import data_with_neighbours, neighbour_root, neighbours_before
 
 F64 = torch.float64

@@ -8,8 +8,8 @@ import torch
 from gpext.solvers import (
     LowRankPreconditioner,
     SinglePrecisionPreconditioner,
-    automatic,
     automatic_preconditioner,
+    choose_preconditioner,
     conjugate_gradients,
     estimator_diagnostics,
     lanczos_log_det,
@@ -17,7 +17,7 @@ from gpext.solvers import (
     single_precision,
 )
 from gpext.solvers.single_precision import cost_of_single_precision
-from tests.solvers.test_automatic import system
+from tests.solvers.test_choose_preconditioner import system
 from tests.solvers.test_neighbour_roots import entries_of, generator, rough
 from tests.solvers.test_unbiased_cg import enumerated
 from tests.statistics import t_threshold
@@ -213,10 +213,10 @@ def test_a_failure_leaves_what_there_would_be_without_it(free, monkeypatch, prof
     P, without = automatically(x, K, D), automatically(x, K, D, block=None)
     assert len(tried) == 1
     assert isinstance(P, LowRankPreconditioner)
-    if without.rank < automatic.JUDGED:
+    if without.rank < choose_preconditioner.JUDGED:
         assert torch.equal(P.root, without.root)
     else:
-        assert abs(P.rank - without.rank) <= 100 < P.rank - automatic.JUDGED
+        assert abs(P.rank - without.rank) <= 100 < P.rank - choose_preconditioner.JUDGED
     steps = [conjugate_gradients(A.matmul, b, precondition=each).num_steps for each in (P, without)]
     assert abs(steps[0] - steps[1]) <= 0.2 * steps[1]
 

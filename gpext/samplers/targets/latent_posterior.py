@@ -20,7 +20,7 @@ from gpext.inference.problem import Problem
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
-from gpext.parallel import described, mark, tensors_of
+from gpext.parallel import described, fingerprint, tensors_of
 from gpext.posteriors import DensePrior
 from gpext.samplers.targets.chain_target import ChainTarget
 from gpext.samplers.targets.hyperparameters import Hyperparameters
@@ -86,7 +86,7 @@ class Target(ChainTarget):
             "hyperparameters": [],
             "model": described(self.described),
             "latent shape": list(self.latent_shape),
-            "data with the mark": mark(self.data),
+            "fingerprint of the data": fingerprint(self.data),
         }
 
     @property

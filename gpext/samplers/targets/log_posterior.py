@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpext.checks import check_finite
 from gpext.mlls import UnbiasedMarginalLogLikelihood
-from gpext.parallel import described, mark, tensors_of
+from gpext.parallel import described, fingerprint, tensors_of
 from gpext.samplers.targets.chain_target import ChainTarget
 from gpext.samplers.targets.hyperparameters import Hyperparameters
 from gpext.threads import factor_flops
@@ -96,7 +96,7 @@ class LogPosterior(ChainTarget):
         return {
             "hyperparameters": [slot.coordinate for slot in self.moved.slots],
             "model": described(self.model),
-            "data with the mark": mark(self.data),
+            "fingerprint of the data": fingerprint(self.data),
         }
 
     @property

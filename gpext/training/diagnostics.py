@@ -1,4 +1,4 @@
-"""Remarks on trained parameters: driven far away, ended on a bound, or not moved at all; each names the entries."""
+"""Diagnostics of trained parameters: driven far away, ended on a bound, or not moved at all; each names the entries."""
 
 from __future__ import annotations
 

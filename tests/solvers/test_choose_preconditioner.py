@@ -8,13 +8,13 @@ import torch
 from gpext.solvers import (
     LowRankPreconditioner,
     NeighbourPreconditioner,
-    automatic,
     automatic_preconditioner,
+    choose_preconditioner,
     conjugate_gradients,
     estimator_diagnostics,
     partial_cholesky,
 )
-from gpext.solvers.automatic import share_of_steps, with_neighbours
+from gpext.solvers.choose_preconditioner import share_of_steps, with_neighbours
 from tests.solvers.test_neighbour_roots import entries_of, generator, rough
 from tests.solvers.test_unbiased_cg import enumerated
 
@@ -25,8 +25,8 @@ N = 1000
 @pytest.fixture
 def cheap(monkeypatch):
     """Neighbours cost nothing: at sizes of tests they would never pay."""
-    monkeypatch.setattr(automatic, "_TRIAL", 0.0)
-    monkeypatch.setattr(automatic, "_GROUPED", 0.0)
+    monkeypatch.setattr(choose_preconditioner, "_TRIAL", 0.0)
+    monkeypatch.setattr(choose_preconditioner, "_GROUPED", 0.0)
 
 
 def system(profile, lengthscale, noise, n=N):
@@ -69,7 +69,7 @@ def test_steps_are_never_more_than_by_the_low_rank_alone(cheap, profile, lengths
 @pytest.mark.parametrize(("profile", "lengthscale", "helps"), [("matern12", 1.0, True), ("rbf", 2.0, False)])
 def test_they_are_taken_where_data_are_rough_and_not_where_smooth(cheap, monkeypatch, profile, lengthscale, helps):
     """Beside a low rank that leaves much."""
-    monkeypatch.setattr(automatic, "partial_cholesky", partial(partial_cholesky, rank=60))
+    monkeypatch.setattr(choose_preconditioner, "partial_cholesky", partial(partial_cholesky, rank=60))
     x, K, A, D, b = system(profile, lengthscale, 1e-2)
     P = made(x, K, D)
     assert isinstance(P, NeighbourPreconditioner) == helps
@@ -108,7 +108,7 @@ def test_the_same_seed_makes_the_same(cheap):
 
 def test_a_small_system_is_not_worth_a_trial(monkeypatch):
     x, K, _, D, _ = system("matern32", 1.0, 1e-2, n=300)
-    monkeypatch.setattr(automatic, "share_of_steps", lambda *args, **options: pytest.fail("tried"))
+    monkeypatch.setattr(choose_preconditioner, "share_of_steps", lambda *args, **options: pytest.fail("tried"))
     assert isinstance(made(x, K, D), LowRankPreconditioner)
 
 

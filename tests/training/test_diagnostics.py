@@ -11,7 +11,7 @@ import gpext
 from gpext.inference import Laplace
 from gpext.likelihoods import DirichletLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
-from gpext.training.remarks import constant_columns, remarks, trained_parameters
+from gpext.training.diagnostics import constant_columns, remarks, trained_parameters
 from tests.members import F64, tensor
 from tests.sparse_models import SparseGP
 
