@@ -1,4 +1,4 @@
-"""How far a run has come: a bar on a terminal; elsewhere, as in a batch job, a line now and then in the log "gpext".
+"""Progress of a run: a bar on a terminal; elsewhere, as in a batch job, a line now and then in the log "gpext".
 
 logging.basicConfig(level=logging.INFO)  # shows these lines
 """

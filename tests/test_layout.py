@@ -1,3 +1,5 @@
+"""The house: imports go up, rooms exist, docstrings and tests open as they should, and importing stays light."""
+
 import ast
 import json
 import subprocess
@@ -28,8 +30,8 @@ ROOMS = [
     "sites",
     "solvers",
 ]
-ROOMS += ["operators", "kernels", "estimators", "posteriors", "inference", "variational", "models", "mlls", "optim"]
-ROOMS += ["samplers", "hyperposterior", "training", "botorch", "ppl", "plots"]
+ROOMS += ["operators", "kernels", "posteriors", "inference", "variational", "models", "mlls", "optim", "samplers"]
+ROOMS += ["training", "botorch", "ppl", "plots"]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -53,6 +55,33 @@ def misplaced(room, source):
 def test_imports_go_upwards(path):
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert misplaced(room, path.read_text()) == []
+
+
+def test_rooms_exist():
+    assert [room for room in ROOMS if not ((PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").exists())] == []
+
+
+@pytest.mark.parametrize("room", ["solvers", "operators", "kernels", "optim"])
+def test_matrices_and_optimisers_know_no_likelihood(room):
+    for path in (PACKAGE / room).rglob("*.py"):
+        assert not set(imported_rooms(path.read_text())) & {"likelihoods", "bounds", "augmentations"}, path
+
+
+def docstrings(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_docstrings_say_what_something_is_or_does(path):
+    openings = ("What ", "Where ", "Who ", "How ", "When ", "Which ")
+    assert [each.split("\n")[0] for each in docstrings(path) if each.startswith(openings)] == []
+
+
+def test_every_test_file_opens_with_its_law():
+    tests = sorted(Path(__file__).parent.rglob("test_*.py"))
+    assert [str(path) for path in tests if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
 def test_every_public_name_is_there():

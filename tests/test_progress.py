@@ -1,3 +1,5 @@
+"""Progress of long runs: a bar on a terminal, lines in the log elsewhere."""
+
 import io
 import logging
 import re

@@ -1,3 +1,5 @@
+"""The algebra of Gaussian sites, against the exponent that they stand for."""
+
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""What bounds and rules ask of a likelihood, beyond gpytorch's `forward`: each a method that it may have.
+"""Optional methods of a likelihood, beyond gpytorch's `forward`, that bounds and inference rules call if it has them.
 
 gpext's own likelihoods inherit most of these from `gpext.likelihoods.LatentLikelihood`; one of your own, or of another
 package, takes part by having the method. Targets are (..., N), or what the likelihood takes; latent values, means and

@@ -1,4 +1,4 @@
-"""What a rule has to know of the likelihood at the current marginals: the terms of its bound and their derivatives."""
+"""The terms of a bound on the log likelihood at the current marginals, and their derivatives."""
 
 from __future__ import annotations
 

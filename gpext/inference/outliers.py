@@ -1,4 +1,4 @@
-r"""Which data a model has set aside, and how surprising each is to the others [JVV11 Secs. 3, 5].
+r"""A report of the data that a model has set aside, and how surprising each is to the others [JVV11 Secs. 3, 5].
 
 The precision of a datum's site says what it has contributed. A regular one narrows the posterior; one that a
 heavy-tailed likelihood has given up has a precision near zero, and one in between a negative one: it makes the
@@ -60,7 +60,7 @@ class OutlierReport:
 
     @property
     def surprise(self) -> Tensor:
-        """How unlikely each datum is to the others, in nats (..., N): the less, the more surprising.
+        """The log density of each datum given the others, less its expectation, in nats (..., N); low is surprising.
 
         The logarithm of the tail probability (of 1e-10 where it is smaller), without one `relative_log_loo`, and where
         that is unknown, too, `log_loo`, which compares data only as far as their predictions are equally wide.

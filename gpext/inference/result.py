@@ -1,4 +1,4 @@
-"""What every inference rule returns."""
+"""The result of an inference rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpext.sites import GaussianSites, JointSites
 
 
 class Status(Enum):
-    """How an iteration ended; the value says what to do about it."""
+    """The outcome of an iteration; the value says what to do about it."""
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps before the tolerance was reached; increase max_steps"
@@ -102,7 +102,7 @@ class InferenceResult:
 
     @cached_property
     def loo_tail(self) -> Tensor:
-        """How far out y_i is under the prediction of `log_loo` (..., N), in both tails.
+        """The two-sided tail probability of y_i under the prediction of `log_loo` (..., N).
 
         2 min(P(Y <= y_i), P(Y >= y_i)), at most 1, to about 1e-12. nan as `log_loo`, and where p(y | f) has several
         latents or no cumulative distribution function.

@@ -1,4 +1,4 @@
-"""What several inference rules make of one model at its present parameters."""
+"""A comparison of inference rules on one model at its current parameters."""
 
 from __future__ import annotations
 

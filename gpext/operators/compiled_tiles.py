@@ -54,7 +54,7 @@ class _Matrix(ctypes.Structure):
 
 
 class _Shares(ctypes.Structure):
-    """Which rows of tiles to visit, and by how many threads, as the program sees it."""
+    """The rows of tiles to visit and the number of threads, as a C structure."""
 
     _fields_ = (
         ("threads", ctypes.c_int64),

@@ -136,7 +136,7 @@ class KernelOperator(LinearOperator):
 
     @property
     def _work(self) -> str:
-        """What ranks share out, and how: routes cut a matrix into parts of their own."""
+        """The work that ranks share: routes cut a matrix into parts of their own."""
         return f"{' * '.join(self.profiles)}, {self.dtype}, by {self._route.__name__.rpartition('.')[-1]}"
 
     @property

@@ -47,7 +47,7 @@ class Factor:
 
     @property
     def columns(self) -> Tensor:
-        """What the columns stand for (m, d)."""
+        """The inputs of the columns (m, d)."""
         return self.x if self.y is None else self.y
 
 
@@ -140,7 +140,7 @@ class Derivatives:
 
 @dataclass(frozen=True)
 class _Sums:
-    """What a share of the tiles adds up to, in rows as products of matrices are quickest."""
+    """Sums over a share of the tiles, stored by rows, in which products of matrices are fastest."""
 
     value: Tensor  # ()
     x: list[Tensor]  # by factor sum_j B_ij [y_j, 1] (d + 1, n)

@@ -1,4 +1,4 @@
-"""How a covariance is solved by unbiased estimates: the options of :class:`gpext.operators.UnbiasedSolveOperator`."""
+"""Options of unbiased solves with a covariance, for :class:`gpext.operators.UnbiasedSolveOperator`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpext.solvers import Survival
 
 @dataclass(frozen=True)
 class UnbiasedSolver:
-    """How to solve.
+    """Options of unbiased solves.
 
     Args:
         num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact but for the solves.

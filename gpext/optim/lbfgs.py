@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
-    """How a minimisation ended."""
+    """The outcome of a minimisation."""
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps"

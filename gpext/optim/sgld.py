@@ -37,7 +37,7 @@ WINDOW = 100  # gradients that make one estimate of V
 
 @dataclass(frozen=True)
 class Memory:
-    """What a step needs to know of those before it."""
+    """The quantities of earlier steps on which the next one depends."""
 
     xi: Tensor | None = None  # (P,), of the last step, where noise is averaged
     window: tuple[Tensor, ...] = ()  # gradients (P,), fewer than make an estimate of V

@@ -1,4 +1,4 @@
-"""What tells models and data of two processes, or of two runs, from one another without sending them."""
+"""Fingerprints of models and data, by which two processes or two runs are compared without sending them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class RankError(RuntimeError):
 
 @dataclass
 class Traffic:
-    """What a rank has put into collective operations."""
+    """Counts of the collective operations of a rank."""
 
     operations: int = 0
     numbers: int = 0
@@ -263,7 +263,7 @@ class Ranks:
 
     @property
     def _device(self) -> torch.device:
-        """Where the group's tensors have to be."""
+        """The device on which the group's tensors have to be."""
         return torch.device("cuda" if "nccl" in dist.get_backend(self._group) else "cpu")
 
     def _reducing(self, tensor: Tensor, operation: Any) -> Callable[[], object]:

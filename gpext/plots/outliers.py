@@ -1,4 +1,4 @@
-"""How surprising each datum is, and how much it contributes."""
+"""A plot of how surprising each datum is, and how much it contributes."""
 
 from __future__ import annotations
 

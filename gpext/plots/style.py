@@ -1,4 +1,4 @@
-"""What all figures share: colours, axes, and arguments as arrays."""
+"""The common style of all figures: colours, axes, and arguments as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What posteriors of D correlated latents have in common, whatever the algebra behind them."""
+"""The base of posteriors of D correlated latents, whatever the algebra behind them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gpext.posteriors.positive_factor import PositiveFactor
 
 @dataclass(frozen=True)
 class NegativeSites:
-    """What the k precisions of each posterior that are not positive add; in a batch, the largest k of all.
+    """The correction for the k precisions of each posterior that are not positive; in a batch, the largest k of all.
 
     Where others have more, the smallest positive precisions fill up; their Q is zero.
     """

@@ -36,7 +36,7 @@ from gpext.threads import factor_flops, threads_for
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one observed site sees of f: a f + b."""
+    """The affine function a f + b of the latent values that one observed site depends on."""
 
     observation: Observation
     slope: Tensor  # a, with the shape of f

@@ -15,7 +15,7 @@ from gpext.likelihoods import LatentLikelihood
 
 @dataclass(frozen=True)
 class Observation:
-    """What an observed site has seen, for kernels that know more of it than its density."""
+    """The observation of a site, for kernels that use more of it than its density."""
 
     likelihood: Likelihood
     latent: Tensor  # the argument of the likelihood: f (..., N), or (..., D, N)

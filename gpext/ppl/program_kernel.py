@@ -1,4 +1,4 @@
-"""What kernels over the sites of a Pyro program share: where a chain starts, in unconstrained space."""
+"""The base of kernels over the sites of a Pyro program: their starts, in unconstrained space."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ProgramKernel(MCMCKernel):
 
     @property
     def initial_params(self) -> dict[str, Tensor] | None:
-        """Where the chain starts, in unconstrained space."""
+        """The start of the chain, in unconstrained space."""
         return self._initial_params
 
     @initial_params.setter

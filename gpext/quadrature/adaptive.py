@@ -18,7 +18,7 @@ class QuadratureWarning(UserWarning):
 
 
 class QuadratureStatus(Enum):
-    """How an adaptive integration ended; the text is the remedy."""
+    """The outcome of an adaptive integration; the text is the remedy."""
 
     CONVERGED = "every integral reached the tolerance"
     MAX_ROUNDS = "pass knots where the integrand has kinks or narrow features, or increase max_rounds"

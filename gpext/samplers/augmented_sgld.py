@@ -48,7 +48,7 @@ _SETTLING = 5  # sweeps at the start in which parameters stay: w and f find each
 
 @dataclass(frozen=True)
 class SlicesAndWalks:
-    """What chains go on from beside their values."""
+    """The state of the transition kernel: slices for the likelihood's parameters, Langevin steps for the prior's."""
 
     slices: SliceWidths  # of the likelihood's parameters
     walks: tuple[LangevinState, ...]  # of the prior's, one for each chain

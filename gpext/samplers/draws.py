@@ -111,7 +111,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has come to."""
+    """The outcome of a run."""
 
     chunks: Chunks
     states: Sequence[ChainState]

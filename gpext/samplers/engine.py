@@ -37,7 +37,7 @@ Result = TypeVar("Result", bound=Draws)
 
 @dataclass(frozen=True)
 class Start:
-    """What `init` gets to start chains from.
+    """The argument of :meth:`Sampler.init`: the chains to start, and their random numbers.
 
     Attributes:
         num_chains: of all processes.
@@ -59,7 +59,7 @@ Init = Callable[[Start], Sequence[ChainState]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run was asked for; see :meth:`Sampler.run`.
+    """The arguments of :meth:`Sampler.run`, checked.
 
     Raises:
         TypeError: a number that is not whole, or something else than a generator, draws or ranks.
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def options(self) -> list[str]:
-        """What has to be the same on all ranks, in words."""
+        """The options that have to be the same on all ranks, in words."""
         names = ("num_samples", "num_chains", "warmup", "thinning")
         given = [name for name in ("resume", "checkpoint") if getattr(self, name) is not None]
         return [*(f"{name}={getattr(self, name)}" for name in names), f"{given=}"]

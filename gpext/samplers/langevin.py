@@ -65,7 +65,7 @@ class LangevinOptions:
 
 @dataclass(frozen=True)
 class LangevinState:
-    """What a chain goes on from beside its place."""
+    """The state of the Langevin dynamics of a chain beside its place."""
 
     M: Tensor  # (P, P)
     schedule: tuple[float, float, float] | None

@@ -1,4 +1,4 @@
-r"""What a Gibbs sampler returns: draws, how they came about, and predictions from them.
+r"""Draws of latent values and hyperparameters, and predictions from them.
 
 A new value is Gaussian given the latent values at the training inputs, and the posterior is the average over draws
 

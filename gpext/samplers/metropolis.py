@@ -30,7 +30,7 @@ _FORGETTING = 2.0  # the covariance is of the last 3/4 of the steps or so: the e
 
 @dataclass(frozen=True)
 class RandomWalk:
-    """What a chain goes on from beside its place."""
+    """The state of the random walk of a chain beside its place."""
 
     value: float  # log p(theta | y) at the place
     mean: Tensor  # of the chain (P,)

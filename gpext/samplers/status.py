@@ -1,4 +1,4 @@
-"""How sampling may end."""
+"""The outcomes of sampling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class SamplingStatus(Enum):
-    """How sampling ended; the value says what to do about it."""
+    """The outcome of sampling; the value says what to do about it."""
 
     MIXED = "the chains agree, every split R-hat below 1.01"
     NOT_MIXED = "the chains do not agree yet; go on with run(..., resume=draws)"

@@ -1,4 +1,4 @@
-"""Where draws are kept: in memory, or chunk by chunk in a directory, so that memory does not grow with their number.
+"""Storage of draws: in memory, or chunk by chunk in a directory, so that memory does not grow with their number.
 
 With a chunk goes the state of the chains at its last draw, so that a run that was killed can go on from there; while
 they warm up, their state alone. Where several ranks have chains, each hands its draws to all, and the first of them

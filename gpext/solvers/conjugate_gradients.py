@@ -18,7 +18,7 @@ _PATIENCE = 5  # starts without halving the true residual
 
 @dataclass(frozen=True)
 class LinearSolve:
-    """What a solve has found."""
+    """The result of a solve."""
 
     solution: Tensor  # (..., n, R) or (n,)
     num_steps: int  # products with A, apart from those that check the residual

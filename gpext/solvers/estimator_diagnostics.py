@@ -1,4 +1,4 @@
-r"""What a random end does to a solve, exactly: conjugate gradients are run to their end and every truncation counts.
+r"""The exact effect of random truncation on a solve: conjugate gradients are run to their end, all truncations count.
 
 With d_j the increments from where the random part begins, J where it ends, R_j = sum_{k >= j} d_k what is left before
 increment j, and P_j > 0,
@@ -52,7 +52,7 @@ class EstimatorDiagnostics:
 
     @property
     def message(self) -> str:
-        """What N draws can show, and what to do if that is not the mean."""
+        """The conclusion that N draws allow, with advice where they do not show the mean."""
         if self.status is not SolveStatus.CONVERGED:
             return f"the run to the end has not reached it: {self.status.value}."
         if bool(self.shows_mean.all()):

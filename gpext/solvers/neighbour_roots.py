@@ -1,4 +1,4 @@
-r"""What a low rank leaves of a kernel matrix with noise, V = K - L L' + D, by nearest neighbours: V^-1 near G'G.
+r"""The residual of a low rank of a kernel matrix with noise, V = K - L L' + D, by nearest neighbours: V^-1 near G'G.
 
 In an order of the data, row i of G whitens datum i by its m nearest among those before it, N:
 

@@ -139,7 +139,7 @@ class SinglePrecisionPreconditioner:
 
     @property
     def _room(self) -> Tensor:
-        """Where a part of a panel is converted (h, width): on a CPU it stays in cache, that of each thread."""
+        """The buffer in which a part of a panel is converted (h, width): on a CPU it stays in each thread's cache."""
         on_cpu = self.scale.device.type == "cpu"
         width = _WIDTH * torch.get_num_threads() if on_cpu else self.rank
         return self.scale.new_empty(min(_HEIGHT, self.rank), min(width, self.rank))

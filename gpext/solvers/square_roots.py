@@ -21,7 +21,7 @@ _FIRST = 16  # steps; twice as many each time that they have proved too few
 
 @dataclass(frozen=True)
 class RootProduct:
-    """What has been found."""
+    """The result of a product with a square root."""
 
     value: Tensor  # A^1/2 z (n,)
     error: float  # an estimate of its distance from that

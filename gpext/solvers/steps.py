@@ -19,7 +19,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class SolveStatus(Enum):
-    """How a solve ended, and what to do about it."""
+    """The outcome of a solve, and what to do about it."""
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped: raise max_steps or the noise, or take a preconditioner"

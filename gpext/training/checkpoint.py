@@ -1,4 +1,4 @@
-"""Where training by minibatches stands, on disk: written by one rank for all of them, whole or not at all."""
+"""Checkpoints of training by minibatches: written by one rank for all of them, whole or not at all."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class MeanAndRoot:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What an optimiser moves."""
+        """The tensors that an optimiser moves."""
         return [self.mean, self.root]
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Where training by minibatches stands: what is stored of it, and what has to be there to go on from it."""
+"""The stored state of training by minibatches, and the schema that it must satisfy to be resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_optimizers(optimizers: Sequence[torch.optim.Optimizer], stored: Sequenc
 
 @dataclass(frozen=True)
 class PositionSchema(Schema):
-    """What :func:`position` returns, for these optimisers."""
+    """The schema of the result of :func:`position`, for these optimisers."""
 
     optimizers: Sequence[torch.optim.Optimizer]
 

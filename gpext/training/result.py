@@ -1,4 +1,4 @@
-"""What `fit` returns, and the clock, trace and progress bar of one call."""
+"""The result of `fit`, and the clock, trace and progress bar of one call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Callback = Callable[[int, float], bool | None]
 
 
 class FitStatus(Enum):
-    """How training ended; the value says what to do about it."""
+    """The outcome of training; the value says what to do about it."""
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps; call fit again to go on"

@@ -1,4 +1,4 @@
-"""What a variational strategy refuses before anything changes."""
+"""Checks of a batch by a variational strategy, before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where to put inducing points: k-means centres, or greedily where the prior is least explained."""
+"""Choices of inducing points: k-means centres, or greedily where the prior is least explained."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ Pull = Callable[[Tensor, InducingPosterior, LocalTerms, float], None]
 
 @dataclass(frozen=True)
 class Gradient:
-    """How a batch adds derivatives to the `.grad` of the parameters."""
+    """The way by which a batch adds derivatives to the `.grad` of the parameters."""
 
     bound: LikelihoodTerm  # whose terms F_i are differentiated
     pull: Pull  # backpropagates from what depends on q(u) and the F_i

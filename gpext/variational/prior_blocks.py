@@ -40,7 +40,7 @@ class CrossBlocks:
 
 @dataclass(frozen=True)
 class Whitened:
-    """What the inducing values say of N inputs at the present hyperparameters, outside the graph."""
+    """The prior at N inputs given the inducing values, at the current hyperparameters, outside the graph."""
 
     matrix: Tensor  # A = L^-1 K_zx (..., M, N)
     mean: Tensor  # mu_i (..., N)

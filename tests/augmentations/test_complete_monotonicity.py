@@ -1,3 +1,5 @@
+"""A phi that is no scale mixture is refused: complete monotonicity against mixtures known in closed form."""
+
 import math
 import re
 

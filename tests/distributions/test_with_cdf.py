@@ -1,3 +1,5 @@
+"""Distribution functions and quantiles that torch's distributions lack, against SciPy's."""
+
 import copy
 import math
 import pickle

@@ -1,3 +1,5 @@
+"""CAVI: fixed points, evidence and hard data, against the equations of its updates."""
+
 import gpytorch
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""The squared exponential kernel with closed derivatives, against gpytorch's."""
+
 import math
 
 import gpytorch

@@ -1,3 +1,5 @@
+"""Augmentations of every likelihood: int p(y | f, w) p(w) dw = p(y | f), by quadrature."""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Integrals and predictions of every likelihood against references by mpmath, in hard cases."""
+
 import copy
 import math
 import pickle

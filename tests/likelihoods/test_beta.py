@@ -1,3 +1,5 @@
+"""The Beta likelihood is the Dirichlet of two shares."""
+
 import copy
 import pickle
 

@@ -1,3 +1,5 @@
+"""Checks of finite values: the first that is not is named."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""The Dirichlet likelihood: density and curvature against SciPy and autograd, also where parameters underflow."""
+
 import copy
 import pickle
 import warnings

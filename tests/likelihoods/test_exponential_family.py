@@ -1,3 +1,5 @@
+"""Exponential families of your own, against the likelihoods that are special cases."""
+
 import copy
 import math
 import pickle

@@ -1,3 +1,5 @@
+"""The multinomial likelihood: density, curvature and predictions against SciPy, autograd and integrals."""
+
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal

@@ -1,3 +1,5 @@
+"""Several Poisson outputs, against as many Poisson models."""
+
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal

@@ -1,3 +1,5 @@
+"""Ordinal likelihoods: densities, derivatives and integrals against mpmath."""
+
 import mpmath
 import pytest
 import torch

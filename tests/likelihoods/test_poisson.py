@@ -1,3 +1,5 @@
+"""The Poisson likelihood: integrals and predictions against mpmath."""
+
 import math
 
 import mpmath

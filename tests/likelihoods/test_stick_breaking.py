@@ -1,3 +1,5 @@
+"""The stick-breaking likelihood, against the binary choices of which it consists."""
+
 import mpmath
 import numpy as np
 import pytest

@@ -1,3 +1,5 @@
+"""The von Mises likelihood: density and curvature against SciPy and autograd, predictions against integrals."""
+
 import copy
 import math
 import pickle

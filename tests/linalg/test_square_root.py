@@ -1,3 +1,5 @@
+"""Square roots of singular matrices with their pseudo-inverses, against the Moore-Penrose conditions."""
+
 import pytest
 import torch
 

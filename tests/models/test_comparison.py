@@ -1,3 +1,5 @@
+"""The table of all rules on one model, against the rules run one by one."""
+
 import copy
 
 import pytest

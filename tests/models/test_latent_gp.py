@@ -1,3 +1,5 @@
+"""LatentGP in the scripts of gpytorch and BoTorch users: training, prediction, copies, dtypes and batches."""
+
 import copy
 import io
 import pickle

@@ -1,3 +1,5 @@
+"""L-BFGS: minima against SciPy's, and every way in which a search can end."""
+
 import math
 import warnings
 

@@ -1,3 +1,5 @@
+"""Dense posteriors at sites of any sign, against explicit inverses."""
+
 import math
 
 import mpmath

@@ -1,3 +1,5 @@
+"""Derivatives of the evidence at fixed sites, against autograd."""
+
 import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence

@@ -1,3 +1,5 @@
+"""Posteriors with inducing points, against the joint Gaussian densely."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""Adaptive quadrature against closed forms and mpmath, for integrands with far, narrow or kinked mass."""
+
 import math
 import warnings
 

@@ -1,3 +1,5 @@
+"""Gibbs sampling: one run in parts, interrupted or read back draws what it draws at once; predictions are averages."""
+
 import copy
 import math
 import pickle

@@ -1,3 +1,5 @@
+"""Slice sampling draws from its density, against the distribution function."""
+
 import pytest
 import scipy.stats
 import torch

@@ -1,3 +1,5 @@
+"""gpext.fit: it ends where gradients vanish, resumes bit for bit, and says what happened."""
+
 import copy
 import math
 import pickle

@@ -1,3 +1,5 @@
+"""The bound as a function of the hyperparameters alone, against the ELBO and finite differences."""
+
 import pytest
 import torch
 from gpytorch.mlls import VariationalELBO

@@ -1,3 +1,5 @@
+"""Choices of inducing points, against the quantisation error and the pivots of a Cholesky factor."""
+
 import gpytorch
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""Updates of q(u), against gpytorch's natural-gradient step and full CAVI; gradients against autograd."""
+
 import copy
 import pickle
 import unittest

@@ -1,4 +1,4 @@
-"""What distributions of an angle share: a distribution function from a cut, quantiles, and credible arcs."""
+"""The base of distributions of an angle: a distribution function from a cut, quantiles, and credible arcs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Arc:
 
     @property
     def lower(self) -> Tensor:
-        """Where the arc begins, anticlockwise; may be below -pi."""
+        """The end at which the arc begins, anticlockwise; may be below -pi."""
         return self.centre - self.half_width
 
     @property
     def upper(self) -> Tensor:
-        """Where it ends, above `lower`; may be above pi."""
+        """The end of the arc above `lower`; may be above pi."""
         return self.centre + self.half_width
 
     def contains(self, angle: Tensor) -> Tensor:

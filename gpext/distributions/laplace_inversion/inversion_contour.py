@@ -85,7 +85,7 @@ class Contour:
         return cls(w, nodes, terms, -2 * math.pi * height / step)
 
     def laws(self) -> Laws:
-        """What the rule says at w."""
+        """Values of the quadrature rule at w."""
         integral = (self.terms / self.nodes).real.sum(0)
         slope = (self.terms * self.nodes).real.sum(0)
         cdf, survival = torch.sigmoid(self.pole) + integral, torch.sigmoid(-self.pole) - integral
@@ -96,5 +96,5 @@ class Contour:
         return Contour(w, self.nodes, self.terms * torch.exp(self.nodes * (w - self.w)), self.pole)
 
     def last_term(self) -> Tensor:
-        """What the rule leaves out of the cdf is smaller than this."""
+        """A bound on the truncation error of the cdf."""
         return (self.terms[-1] / self.nodes[-1]).abs()

@@ -144,7 +144,7 @@ class RadialTransform:
         return variance.to(r.dtype)
 
     def fallen(self, r: Tensor, depth: Tensor | float) -> Tensor:
-        """Where log phi has fallen from r by this depth, up to a factor of two in the distance from r."""
+        """The argument at which log phi has fallen from r by this depth, its distance up to a factor of two."""
         start = torch.where(r == 0, 0.0, self(r))
         exponent = torch.zeros_like(start)
         for k in range(_EXPONENTS):

@@ -178,7 +178,7 @@ class ScaleMixture(PositiveDistribution):
             return replace(laws, density=laws.density * known)
 
     def _depth(self, r: Tensor) -> Tensor:
-        """How many nats phi may fall from r, at a distance that `fallen` says up to a factor of two."""
+        """The number of nats that phi may fall from r, at a distance that `fallen` returns up to a factor of two."""
         return (0.8 * _DEEPEST + self._transform(r)).clamp(1.0, _DEEPEST)
 
     def _quantile(self, score: Tensor) -> Tensor:

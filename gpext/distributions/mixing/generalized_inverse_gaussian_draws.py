@@ -76,7 +76,7 @@ def _g(x: Tensor, p: Tensor, steepness: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hat(p: Tensor, steepness: Tensor) -> Tensor:  # (4, n)
-    """Where the flat part begins and ends, and the slopes of the exponentials beyond."""
+    """The ends of the flat part of the hat, and the slopes of the exponentials beyond."""
     # The tangents touch where g is near -1: one step of regula falsi in the square root of -g is near enough.
     t, s = torch.ones_like(p), torch.ones_like(p)
     for _ in range(8):

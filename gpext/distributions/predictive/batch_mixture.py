@@ -111,7 +111,7 @@ class BatchMixture(Distribution):
 
     @property
     def _dim(self) -> int:
-        """Where the components stand in what they say of a value."""
+        """The dimension of the components in their densities of a value."""
         return -1 - len(self.batch_shape)
 
     def _to_all(self, value: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gpext.quadrature import in_parts, joint_expectation
 
 
 class LatentMixture(Distribution):
-    """What the mixtures of every likelihood share: latents, density, and repetition over a batch.
+    """The base of predictive mixtures over Gaussian latents: latents, density, and repetition over a batch.
 
     Args:
         latent_mean: m (..., D, N).

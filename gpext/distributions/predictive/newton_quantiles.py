@@ -13,7 +13,7 @@ _MAX_STEPS = 100  # bisections where Newton's would leave the bracket: more than
 
 
 class HasCdf(Protocol):
-    """What quantiles are found from."""
+    """A distribution with a density and a cumulative distribution function."""
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value)."""

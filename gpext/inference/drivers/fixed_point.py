@@ -49,7 +49,7 @@ class Iterate:
 
     @property
     def sites(self) -> GaussianSites:
-        """Where this is."""
+        """The sites of this iterate."""
         return self.posterior.sites
 
     @property
@@ -59,7 +59,7 @@ class Iterate:
 
     @property
     def residual(self) -> Tensor:
-        """How far the proposal would move the marginals, were each site alone replaced (..., N)."""
+        """The change of the marginals if each site alone were replaced by its proposal (..., N)."""
         return self.terms.residual(self.sites, self.mean, self.variance)
 
 

@@ -214,7 +214,7 @@ def _respond(terms: Terms, terms_at: TermsAt, index: Tensor, r: Tensor, b: Tenso
 
 @dataclass(frozen=True)
 class _Turns:
-    """What the data of a block got in turn, and what they found."""
+    """The cavities of the data of a block, in the order of their updates, and the sites that were found."""
 
     sites: GaussianSites
     cavities: tuple[Tensor, Tensor]  # r and b

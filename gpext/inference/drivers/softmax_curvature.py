@@ -1,4 +1,4 @@
-r"""How a softmax couples the latents of a datum, for Newton steps on all their means together.
+r"""The coupling of the latents of a datum by a softmax, for Newton steps on all their means together.
 
 With pi = softmax(f) and n trials, the curvature of the expected log likelihood in the means is
 

@@ -1,1 +1,1 @@
-"""How EP finds sites that match moments: sweeps, Newton steps, branches, the double loop, and their order."""
+"""The algorithms by which EP finds sites that match moments: sweeps, Newton steps, branches, and their order."""

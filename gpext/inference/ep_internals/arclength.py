@@ -50,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Branch:
-    """What was seen of a branch.
+    """The part of a branch that was followed.
 
     Attributes:
         end: the solution at t = 1, or None.

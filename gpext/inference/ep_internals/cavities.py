@@ -57,7 +57,7 @@ class Point:
 
     @property
     def sites(self) -> GaussianSites:
-        """Where this is."""
+        """The sites of this iterate."""
         return self.posterior.sites
 
     @property

@@ -41,7 +41,7 @@ class Match:
 
     @property
     def sites(self) -> GaussianSites:
-        """Where this is."""
+        """The sites of this iterate."""
         return self.posterior.sites
 
     @property

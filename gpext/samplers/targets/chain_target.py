@@ -1,4 +1,4 @@
-"""What the chain engine asks of a density that is sampled."""
+"""The interface of a density that is sampled, as the chain engine needs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChainTarget(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the values of chains are."""
+        """The device of the values of chains."""
 
     @property
     @abstractmethod
@@ -42,7 +42,7 @@ class ChainTarget(ABC):
     @property
     @abstractmethod
     def origin(self) -> dict[str, Any]:
-        """What draws are of, by name: words, lists of them, and floats that are fingerprints of data."""
+        """The identity of the target, by name: words, lists of them, and floats that are fingerprints of data."""
 
     @property
     @abstractmethod

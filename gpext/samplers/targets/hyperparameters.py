@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter stands in the flat vector."""
+    """The place of one parameter in the flat vector."""
 
     name: str  # without the raw_ of a constrained one
     parameter: Parameter
@@ -33,7 +33,7 @@ class Slot:
 
     @property
     def coordinate(self) -> str:
-        """What is moved, in words."""
+        """The coordinate that is moved, in words."""
         return f"log {self.name}" if self.is_log else self.name
 
     def log_slope(self, raw: Tensor) -> Tensor:

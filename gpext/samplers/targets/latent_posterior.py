@@ -1,4 +1,4 @@
-"""What a Gibbs sampler samples: a prior over f, an augmented likelihood with its targets, and hyperparameters to move.
+"""The posterior that a Gibbs sampler draws from: a prior over f, an augmented likelihood, targets, and hyperparameters.
 
 Chains have hyperparameters of their own, so the priors of C chains are a batch of C; where none moves, they share one.
 """
@@ -81,7 +81,7 @@ class Target(ChainTarget):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What draws are of."""
+        """The identity of the target."""
         return {
             "hyperparameters": [],
             "model": described(self.described),
@@ -101,7 +101,7 @@ class Target(ChainTarget):
 
     @property
     def data(self) -> list[Tensor]:
-        """What was observed and the prior, float64."""
+        """The targets and the prior, float64."""
         return [self.targets.double(), self._prior.mean.double(), self._prior.covariance.double()]
 
     @property
@@ -161,7 +161,7 @@ class ModelTarget(Target):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What draws are of."""
+        """The identity of the target."""
         return {**super().origin, "hyperparameters": [slot.coordinate for slot in self._moved.slots]}
 
     @property

@@ -92,7 +92,7 @@ class LogPosterior(ChainTarget):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What draws are of."""
+        """The identity of the target."""
         return {
             "hyperparameters": [slot.coordinate for slot in self.moved.slots],
             "model": described(self.model),

@@ -1,4 +1,4 @@
-r"""Where the posterior of hyperparameters is, roughly: its mode and curvature on a subset of the data [FE15 Sec. 5.1].
+r"""The mode of the posterior of hyperparameters and the curvature there, on a subset of the data [FE15 Sec. 5.1].
 
 M is the inverse of the negative Hessian of the log posterior at its mode, both for a subset of the data and exact; the
 Hessian is scaled up to all data. In units of M the posterior is about a unit ball.

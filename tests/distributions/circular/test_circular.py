@@ -1,3 +1,5 @@
+"""Distributions of an angle: cdf, quantiles and arcs against mpmath, sums over components and draws."""
+
 import copy
 import math
 import pickle

@@ -1,3 +1,5 @@
+"""The von Mises distribution: density and draws against SciPy's."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""Mixing distributions from phi alone: draws and moments against those known in closed form at every tilt."""
+
 import math
 
 import pytest

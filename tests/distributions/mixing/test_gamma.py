@@ -1,3 +1,5 @@
+"""Gamma draws against the distribution function of SciPy."""
+
 import math
 
 import pytest

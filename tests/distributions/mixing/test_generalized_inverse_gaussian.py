@@ -1,3 +1,5 @@
+"""The generalised inverse Gaussian: constants and moments against Bessel functions, draws against its cdf."""
+
 import math
 
 import mpmath

@@ -1,3 +1,5 @@
+"""The inverse Gaussian: tails and moments against mpmath, also at extreme parameters."""
+
 import math
 
 import mpmath

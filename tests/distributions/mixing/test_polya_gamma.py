@@ -1,3 +1,5 @@
+"""The Polya-Gamma distribution: density, transform, cumulants and draws against its series."""
+
 import math
 
 import mpmath

@@ -1,3 +1,5 @@
+"""A scaled distribution is that of the product, against the transformed density."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""The Matern-3/2 noise distribution: mass, cdf, quantiles and draws against each other by quadrature."""
+
 import copy
 import itertools
 import math

@@ -1,3 +1,5 @@
+"""Noise from a radial function: density, constant and draws against SciPy and closed forms."""
+
 import copy
 import math
 import pickle

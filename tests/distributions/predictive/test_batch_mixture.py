@@ -1,3 +1,5 @@
+"""A mixture over a batch dimension, against the mean over its components."""
+
 import pickle
 
 import pytest

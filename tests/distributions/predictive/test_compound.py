@@ -1,3 +1,5 @@
+"""Predictions p(y) = int p(y | f) N(f) df: density, cdf, quantiles and draws against brute-force integrals."""
+
 import copy
 import functools
 import math

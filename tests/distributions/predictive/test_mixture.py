@@ -1,3 +1,5 @@
+"""Mixtures: density, cdf, moments and draws against quadrature."""
+
 import copy
 import math
 import pickle

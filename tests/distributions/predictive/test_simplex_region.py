@@ -1,3 +1,5 @@
+"""Credible regions on the simplex hold their share of new draws."""
+
 import copy
 import math
 import pickle

@@ -1,3 +1,5 @@
+"""Densities of hyperparameters in coordinates without bounds integrate to one; gradients follow the chain rule."""
+
 import gpytorch
 import numpy as np
 import pytest
