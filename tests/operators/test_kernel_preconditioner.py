@@ -14,7 +14,7 @@ from gpext.solvers import (
     LowRankPreconditioner,
     NeighbourPreconditioner,
     SinglePrecisionPreconditioner,
-    automatic,
+    choose_preconditioner,
     partial_cholesky,
     single_precision,
 )
@@ -27,8 +27,8 @@ N = 500
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch):
     """Neighbours cost nothing: at sizes of tests they would never pay."""
-    monkeypatch.setattr(automatic, "_TRIAL", 0.0)
-    monkeypatch.setattr(automatic, "_GROUPED", 0.0)
+    monkeypatch.setattr(choose_preconditioner, "_TRIAL", 0.0)
+    monkeypatch.setattr(choose_preconditioner, "_GROUPED", 0.0)
 
 
 @pytest.fixture
@@ -154,13 +154,13 @@ def misfit_of_gradients(is_of_kind):
 
 def test_gradients_with_neighbours_are_unbiased(monkeypatch):
     """So small a matrix has neighbours at a low rank alone."""
-    monkeypatch.setattr(automatic, "partial_cholesky", partial(partial_cholesky, rank=5))
-    monkeypatch.setattr(automatic, "_WORTH", torch.inf)
+    monkeypatch.setattr(choose_preconditioner, "partial_cholesky", partial(partial_cholesky, rank=5))
+    monkeypatch.setattr(choose_preconditioner, "_WORTH", torch.inf)
     assert misfit_of_gradients(NeighbourPreconditioner) < 1
 
 
 def test_gradients_with_a_factor_in_single_precision_are_unbiased(monkeypatch):
     """So small a matrix would not have one."""
-    monkeypatch.setattr(automatic, "_single_precision_costs_less", lambda *args: True)
+    monkeypatch.setattr(choose_preconditioner, "_single_precision_costs_less", lambda *args: True)
     monkeypatch.setattr(single_precision, "_HEIGHT", 16)
     assert misfit_of_gradients(SinglePrecisionPreconditioner) < 1
