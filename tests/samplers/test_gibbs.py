@@ -149,7 +149,7 @@ def test_r_hat_is_that_of_the_whole_chains_however_they_are_kept(num_draws, monk
     assert draws.r_hat == pytest.approx(float(expected), rel=1e-10)
 
 
-INTERRUPTED = ("take", "_next", "_sweep", "flush", "_write_chunk", "_write_state", "written", "write_chunk", "open")
+INTERRUPTED = ("take", "_next", "step", "flush", "_write_chunk", "_write_state", "written", "write_chunk", "open")
 INTERRUPTED += ("write_state", "run", "sweeps", "swept", "drive")
 
 
