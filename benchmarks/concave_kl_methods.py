@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpext.bounds import Bound
 from gpext.inference import KL
 from gpext.inference.drivers.fixed_point import first_finite
-from gpext.inference.kl import first_sites
+from gpext.inference.kl import independent_sites
 from gpext.inference.local_terms import bound_terms
 from gpext.inference.problem import Problem
 from gpext.likelihoods import BernoulliLogitLikelihood
@@ -80,7 +80,7 @@ def _at_start(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Boun
     """The bound where KL starts, and the operations that find the place."""
     problem, terms = Problem.of(prior, likelihood, y, 0.0), partial(bound_terms, bound.bind(likelihood, y))
     with linear_algebra() as counter:
-        sites = first_sites(problem, terms)
+        sites = independent_sites(problem, terms)
     return float(first_finite(problem, terms, [lambda: sites]).value), counter.get_total_flops()
 
 

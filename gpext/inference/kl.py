@@ -22,7 +22,6 @@ from gpext.bounds.contracts import HasMultinomialTerms
 from gpext.inference.cavi import mixture_terms
 from gpext.inference.conjugate import exact_result
 from gpext.inference.drivers.fixed_point import Climb, Terms, climb, conclude, visit
-from gpext.inference.drivers.local_start import settle_locally
 from gpext.inference.drivers.sequential import sweep_sequentially
 from gpext.inference.drivers.single_site import solve_scalar
 from gpext.inference.drivers.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
@@ -101,7 +100,7 @@ class KL(Rule):
         def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
             return bound_terms(local, mean, variance)
 
-        starts = [lambda: first_sites(problem, terms), lambda: independent_modal_sites(problem), problem.no_sites]
+        starts = [lambda: independent_sites(problem, terms), lambda: independent_modal_sites(problem), problem.no_sites]
         if start is not None:
             starts.insert(0, lambda: start)
         curvature = self._curvature(likelihood, targets)
@@ -159,11 +158,6 @@ def _higher(problem: Problem, terms: Terms, first: Climb, second: Climb) -> Clim
     sites = here.sites.choose(there.sites, problem.per_value(is_higher))
     iterate = visit(problem, terms, sites)
     return iterate, [*first[1], iterate.value], second[2] if first[2] is Status.CONVERGED else first[2]
-
-
-def first_sites(problem: Problem, terms: Terms) -> GaussianSites:
-    """Return sites to start from, found in less than the O(N^3) of a look at them."""
-    return settle_locally(problem, terms, independent_sites(problem, terms))
 
 
 def independent_sites(problem: Problem, terms: Terms) -> GaussianSites:
