@@ -38,6 +38,7 @@ from benchmarks.ep_map import draw_map, grid, is_matched, stage_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, large_problem, random_problem, stated_power
 from benchmarks.ep_references import anneal, plain_parallel
 from benchmarks.ep_report import report_ais, report_map, report_random, report_speed, report_standard
+from benchmarks.ep_schedules import DoubleLoopEP, SequentialEP
 from benchmarks.ledger import Ledger, Row
 from gpext.inference import EP, KL, InferenceResult, Laplace
 from gpext.inference.ep_internals.moment_matching import match
@@ -164,10 +165,9 @@ def _plain_outcomes(problem: StudentTProblem) -> Row:
         run = plain_parallel(problem, power=power, damping=damping, max_sweeps=SWEEPS)
         row[f"parallel, delta {damping:g}" + (", power 0.5" if power < 1 else "")] = [run.outcome, run.sweeps]
     rules = {
-        f"sequential, delta {damping:g}": EP(schedule="sequential", damping=damping, max_steps=SWEEPS)
-        for damping in SEQUENTIAL
+        f"sequential, delta {damping:g}": SequentialEP(damping=damping, max_steps=SWEEPS) for damping in SEQUENTIAL
     }
-    for name, rule in {**rules, "double loop": EP(schedule="double_loop", max_steps=LOOKS)}.items():
+    for name, rule in {**rules, "double loop": DoubleLoopEP(max_steps=LOOKS)}.items():
         result = rule.infer(problem.prior, problem.likelihood, problem.targets)
         outcome = {"CONVERGED": "converged", "STALLED": "no progress"}.get(result.status.name, "goes on")
         row[name] = [outcome, result.num_steps]

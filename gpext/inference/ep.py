@@ -20,7 +20,6 @@ once after its sweeps, and such steps along the paths (:mod:`gpext.inference.ep_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -49,9 +48,6 @@ class EP(Rule):
         tolerance: converged when every marginal's mean matches to this many standard deviations, and its variance to
             this fraction.
         jitter: added to the diagonal of the prior covariance; none is needed.
-        schedule: "parallel" goes through the stages above. "sequential" is EP as it was first published, site by site
-            with this damping and nothing else, for comparison; of one posterior, not a batch. "double_loop" never
-            lowers its objective (:mod:`gpext.inference.ep_internals.double_loop`), and is slow.
 
     Example:
         >>> import torch
@@ -68,25 +64,23 @@ class EP(Rule):
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
-    schedule: Literal["parallel", "sequential", "double_loop"] = "parallel"
 
     def __post_init__(self) -> None:
         check_options(self.jitter, self.max_steps, self.tolerance)
         for name in ("power", "damping"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
-        if self.schedule not in ("parallel", "sequential", "double_loop"):
-            raise ValueError(f"schedule must be 'parallel', 'sequential' or 'double_loop'; got {self.schedule!r}.")
 
     def _solve(self, problem: Problem, start: GaussianSites | InferenceResult | None) -> InferenceResult:
-        if self.schedule == "sequential":
-            problem.require_data_apart()
         search = Search(problem, self.power, self.damping, self.max_steps, self.tolerance)
-        ways = {"parallel": search.run, "sequential": search.run_sequentially, "double_loop": search.run_doubly}
-        found = ways[self.schedule](start)
+        found = self._find(search, start)
         local = self._local(problem, found)
         evidence = problem.attach(found.value, local, found.posterior)
         return problem.result(search.name(found), found.posterior, evidence, search.status(found), search.trace)
+
+    def _find(self, search: Search, start: GaussianSites | InferenceResult | None) -> Match:
+        """Return the best match of a search; other schedules override it (`benchmarks/ep_schedules.py`)."""
+        return search.run(start)
 
     def _local(self, problem: Problem, found: Match) -> Tensor:
         """Return what has the derivatives of the evidence in the likelihood's parameters: log Z^ at fixed cavities."""

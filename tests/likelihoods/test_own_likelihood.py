@@ -12,6 +12,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import VariationalELBO
 
+from benchmarks.ep_schedules import SequentialEP
 from gpext import FitStatus, fit
 from gpext.inference import EP, KL, Laplace, Taylor, outlier_report
 from gpext.likelihoods import LatentLikelihood
@@ -70,7 +71,7 @@ RULES = {
     "laplace": Laplace(),
     "taylor": Taylor(),
     "ep": EP(),
-    "ep, sequential": EP(schedule="sequential", damping=1.0),
+    "ep, sequential": SequentialEP(damping=1.0),
 }
 
 

@@ -13,11 +13,9 @@ from gpext.inference.ep_internals.arclength import follow_arc
 from gpext.inference.ep_internals.cavities import Path
 from gpext.inference.ep_internals.continuation import follow, proper_near
 from gpext.inference.ep_internals.damped_sweeps import sweep_damped
-from gpext.inference.ep_internals.double_loop import loop_doubly
 from gpext.inference.ep_internals.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.ep_internals.moment_matching import At, Match, match
 from gpext.inference.ep_internals.newton import cavities_of, newton
-from gpext.inference.ep_internals.sequential_ep import sweep_one_by_one
 from gpext.inference.ep_internals.tilted_moments import Tilt, tilt, widest_needed
 from gpext.inference.kl import KL
 from gpext.inference.problem import Problem
@@ -28,7 +26,6 @@ from gpext.sites import GaussianSites
 
 _PATIENCE = 5  # looks without progress in sweeps: those that arrive have seldom more
 _PATIENCE_HELD = 15  # where every step is safe
-_PATIENCE_ALONE = 16  # where nothing else follows
 _STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps arrive from there at all
 _HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
 _MOST, _LOW, _LOWER, _LOWEST = 0.7, 0.1, 0.02, 0.005  # of the power asked for
@@ -41,7 +38,6 @@ _CAREFUL = 0.3  # of the usual steps along a branch as its power rises: with lon
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.002  # of the power asked for, likewise
 _MOST_BESIDE = 14  # looks from an earlier result
-_FINEST = 1e-6  # of the tolerance, for the double loop's steps
 
 
 Start = GaussianSites | InferenceResult | None
@@ -70,58 +66,28 @@ class Search:
     def run(self, start: Start) -> Match:
         """Go through the stages until one arrives, and return the best match."""
         power = self.power
-        at = self._at(power)
+        at = self.at(power)
         if start is not None:
             found = self._beside(at, start)
-            if found is not None and self._arrived(found):
+            if found is not None and self.arrived(found):
                 return found
         found = self._solve(at, power)
         for stage in (partial(self._from_mixture, at), partial(self._narrowed, power), self._from_lower):
-            if (self._arrived(found) and found.power == power) or self._left() <= 0:
+            if (self.arrived(found) and found.power == power) or self.left() <= 0:
                 return found
             found = self._better(found, stage())
-        return found if self._arrived(found) else self._finish(at, found, power)
-
-    def run_sequentially(self, start: Start) -> Match:
-        """Sweep site by site and nothing else."""
-        at, power, targets = self._at(self.power), self.power, self.problem.targets
-        current, trace = sweep_one_by_one(
-            at,
-            at(self._begin(start)),
-            [tilt(self.problem.likelihood, targets[i : i + 1], power) for i in range(len(targets))],
-            damping=self.damping,
-            max_sweeps=self.max_steps,
-            patience=_PATIENCE_ALONE,
-            tolerance=self.tolerance,
-        )
-        self._note("sequential sweeps", power, trace)
-        return current
-
-    def run_doubly(self, start: Start) -> Match:
-        """Run the double loop until the moments match; it may have stood still a little before."""
-        at, tolerance = self._at(self.power), self.tolerance
-        current = at(self._begin(start))
-        moments = tilt(self.problem.likelihood, self.problem.targets, self.power)
-        while not self._arrived(current) and self._left() > 0 and tolerance > _FINEST * self.tolerance:
-            sites, trace = loop_doubly(
-                self.problem, moments, self.power, current.sites, max_looks=self._left(), tolerance=tolerance
-            )
-            self._note("steps of a double loop", self.power, trace)
-            before, current, tolerance = current, at(sites), tolerance / 10
-            if not bool(trace) or bool((current.sites.shift == before.sites.shift).all()):
-                break
-        return current
+        return found if self.arrived(found) else self._finish(at, found, power)
 
     def _beside(self, at: At, start: GaussianSites | InferenceResult) -> Match | None:
         """Go from the cavities of an earlier result by Newton's steps, if they lead anywhere; from sites by sweeps."""
         if not isinstance(start, InferenceResult) or self._is_batch or not self._is_small:
-            return self._finish(at, self._sweep(at, at(self._begin(start)), self.power, hold=False), self.power)
+            return self._finish(at, self._sweep(at, at(self.begin(start)), self.power, hold=False), self.power)
         cavity = cavities_of(start.conditioned, self.power)
         if cavity is None:
             return None
         path, most = partial(self._between, 0.0), min(_MOST_BESIDE, self.max_steps)
         end, trace, taken = newton(self.problem, path, cavity, max_looks=most, tolerance=self.tolerance)
-        self._note(f"steps from an earlier result ({taken} derivatives)", self.power, trace)
+        self.note(f"steps from an earlier result ({taken} derivatives)", self.power, trace)
         return None if end is None else self._finish(at, at(end.sites), self.power)
 
     def _from_mixture(self, at: At) -> Match | None:
@@ -135,7 +101,7 @@ class Search:
         """Follow a solution from where the likelihood is so wide that no datum is far out."""
         problem = self.problem
         widest = widest_needed(problem.likelihood, problem.targets, problem.mean, problem.prior.variance)
-        wide = self._at(power, widest)
+        wide = self.at(power, widest)
         found = self._solve(wide, power) if self._is_batch else wide(problem.no_sites())
 
         def path(t: float) -> tuple[Tilt, float]:
@@ -162,7 +128,7 @@ class Search:
         for start, share in ways:
             low = share * goal
             found = start(low)
-            if found is not None and self._arrived(found):
+            if found is not None and self.arrived(found):
                 path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
                 name = f"up from power {low:.3g}"
                 most, care = _MOST_RAISING, _CAREFUL
@@ -175,11 +141,11 @@ class Search:
         return self._tilt(power), power
 
     def _swept(self, power: float) -> Match:
-        return self._solve(self._at(power), power)
+        return self._solve(self.at(power), power)
 
     def _by_bound(self, power: float) -> Match:
         """Return what is next to the optimum of KL, to which EP tends with its power."""
-        at = self._at(power)
+        at = self.at(power)
         return self._finish(at, proper_near(at, self._optimum), power)
 
     @cached_property
@@ -190,7 +156,7 @@ class Search:
     def _by_rule(self, rule: CAVI | KL, stage: str) -> GaussianSites:
         problem = self.problem
         found = rule.infer(problem.prior.distribution, problem.likelihood, problem.targets)
-        self._note(stage, self.power, list(found.trace))
+        self.note(stage, self.power, list(found.trace))
         assert isinstance(found.sites, GaussianSites)  # of one latent
         return found.sites
 
@@ -209,11 +175,11 @@ class Search:
             name: of the stage.
             partway: whether the last solution before 1 will do.
         """
-        budget = min(most, self._left())
+        budget = min(most, self.left())
         if not self._is_small or budget <= 0:
             return None
         if self._is_batch:
-            if not self._arrived(found):
+            if not self.arrived(found):
                 return None
             t, there = self._follow_in_sites(path, found, step, name)
             return there if t == 1 or partway else None
@@ -229,17 +195,17 @@ class Search:
             care=care,
             partway=partway,
         )
-        self._note(f"steps along a branch {name}", path(1.0)[1], branch.trace)
+        self.note(f"steps along a branch {name}", path(1.0)[1], branch.trace)
         point = branch.farthest if branch.end is None else branch.end
         if point is None:
             return None
         look = partial(match, self.problem, *path(point.t))
         there = self._finish(look, look(point.sites), point.power)
-        return there if self._arrived(there) else None
+        return there if self.arrived(there) else None
 
     def _follow_in_sites(self, path: Path, found: Match, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
-        budget = min(_MOST_IN_SITES, self._left())
+        budget = min(_MOST_IN_SITES, self.left())
 
         def solve(look: At, near: Match) -> Match | None:
             if len(traces) >= budget or not bool(near.size.isfinite().all()):
@@ -252,11 +218,11 @@ class Search:
                 tolerance=self.tolerance,
             )
             traces.extend(trace)
-            return there if self._arrived(there) else None
+            return there if self.arrived(there) else None
 
         at = lambda t: partial(match, self.problem, *path(t))  # noqa: E731
         end = follow(at, found, solve, step=step, shortest=_SHORTEST_STEP)
-        self._note(f"second-order steps {name}", path(1.0)[1], traces)
+        self.note(f"second-order steps {name}", path(1.0)[1], traces)
         return end
 
     def _solve(self, at: At, power: float) -> Match:
@@ -278,11 +244,11 @@ class Search:
             current,
             hold=hold,
             damping=self.damping,
-            max_sweeps=self._left(),
+            max_sweeps=self.left(),
             patience=_PATIENCE_HELD if hold else _PATIENCE,
             tolerance=self.tolerance,
         )
-        self._note("sweeps of positive sites" if hold else "sweeps", power, trace)
+        self.note("sweeps of positive sites" if hold else "sweeps", power, trace)
         return current
 
     @property
@@ -294,7 +260,8 @@ class Search:
         """Whether steps in O(N^3) are worth it."""
         return isinstance(self.problem.prior, DensePrior) or self.problem.mean.size(-1) <= _MOST_SECOND_ORDER
 
-    def _begin(self, start: Start) -> GaussianSites:
+    def begin(self, start: Start) -> GaussianSites:
+        """Return the sites to start from."""
         sites = start.sites if isinstance(start, InferenceResult) else start
         if sites is None:
             return self.problem.no_sites()
@@ -303,37 +270,41 @@ class Search:
         return sites.to(torch.float64)
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
-        if self._is_small and not self._arrived(current) and bool(current.size.isfinite().all()) and self._left() > 0:
+        if self._is_small and not self.arrived(current) and bool(current.size.isfinite().all()) and self.left() > 0:
             current, trace = levenberg_marquardt(
-                at, current, max_steps=self._left(), patience=_HALVING_STEPS, tolerance=self.tolerance
+                at, current, max_steps=self.left(), patience=_HALVING_STEPS, tolerance=self.tolerance
             )
-            self._note("second-order steps", power, trace)
+            self.note("second-order steps", power, trace)
         return current
 
     def _tilt(self, power: float, widening: float = 1.0) -> Tilt:
         return tilt(self.problem.likelihood, self.problem.targets, power, widening=widening)
 
-    def _at(self, power: float, widening: float = 1.0) -> At:
+    def at(self, power: float, widening: float = 1.0) -> At:
+        """Return the function that evaluates sites at a power, of a likelihood that is widened."""
         return partial(match, self.problem, self._tilt(power, widening), power)
 
-    def _note(self, stage: str, power: float, trace: list[Tensor]) -> None:
+    def note(self, stage: str, power: float, trace: list[Tensor]) -> None:
+        """Record a stage with log Z after each of its evaluations."""
         if not trace:
             return
         self.trace.extend(trace)
         stage = f"{len(trace)} {stage}"
         self.stages.append(stage if power == self.power else f"{stage} at power {power:.3g}")
 
-    def _left(self) -> int:
+    def left(self) -> int:
+        """Return how many evaluations of sites are left."""
         return self.max_steps - len(self.trace)
 
-    def _arrived(self, found: Match) -> bool:
+    def arrived(self, found: Match) -> bool:
+        """Return whether the moments match to the tolerance."""
         return bool((found.size < self.tolerance).all())
 
     def _better(self, one: Match, other: Match | None) -> Match:
         """Return the one that has arrived, at the larger power, or is nearer to it."""
 
         def rank(found: Match) -> tuple[bool, float, float]:
-            arrived = self._arrived(found)
+            arrived = self.arrived(found)
             return arrived, found.power if arrived else 0.0, -float(found.size.max())
 
         return one if other is None else max(one, other, key=rank)
@@ -347,6 +318,6 @@ class Search:
         """Return how it ended."""
         if not bool(found.value.isfinite().all()):
             return Status.NOT_FINITE if bool(found.posterior.positive_definite.all()) else Status.NOT_POSITIVE_DEFINITE
-        if self._arrived(found):
+        if self.arrived(found):
             return Status.CONVERGED if found.power == self.power else Status.REDUCED_POWER
-        return Status.MAX_STEPS if self._left() <= 0 else Status.STALLED
+        return Status.MAX_STEPS if self.left() <= 0 else Status.STALLED

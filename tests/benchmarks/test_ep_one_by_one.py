@@ -4,9 +4,10 @@ import gpytorch
 import pytest
 import torch
 
+from benchmarks.ep_one_by_one import _visit_all
+from benchmarks.ep_schedules import SequentialEP
 from gpext.inference import EP, KL, Status
 from gpext.inference.ep_internals.moment_matching import match
-from gpext.inference.ep_internals.sequential_ep import _visit_all
 from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
@@ -14,14 +15,14 @@ from tests.inference.test_ep import hard_problem
 from tests.latent_cases import CASES
 from tests.members import F64
 
-SEQUENTIAL = EP(schedule="sequential", tolerance=1e-8)
+SEQUENTIAL = SequentialEP(tolerance=1e-8)
 
 
 @pytest.mark.parametrize("power", [1.0, 0.5])
 @pytest.mark.parametrize("name", ["bernoulli_logit", "stock_bernoulli", "student_t", "laplace", "stock_gaussian"])
 def test_ends_where_the_parallel_schedule_does(name, power):
     likelihood, prior, y = CASES[name].problem(15)
-    one_by_one = EP(schedule="sequential", power=power, tolerance=1e-8).infer(prior(), likelihood, y)
+    one_by_one = SequentialEP(power=power, tolerance=1e-8).infer(prior(), likelihood, y)
     together = EP(power=power, tolerance=1e-8).infer(prior(), likelihood, y)
     assert one_by_one.status is Status.CONVERGED
     assert "sequential sweeps" in one_by_one.message
@@ -71,7 +72,7 @@ def test_every_cavity_stays_proper_on_hard_problems():
 def test_converges_on_outliers_however_damped(damping):
     p, likelihood, y = hard_problem(3)
     with torch.no_grad():
-        result = EP(schedule="sequential", damping=damping).infer(p, likelihood, y)
+        result = SequentialEP(damping=damping).infer(p, likelihood, y)
         assert result.status is Status.CONVERGED
         again = SEQUENTIAL.infer(p, likelihood, y, start=result.sites)
     assert again.num_steps < result.num_steps
@@ -81,18 +82,16 @@ def test_converges_on_outliers_however_damped(damping):
 def test_where_it_does_not_converge_it_says_so():
     p, likelihood, y = hard_problem(20)
     with torch.no_grad():
-        result = EP(schedule="sequential").infer(p, likelihood, y)
+        result = SequentialEP().infer(p, likelihood, y)
         assert result.status is Status.STALLED
         assert bool(result.log_evidence.isfinite())
-        assert EP(schedule="sequential", max_steps=2).infer(p, likelihood, y).status is Status.MAX_STEPS
+        assert SequentialEP(max_steps=2).infer(p, likelihood, y).status is Status.MAX_STEPS
 
 
-def test_a_batch_and_an_unknown_schedule_are_refused():
+def test_a_batch_is_refused():
     likelihood, prior, y = CASES["student_t"].problem(5)
     with pytest.raises(ValueError, match=r"one posterior of one latent; got means of shape \(2, 5\)"):
         SEQUENTIAL.infer(prior(), likelihood, torch.stack([y, -y]))
-    with pytest.raises(ValueError, match="schedule must be 'parallel', 'sequential' or 'double_loop'"):
-        EP(schedule="random")
 
 
 class LaplaceNoise(gpytorch.likelihoods.Likelihood):
@@ -108,9 +107,9 @@ class LaplaceNoise(gpytorch.likelihoods.Likelihood):
 
 def test_noise_of_each_datum_is_not_visited_one_by_one():
     _, prior, y = CASES["laplace"].problem(9)
-    for rule in (EP, KL):
+    for rule, one_by_one in ((EP, SequentialEP()), (KL, KL(schedule="sequential"))):
         with pytest.raises(ValueError, match="parameters of each datum"):
-            rule(schedule="sequential").infer(prior(), LaplaceNoise(9), y)
+            one_by_one.infer(prior(), LaplaceNoise(9), y)
         assert rule().infer(prior(), LaplaceNoise(9), y).status is Status.CONVERGED
     fixed = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.ones(9, dtype=F64))
     with pytest.raises(ValueError, match="parameters of each datum"):

@@ -7,8 +7,9 @@ import torch
 from gpytorch.constraints import Positive
 from gpytorch.likelihoods import GaussianLikelihood
 
+from benchmarks.ep_double_loop import _first, _look, _marginals, _newton, _step, _toward, loop_doubly
+from benchmarks.ep_schedules import DoubleLoopEP
 from gpext.inference import EP, Status
-from gpext.inference.ep_internals.double_loop import _first, _look, _marginals, _newton, _step, _toward, loop_doubly
 from gpext.inference.ep_internals.moment_matching import match
 from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
@@ -29,7 +30,7 @@ def two_that_disagree():
 @pytest.mark.parametrize("name", ["bernoulli_logit", "stock_bernoulli", "student_t", "laplace", "stock_gaussian"])
 def test_ends_where_the_parallel_schedule_does(name, power):
     likelihood, prior, y = CASES[name].problem(12)
-    found = EP(schedule="double_loop", power=power).infer(prior(), likelihood, y)
+    found = DoubleLoopEP(power=power).infer(prior(), likelihood, y)
     expected = EP(power=power, tolerance=1e-9).infer(prior(), likelihood, y)
     assert found.status is Status.CONVERGED
     assert "double loop" in found.message
@@ -39,7 +40,7 @@ def test_ends_where_the_parallel_schedule_does(name, power):
 
 def test_a_hard_problem_converges_too():
     prior, likelihood, y = two_that_disagree()
-    found = EP(schedule="double_loop", max_steps=20_000, tolerance=1e-5).infer(prior, likelihood, y)
+    found = DoubleLoopEP(max_steps=20_000, tolerance=1e-5).infer(prior, likelihood, y)
     assert found.status is Status.CONVERGED, found.message
     # EP may have several fixed points, of which other schedules find others
     at = match(Problem.of(prior, likelihood, y, 0.0), tilt(likelihood, y, 1.0), 1.0, found.sites)
@@ -53,7 +54,7 @@ def test_under_noise_much_narrower_than_the_prior(noise):
     y = torch.sin(2 * x).index_add(0, torch.tensor([3, 9]), torch.tensor([4.0, -2.5], dtype=torch.float64))
     likelihood, prior = GaussianLikelihood(noise_constraint=Positive()).double(), gaussian(smooth(x[:, None], 0.3, 1.7))
     likelihood.noise = noise
-    found = EP(schedule="double_loop").infer(prior, likelihood, y)
+    found = DoubleLoopEP().infer(prior, likelihood, y)
     assert found.status is Status.CONVERGED, found.message
     exact = likelihood(prior).log_prob(y)
     torch.testing.assert_close(found.log_evidence, exact, rtol=0, atol=1e-8)
@@ -121,7 +122,7 @@ def test_slope_and_curvature_agree_with_finite_differences(power):
 
 def test_stops_where_it_is_told_to():
     prior, likelihood, y = two_that_disagree()
-    result = EP(schedule="double_loop", max_steps=5).infer(prior, likelihood, y)
+    result = DoubleLoopEP(max_steps=5).infer(prior, likelihood, y)
     assert result.status is Status.MAX_STEPS
     assert bool(result.log_evidence.isfinite())
     problem = Problem.of(prior, likelihood, y, 0.0)
@@ -131,6 +132,6 @@ def test_stops_where_it_is_told_to():
 
 def test_a_batch_too():
     likelihood, prior, y = CASES["student_t"].problem(10)
-    together = EP(schedule="double_loop").infer(prior(), likelihood, torch.stack([y, -2 * y]))
+    together = DoubleLoopEP().infer(prior(), likelihood, torch.stack([y, -2 * y]))
     alone = EP().infer(prior(), likelihood, -2 * y)
     torch.testing.assert_close(together.log_evidence[1], alone.log_evidence, rtol=0, atol=1e-5)
