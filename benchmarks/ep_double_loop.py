@@ -52,7 +52,7 @@ class _Inner:
 
 @torch.no_grad()
 def loop_doubly(
-    problem: Problem, tilt: Tilt, power: float, sites: GaussianSites, *, max_looks: int, tolerance: float
+    problem: Problem, tilt: Tilt, power: float, sites: GaussianSites, *, max_evaluations: int, tolerance: float
 ) -> tuple[GaussianSites, list[Tensor]]:
     """Return the sites at which the outer loop stands still, and F - with l as it is - after each look.
 
@@ -63,19 +63,19 @@ def loop_doubly(
         tilt: makes the tilted moments.
         power: eta.
         sites: where to begin; their posterior and cavities are proper.
-        max_looks: most factorisations.
+        max_evaluations: most factorisations.
         tolerance: of the motion of s, in units of the marginals.
     """
     trace: list[Tensor] = []
     posterior = problem.condition(sites)
     outer = _first(problem, tilt, power, posterior)
-    while len(trace) < max_looks:
-        current = _look(problem, tilt, power, posterior, outer)
+    while len(trace) < max_evaluations:
+        current = _evaluate(problem, tilt, power, posterior, outer)
         if not bool(current.value.isfinite().all()):
             break
         constant = _log_partition(outer).sum(-1) / power
         trace.append(current.value - constant)
-        current = _minimise(problem, tilt, power, current, outer, constant, trace, max_looks, tolerance)
+        current = _minimise(problem, tilt, power, current, outer, constant, trace, max_evaluations, tolerance)
         posterior = current.posterior
         goal = _marginals(posterior)
         proper = (goal.precision > power * posterior.sites.precision).all(-1, keepdim=True)
@@ -93,7 +93,7 @@ def _first(problem: Problem, tilt: Tilt, power: float, posterior: Posterior) -> 
     least G have precisions (s - eta^2 t + eta o) / (1 + eta): improper for a wide prior's s, proper for s > eta t.
     """
     wide = _marginals(posterior)
-    tilted = _look(problem, tilt, power, posterior, wide).tilted
+    tilted = _evaluate(problem, tilt, power, posterior, wide).tilted
     narrow = GaussianSites(tilted.mean / tilted.variance, 1 / tilted.variance)
     return wide.choose(narrow, narrow.precision > wide.precision)
 
@@ -114,7 +114,7 @@ def _minimise(
     outer: GaussianSites,
     constant: Tensor,
     trace: list[Tensor],
-    max_looks: int,
+    max_evaluations: int,
     tolerance: float,
 ) -> _Inner:
     """Return the inner loop's end: Newton steps on G, none of which raises it."""
@@ -125,10 +125,10 @@ def _minimise(
         if not bool(moving.any()):
             break
         for _ in range(_MOST_HALVINGS):
-            if len(trace) >= max_looks:
+            if len(trace) >= max_evaluations:
                 return current
             ahead = _step(current.sites, step, rate.unsqueeze(-1))
-            candidate = _look(problem, tilt, power, problem.condition(ahead), outer)
+            candidate = _evaluate(problem, tilt, power, problem.condition(ahead), outer)
             trace.append(torch.where(candidate.value.isfinite(), candidate.value, current.value) - constant)
             fallen = candidate.value <= current.value + _SUFFICIENT * rate * slope
             fallen = fallen | ((-slope < _SURE) & candidate.value.isfinite())
@@ -162,7 +162,7 @@ def _newton(inner: _Inner, power: float) -> tuple[GaussianSites, Tensor]:
     return GaussianSites(p / s + m * precision, precision), (gradient * step).sum(-1)
 
 
-def _look(problem: Problem, tilt: Tilt, power: float, posterior: Posterior, outer: GaussianSites) -> _Inner:
+def _evaluate(problem: Problem, tilt: Tilt, power: float, posterior: Posterior, outer: GaussianSites) -> _Inner:
     """Return G at the sites of a posterior: one factorisation, and one tilted integral a datum."""
     sites = posterior.sites
     cavity = _step(outer, sites, -power)

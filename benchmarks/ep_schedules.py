@@ -44,9 +44,9 @@ class DoubleLoopEP(EP):
         problem, at, tolerance = search.problem, search.at(self.power), self.tolerance
         current = at(search.begin(start))
         moments = tilt(problem.likelihood, problem.targets, self.power)
-        while not search.arrived(current) and search.left() > 0 and tolerance > _FINEST * self.tolerance:
+        while not search.has_converged(current) and search.left() > 0 and tolerance > _FINEST * self.tolerance:
             sites, trace = loop_doubly(
-                problem, moments, self.power, current.sites, max_looks=search.left(), tolerance=tolerance
+                problem, moments, self.power, current.sites, max_evaluations=search.left(), tolerance=tolerance
             )
             search.note("steps of a double loop", self.power, trace)
             before, current, tolerance = current, at(sites), tolerance / 10

@@ -73,7 +73,7 @@ class HasCurvature(Protocol):
 
 @runtime_checkable
 class HasKnots(Protocol):
-    """Knows where quadrature has to look."""
+    """Knows latent values about which the integrand may be narrow."""
 
     def knots(self, targets: Tensor) -> Tensor | None:
         """Return latent values (J, ..., N) where p(y | f) has a kink or a narrow peak, or None."""

@@ -3,7 +3,7 @@ r"""Expectation propagation that converges, for any likelihood of one latent [JV
 Each factor p(y_i | f_i)^eta is replaced by a Gaussian site, so that posterior marginals and tilted distributions have
 the same mean and variance (:mod:`gpext.inference.ep_internals.moment_matching`). On likelihoods that are not
 log-concave the plain iteration oscillates or leaves what is a distribution; so it goes in stages, each if the one
-before has not arrived:
+before has not converged:
 
     1. damped parallel sweeps, accelerated, with negative precisions held at zero and then without; a step that would
        leave a cavity improper is shortened
@@ -44,7 +44,7 @@ class EP(Rule):
     Args:
         power: eta in (0, 1]: 1 is EP, less is fractional (power) EP, towards 0 variational inference.
         damping: length of a step in the sites, in (0, 1].
-        max_steps: most looks at sites, each one factorisation with variances.
+        max_steps: maximum number of site evaluations, each one factorisation with variances.
         tolerance: converged when every marginal's mean matches to this many standard deviations, and its variance to
             this fraction.
         jitter: added to the diagonal of the prior covariance; none is needed.

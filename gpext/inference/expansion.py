@@ -23,7 +23,7 @@ from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites, blo
 
 Sites = GaussianSites | JointSites
 
-_POINTS = 15  # at which slopes are looked at
+_POINTS = 15  # at which slopes are evaluated
 _MOST_SLOPES = 5  # of a log density made of straight pieces
 
 

@@ -85,7 +85,7 @@ class Laplace(Rule):
 
     @torch.no_grad()
     def _search(self, problem: Problem, start: Sites | None) -> _Found:
-        """Return what the first start arrives at, or, where that is no posterior, the best that another one does.
+        """Return the end of the first start, or, where that is no posterior, the best end of the others.
 
         Far from the mode a log density may overflow, or bend so much that rounding leaves no posterior; where each
         datum alone has its mode it does not.
@@ -103,7 +103,7 @@ class Laplace(Rule):
         return best._replace(trace=[*found[-1].trace, best.trace[-1]] if best is not found[-1] else best.trace)
 
     def _climb(self, problem: Problem, f: Tensor, weights: Tensor, before: list[Tensor]) -> _Found:
-        """Return what Newton's method arrives at from f and K^-1 (f - mu), log Z at every f after those before."""
+        """Return where Newton's method converges from f and K^-1 (f - mu), log Z at every f after those before."""
         trace = before.copy()
         last = torch.full_like(problem.inner(f, f), torch.inf)
         while True:
@@ -123,14 +123,14 @@ class Laplace(Rule):
             size = 1 + at.log_prob.abs().sum(-1) + energy.abs()
             unseen = slope < _UNSEEN * size
             small = (length < _ROUNDING) | (length < _FEW_DIGITS) & unseen
-            arrived = (length < self.tolerance) | small & (length > 0.5 * last)
-            if bool(arrived.all()):
+            converged = (length < self.tolerance) | small & (length > 0.5 * last)
+            if bool(converged.all()):
                 return _Found(posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace)
             if len(trace) >= self.max_steps:
                 return _Found(_standing(problem, posterior, f, weights), f, Status.MAX_STEPS, trace)
             last = length
             surely = unseen | (length < _QUADRATIC)
-            rate = (~arrived).to(f)  # in a batch, who has arrived stays
+            rate = (~converged).to(f)  # in a batch, members that have converged stay
             while True:
                 step = problem.per_value(rate)
                 new_f, new_weights = f + step * move, weights + step * turn

@@ -170,7 +170,7 @@ class Panels:
     def totals(self, rows: Tensor, relative: float, absolute: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Integral, its error, its rounding noise, and the allowed error, (*shape) each.
 
-        Noise excuses the error of what was looked at, not that the mass may be elsewhere: ends that hold more than a
+        Noise excuses the error of what was evaluated, not that the mass may be elsewhere: ends that hold more than a
         tenth of it count in full.
         """
         integral, magnitude, error, noise = rows.sum(1)

@@ -51,7 +51,7 @@ class Step:
 
 
 def cg_steps(matvec: Product, residual: Tensor, precondition: Product | None) -> Iterator[Step]:
-    """Yield steps without end; a column that has broken or arrived has increments of zero.
+    """Yield steps without end; a column that has broken down or converged has increments of zero.
 
     Args:
         matvec: v -> A v, for (..., n, R).

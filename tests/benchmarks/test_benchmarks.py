@@ -396,7 +396,7 @@ def test_ep_existence_tells_how_branches_end(tmp_path, capsys):
     assert row["status"] == "REDUCED_POWER"
     assert row["by power"]["reason"] == "turned back"
     assert row["power"] <= row["by power"]["farthest"] < 1
-    assert row["by width"]["reason"] != "arrived"
+    assert row["by width"]["reason"] != "converged"
     assert row["by width"]["looks"] <= 120
     assert "turned back, farthest" in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ import torch
 from gpytorch.constraints import Positive
 from gpytorch.likelihoods import GaussianLikelihood
 
-from benchmarks.ep_double_loop import _first, _look, _marginals, _newton, _step, _toward, loop_doubly
+from benchmarks.ep_double_loop import _evaluate, _first, _marginals, _newton, _step, _toward, loop_doubly
 from benchmarks.ep_schedules import DoubleLoopEP
 from gpext.inference import EP, Status
 from gpext.inference.ep_internals.moment_matching import match
@@ -66,12 +66,12 @@ def outer_values(problem, moments, power, looks):
     sites, values = problem.no_sites(), []
     outer = _first(problem, moments, power, problem.condition(sites))
     for _ in range(looks):
-        inner = _look(problem, moments, power, problem.condition(sites), outer)
+        inner = _evaluate(problem, moments, power, problem.condition(sites), outer)
         for _ in range(60):
             step, slope = _newton(inner, power)
             rate = 1.0
             while True:
-                candidate = _look(problem, moments, power, problem.condition(_step(inner.sites, step, rate)), outer)
+                candidate = _evaluate(problem, moments, power, problem.condition(_step(inner.sites, step, rate)), outer)
                 if float(candidate.value) <= float(inner.value) + 1e-4 * rate * float(slope) or rate < 1e-6:
                     break
                 rate = rate / 2
@@ -106,12 +106,12 @@ def test_slope_and_curvature_agree_with_finite_differences(power):
     posterior = problem.condition(sites)
     wide = _marginals(posterior)
     outer = GaussianSites(wide.shift, 1.3 * wide.precision)
-    inner = _look(problem, moments, power, posterior, outer)
+    inner = _evaluate(problem, moments, power, posterior, outer)
     step, slope = _newton(inner, power)
 
     @torch.no_grad()
     def value(t):
-        return float(_look(problem, moments, power, problem.condition(_step(sites, step, t)), outer).value)
+        return float(_evaluate(problem, moments, power, problem.condition(_step(sites, step, t)), outer).value)
 
     h = 1e-4
     ahead, here, behind = value(h), value(0.0), value(-h)
@@ -126,7 +126,9 @@ def test_stops_where_it_is_told_to():
     assert result.status is Status.MAX_STEPS
     assert bool(result.log_evidence.isfinite())
     problem = Problem.of(prior, likelihood, y, 0.0)
-    _, trace = loop_doubly(problem, tilt(likelihood, y, 1.0), 1.0, problem.no_sites(), max_looks=7, tolerance=1e-6)
+    _, trace = loop_doubly(
+        problem, tilt(likelihood, y, 1.0), 1.0, problem.no_sites(), max_evaluations=7, tolerance=1e-6
+    )
     assert len(trace) == 7
 
 

@@ -332,8 +332,8 @@ def test_where_no_solution_leaves_the_optimum_of_kl_it_narrows_the_likelihood():
     problem = list(EXAMPLES.values())[1].problem(1.160072401160168, 1.474156516319573)
     search = Search(Problem.of(problem.prior, problem.likelihood, problem.targets, 0.0), 1.0, 0.8, 1000, 1e-6)
     with torch.no_grad():
-        assert not search.arrived(search._by_bound(0.1))
+        assert not search.has_converged(search._by_bound(0.1))
         found = search._narrowed(0.1)
-    assert search.arrived(found)
+    assert search.has_converged(found)
     assert found.power == 0.1
     assert "from wider at power 0.1" in search.name(found)

@@ -91,7 +91,7 @@ def visit(problem: Problem, terms: Terms, sites: GaussianSites) -> Iterate:
     posterior = problem.condition(sites)
     mean, variance = posterior.mean, posterior.variance
     proper = posterior.positive_definite & (mean.isfinite() & (variance > 0)).all(-1)
-    # what is not a posterior is looked at where nothing can go wrong, and then disowned
+    # Substitute safe values where sites make no posterior, and mask the results.
     mean = torch.where(proper.unsqueeze(-1), mean, problem.mean)
     variance = torch.where(proper.unsqueeze(-1), variance, torch.ones_like(variance))
     local = terms(mean, variance)

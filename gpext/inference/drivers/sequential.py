@@ -77,7 +77,7 @@ def sweep_sequentially(
         before = state.sites
         if patience.is_lost(value, residual) or not state.sweep(blocks, terms, terms_at):
             return before, trace
-        new_value, residual = state.look(terms)
+        new_value, residual = state.evaluate(terms)
         if not bool(new_value >= value - start.rounding):
             return before, trace
         value = new_value
@@ -140,7 +140,7 @@ class _State:
         above = self.covariance[part, :panel].mT
         return torch.cat([above, self.covariance[panel:, part]])
 
-    def look(self, terms: Terms) -> tuple[Tensor, Tensor]:
+    def evaluate(self, terms: Terms) -> tuple[Tensor, Tensor]:
         """Return F, nan where rounding has left no posterior, and the residuals (N,) here."""
         sites, variance = self.sites, self.covariance.diagonal()
         if not _is_proper(variance, variance, self.mean):

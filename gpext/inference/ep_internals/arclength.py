@@ -3,8 +3,8 @@ r"""Follow a solution of EP around the turns of its branch, by pseudo-arclength 
 Solutions of F(x, t) = 0 (:mod:`gpext.inference.ep_internals.cavities`), where t is a power or how far a likelihood has
 narrowed, are curves that may turn back in t. From one solution to the next a step of some length goes along the tangent
 of (x, t); Newton steps at right angles to it return to the curve. One factorisation of F's derivatives gives both the
-Newton step and the tangent where it starts; if the step is short its end counts as on the curve without another look,
-so that most steps along the curve cost one look and one factorisation.
+Newton step and the tangent where it starts; if the step is short its end counts as on the curve without another
+evaluation, so that most steps along the curve cost one evaluation and one factorisation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpext.inference.ep_internals.cavities import Path, Point, differentiate, look, seen_from
+from gpext.inference.ep_internals.cavities import Path, Point, differentiate, evaluate, seen_from
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
@@ -25,7 +25,7 @@ _OFF, _OBLIQUE = 1.0, 0.8  # the most of it, and over that of the step: further 
 _CONTRACTION = 0.5  # of Newton steps
 _NEAR, _NEARER = 0.8, 0.1  # the last of them; and that where the next step has failed
 _MOST_NEWTON = 6
-_FEW, _SLOWEST = 10, 2.5  # looks in all, and a place more, after which the branch is lost: those that arrive have fewer
+_FEW, _SLOWEST = 10, 2.5  # evaluations, and of a place, until a branch is lost: those that converge have fewer
 _BACK = (0, 2, 4, 8)  # places before the farthest, where the branch is steep enough to settle
 _AT_END = 1e-3  # of the tolerance: what is small here is larger in the sites by 1 / (r v^)
 _STEADY = 1e-4  # r v^ of a solution before the end: with less, the last digits of its power decide
@@ -34,7 +34,7 @@ _WIDEST = 1e-12  # r v^, below which the cavity counts as infinite: there the br
 
 @dataclass(frozen=True)
 class Place:
-    """Cavities near the branch: where a Newton step leads from the last point that was looked at, or that point."""
+    """Cavities near the branch: where a Newton step leads from the last point that was evaluated, or that point."""
 
     t: float
     cavity: GaussianSites
@@ -57,9 +57,9 @@ class Branch:
         farthest: without one, a solution of about the largest t that was seen, if it is of use; None if none is at
             larger t than the first.
         places: near solutions, in their order.
-        trace: log Z after each look.
-        reason: "arrived"; "turned back", to the lowest t; "cavity", where one became infinite; "lost", where no step,
-            however short, returns to the curve; "budget", with no look left.
+        trace: log Z after each evaluation.
+        reason: "converged"; "turned back", to the lowest t; "cavity", where one became infinite; "lost", where no step,
+            however short, returns to the curve; "budget", with no evaluation left.
     """
 
     end: Point | None
@@ -77,7 +77,7 @@ def follow_arc(
     start: float,
     *,
     lowest: float,
-    max_looks: int,
+    max_evaluations: int,
     tolerance: float,
     care: float = 1.0,
     partway: bool = True,
@@ -90,15 +90,15 @@ def follow_arc(
         cavity: b and r (N,) near the solution at `start`.
         start: less than 1.
         lowest: t at which the branch counts as one that has turned back.
-        max_looks: most factorisations.
+        max_evaluations: most factorisations.
         tolerance: of the residuals at t = 1.
         care: how long steps are and how near the branch is followed, in units of the usual.
         partway: whether the farthest solution is of use.
     """
-    walk = _Walk(problem, path, lowest, _AT_END * tolerance, max_looks, care, partway)
+    walk = _Walk(problem, path, lowest, _AT_END * tolerance, max_evaluations, care, partway)
     here = walk.correct(start, cavity, None, most=torch.inf, near=care * _NEAR)
     places, reason = ([], "lost") if here is None else walk.along(here)
-    if reason == "arrived":
+    if reason == "converged":
         return Branch(places[-1].point, None, places, walk.trace, reason)
     if not partway:
         return Branch(None, None, places, walk.trace, reason)
@@ -117,15 +117,15 @@ class _Walk:
     path: Path
     lowest: float
     goal: float  # of the residuals of a solution
-    max_looks: int
+    max_evaluations: int
     care: float
     partway: bool
     trace: list[Tensor] = field(default_factory=list)
 
     @property
     def may_go_on(self) -> bool:
-        """Whether looks are left for another step, to come nearer where it fails, and to settle."""
-        return len(self.trace) + (2 + len(_BACK) * self.partway) * _MOST_NEWTON <= self.max_looks
+        """Whether evaluations are left for another step, to come nearer where it fails, and to settle."""
+        return len(self.trace) + (2 + len(_BACK) * self.partway) * _MOST_NEWTON <= self.max_evaluations
 
     def along(self, here: Place) -> tuple[list[Place], str]:
         """Return the places of a branch from the first one on, and how it ends."""
@@ -145,7 +145,7 @@ class _Walk:
                 here, length, fresh = ahead, min(growth * length, _LONGEST), True
                 places.append(here)
                 if here.t == 1:
-                    return places, "arrived"
+                    return places, "converged"
             elif length < care * _SHORTEST:
                 return places, "lost"
             else:
@@ -186,7 +186,7 @@ class _Walk:
         """
         missed = None
         for _ in range(_MOST_NEWTON):
-            point = look(self.problem, self.path, t, cavity)
+            point = evaluate(self.problem, self.path, t, cavity)
             self.trace.append(point.value)
             if point.size == torch.inf:
                 break

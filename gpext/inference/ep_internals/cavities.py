@@ -78,11 +78,11 @@ class Point:
         return GaussianSites(shift, precision)
 
 
-def look(problem: Problem, path: Path, t: float, cavity: GaussianSites) -> Point:
+def evaluate(problem: Problem, path: Path, t: float, cavity: GaussianSites) -> Point:
     """Return the point at some cavities: one tilted integral a datum, one factorisation, the variances."""
     tilt, power = path(t)
     sound = (cavity.shift / cavity.precision).isfinite() & (1 / cavity.precision).isfinite() & (cavity.precision > 0)
-    # what a step too long has made infinite is looked at where nothing can go wrong, and then disowned
+    # Substitute safe values where a step too long has made the cavity infinite, and mask the results.
     cavity = GaussianSites(torch.where(sound, cavity.shift, 0.0), torch.where(sound, cavity.precision, 1.0))
     tilted, sites = _sites(tilt, power, cavity)
     posterior = problem.condition(sites)

@@ -25,7 +25,7 @@ def follow(
     """Return how far along the path the solution could be followed, and the last one.
 
     Args:
-        at: looks at sites of the problem at t in [0, 1].
+        at: returns the function that evaluates sites at t in [0, 1].
         found: the solution at t = 0.
         solve: finds the solution near a match, or returns None.
         step: the first step in t.
@@ -34,8 +34,8 @@ def follow(
     t = 0.0
     while t < 1 and step >= shortest:
         step = min(step, 1 - t)
-        look = at(t + step)
-        candidate = solve(look, proper_near(look, found.sites))
+        evaluate = at(t + step)
+        candidate = solve(evaluate, proper_near(evaluate, found.sites))
         if candidate is None:
             step = step / 2
         else:

@@ -33,19 +33,19 @@ def sweep_damped(
     patience: int,
     tolerance: float,
 ) -> tuple[Match, list[Tensor]]:
-    """Return the match nearest to rest, and log Z after each look.
+    """Return the match nearest to rest, and log Z after each evaluation.
 
-    Ends when no site would move the marginals by more than `tolerance`, after `max_sweeps` looks, or `patience` looks
-    without progress.
+    Ends when no site would move the marginals by more than `tolerance`, after `max_sweeps` evaluations, or `patience`
+    looks without progress.
 
     Args:
         problem: prior, likelihood and targets.
-        at: looks at sites.
+        at: evaluates sites.
         current: where to begin; proper.
         hold: keep precisions from being negative; ends as well when the others have settled.
         damping: delta in (0, 1].
-        max_sweeps: most looks.
-        patience: looks without progress until it gives up.
+        max_sweeps: maximum number of evaluations.
+        patience: evaluations without progress until it gives up.
         tolerance: of the motion, in units of the marginals.
     """
     trace: list[Tensor] = []

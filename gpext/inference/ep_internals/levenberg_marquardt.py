@@ -37,9 +37,9 @@ def levenberg_marquardt(
     `patience` of them together do not halve it.
 
     Args:
-        at: looks at sites.
+        at: evaluates sites.
         current: where to begin; proper.
-        max_steps: most steps, each one look.
+        max_steps: maximum number of steps, each one evaluation.
         patience: steps in which the sum of squares has to halve.
         tolerance: of the largest residual.
     """

@@ -96,7 +96,7 @@ def match(problem: Problem, tilt: Tilt, power: float, sites: GaussianSites) -> M
     proper = posterior.positive_definite & (mean.isfinite() & (variance > 0)).all(-1)
     rest = 1 - power + power * posterior.cavity_share  # r v = 1 - eta tau v
     proper = proper & (rest > 0).all(-1) & rest.isfinite().all(-1)
-    # What is improper is looked at where nothing can go wrong, and then disowned.
+    # Substitute safe values where the cavity is improper, and mask the results.
     good = proper.unsqueeze(-1)
     safe_mean = torch.where(good, mean, problem.mean)
     safe_variance = torch.where(good, variance, 1.0)

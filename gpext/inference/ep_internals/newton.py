@@ -1,8 +1,8 @@
 r"""Newton's method on the equations of EP near a solution, in its cavities (see :mod:`~.ep_internals.cavities`).
 
 Cavities of a result at other hyperparameters are such a place, where its sites are often not even proper: a datum's own
-site has much of the old prior in it. Derivatives, four times the cost of a look, are taken anew only where a step with
-the last ones has not brought the residuals down by much.
+site has much of the old prior in it. Derivatives, four times the cost of an evaluation, are taken anew only where a
+step with the last ones has not brought the residuals down by much.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gpext.inference.ep_internals.cavities import Path, Point, differentiate, look
+from gpext.inference.ep_internals.cavities import Path, Point, differentiate, evaluate
 from gpext.inference.problem import Problem
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import GaussianSites
@@ -37,18 +37,18 @@ def cavities_of(posterior: Posterior | JointPosterior, power: float) -> Gaussian
 
 @torch.no_grad()
 def newton(
-    problem: Problem, path: Path, cavity: GaussianSites, *, max_looks: int, tolerance: float
+    problem: Problem, path: Path, cavity: GaussianSites, *, max_evaluations: int, tolerance: float
 ) -> tuple[Point | None, list[Tensor], int]:
-    """Return the solution at t = 1 next to some cavities, or None, log Z at each look, and the number of derivatives.
+    """Return the solution at t = 1 next to some cavities or None, log Z at each evaluation, and how many derivatives.
 
     Args:
         problem: prior, likelihood and targets of one posterior.
         path: the tilted distributions and the power at t = 1.
         cavity: b and r (N,).
-        max_looks: most factorisations.
+        max_evaluations: most factorisations.
         tolerance: of the residuals of the sites.
     """
-    here = look(problem, path, 1.0, cavity)
+    here = evaluate(problem, path, 1.0, cavity)
     trace, taken = [here.value], 0
     steps: list[Tensor] = []
     solve = None
@@ -63,9 +63,9 @@ def newton(
             break
         ahead, halvings = here, 0
         while not ahead.size < here.size and halvings <= (_MOST_HALVINGS if fresh else 0):
-            if len(trace) >= max_looks:
+            if len(trace) >= max_evaluations:
                 return None, trace, taken
-            ahead = look(problem, path, 1.0, origin.moved(here.cavity, step / 2**halvings))
+            ahead = evaluate(problem, path, 1.0, origin.moved(here.cavity, step / 2**halvings))
             trace.append(ahead.value)
             halvings += 1
         if ahead.size < here.size:

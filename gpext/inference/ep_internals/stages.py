@@ -1,4 +1,4 @@
-"""The stages of EP: ways to a fixed point, each tried if the one before has not arrived, and what they have cost."""
+"""The stages of EP: ways to a fixed point, each tried if the one before has not converged, and their costs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 5  # looks without progress in sweeps: those that arrive have seldom more
+_PATIENCE = 5  # evaluations without progress in sweeps: those that converge have seldom more
 _PATIENCE_HELD = 15  # where every step is safe
-_STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps arrive from there at all
+_STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps converge from there at all
 _HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
 _MOST, _LOW, _LOWER, _LOWEST = 0.7, 0.1, 0.02, 0.005  # of the power asked for
 _BOUND_STEPS = 400
 _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
 _SHORTEST_STEP = 0.02  # of a path
 _STEPS_ALONG, _HALVING_ALONG, _MOST_IN_SITES = 30, 6, 120  # of second-order steps at one place of it, and in all
-_MOST_NARROWING, _MOST_RAISING = 96, 126  # looks, those to settle included: branches that arrive have seldom more
+_MOST_NARROWING, _MOST_RAISING = 96, 126  # evaluations; branches that converge have seldom more
 _CAREFUL = 0.3  # of the usual steps along a branch as its power rises: with longer ones one in seven is lost
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.002  # of the power asked for, likewise
-_MOST_BESIDE = 14  # looks from an earlier result
+_MOST_BESIDE = 14  # evaluations from an earlier result
 
 
 Start = GaussianSites | InferenceResult | None
@@ -51,7 +51,7 @@ class Search:
         problem: prior, likelihood and targets.
         power: eta, asked for.
         damping: delta of the sweeps.
-        max_steps: most looks at sites.
+        max_steps: maximum number of site evaluations.
         tolerance: of the residuals.
     """
 
@@ -64,19 +64,19 @@ class Search:
     stages: list[str] = field(default_factory=list)
 
     def run(self, start: Start) -> Match:
-        """Go through the stages until one arrives, and return the best match."""
+        """Go through the stages until one converges, and return the best match."""
         power = self.power
         at = self.at(power)
         if start is not None:
             found = self._beside(at, start)
-            if found is not None and self.arrived(found):
+            if found is not None and self.has_converged(found):
                 return found
         found = self._solve(at, power)
         for stage in (partial(self._from_mixture, at), partial(self._narrowed, power), self._from_lower):
-            if (self.arrived(found) and found.power == power) or self.left() <= 0:
+            if (self.has_converged(found) and found.power == power) or self.left() <= 0:
                 return found
             found = self._better(found, stage())
-        return found if self.arrived(found) else self._finish(at, found, power)
+        return found if self.has_converged(found) else self._finish(at, found, power)
 
     def _beside(self, at: At, start: GaussianSites | InferenceResult) -> Match | None:
         """Go from the cavities of an earlier result by Newton's steps, if they lead anywhere; from sites by sweeps."""
@@ -86,7 +86,7 @@ class Search:
         if cavity is None:
             return None
         path, most = partial(self._between, 0.0), min(_MOST_BESIDE, self.max_steps)
-        end, trace, taken = newton(self.problem, path, cavity, max_looks=most, tolerance=self.tolerance)
+        end, trace, taken = newton(self.problem, path, cavity, max_evaluations=most, tolerance=self.tolerance)
         self.note(f"steps from an earlier result ({taken} derivatives)", self.power, trace)
         return None if end is None else self._finish(at, at(end.sites), self.power)
 
@@ -128,7 +128,7 @@ class Search:
         for start, share in ways:
             low = share * goal
             found = start(low)
-            if found is not None and self.arrived(found):
+            if found is not None and self.has_converged(found):
                 path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
                 name = f"up from power {low:.3g}"
                 most, care = _MOST_RAISING, _CAREFUL
@@ -168,7 +168,7 @@ class Search:
         Args:
             path: the problem at t in [0, 1].
             found: at 0, the solution; of one posterior, near it.
-            most: looks.
+            most: maximum number of site evaluations.
             care: of one posterior, see :func:`follow_arc`.
             lowest: t to which the branch of one posterior may turn back.
             step: the first in the sites.
@@ -179,7 +179,7 @@ class Search:
         if not self._is_small or budget <= 0:
             return None
         if self._is_batch:
-            if not self.arrived(found):
+            if not self.has_converged(found):
                 return None
             t, there = self._follow_in_sites(path, found, step, name)
             return there if t == 1 or partway else None
@@ -190,7 +190,7 @@ class Search:
             begin,
             0.0,
             lowest=lowest,
-            max_looks=budget,
+            max_evaluations=budget,
             tolerance=self.tolerance,
             care=care,
             partway=partway,
@@ -199,26 +199,26 @@ class Search:
         point = branch.farthest if branch.end is None else branch.end
         if point is None:
             return None
-        look = partial(match, self.problem, *path(point.t))
-        there = self._finish(look, look(point.sites), point.power)
-        return there if self.arrived(there) else None
+        evaluate = partial(match, self.problem, *path(point.t))
+        there = self._finish(evaluate, evaluate(point.sites), point.power)
+        return there if self.has_converged(there) else None
 
     def _follow_in_sites(self, path: Path, found: Match, step: float, name: str) -> tuple[float, Match]:
         traces: list[Tensor] = []
         budget = min(_MOST_IN_SITES, self.left())
 
-        def solve(look: At, near: Match) -> Match | None:
+        def solve(evaluate: At, near: Match) -> Match | None:
             if len(traces) >= budget or not bool(near.size.isfinite().all()):
                 return None
             there, trace = levenberg_marquardt(
-                look,
+                evaluate,
                 near,
                 max_steps=min(_STEPS_ALONG, budget - len(traces)),
                 patience=_HALVING_ALONG,
                 tolerance=self.tolerance,
             )
             traces.extend(trace)
-            return there if self.arrived(there) else None
+            return there if self.has_converged(there) else None
 
         at = lambda t: partial(match, self.problem, *path(t))  # noqa: E731
         end = follow(at, found, solve, step=step, shortest=_SHORTEST_STEP)
@@ -270,7 +270,8 @@ class Search:
         return sites.to(torch.float64)
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
-        if self._is_small and not self.arrived(current) and bool(current.size.isfinite().all()) and self.left() > 0:
+        may_improve = not self.has_converged(current) and bool(current.size.isfinite().all())
+        if self._is_small and may_improve and self.left() > 0:
             current, trace = levenberg_marquardt(
                 at, current, max_steps=self.left(), patience=_HALVING_STEPS, tolerance=self.tolerance
             )
@@ -296,16 +297,16 @@ class Search:
         """Return how many evaluations of sites are left."""
         return self.max_steps - len(self.trace)
 
-    def arrived(self, found: Match) -> bool:
+    def has_converged(self, found: Match) -> bool:
         """Return whether the moments match to the tolerance."""
         return bool((found.size < self.tolerance).all())
 
     def _better(self, one: Match, other: Match | None) -> Match:
-        """Return the one that has arrived, at the larger power, or is nearer to it."""
+        """Return the one that has converged, at the larger power, or is nearer to it."""
 
         def rank(found: Match) -> tuple[bool, float, float]:
-            arrived = self.arrived(found)
-            return arrived, found.power if arrived else 0.0, -float(found.size.max())
+            converged = self.has_converged(found)
+            return converged, found.power if converged else 0.0, -float(found.size.max())
 
         return one if other is None else max(one, other, key=rank)
 
@@ -318,6 +319,6 @@ class Search:
         """Return how it ended."""
         if not bool(found.value.isfinite().all()):
             return Status.NOT_FINITE if bool(found.posterior.positive_definite.all()) else Status.NOT_POSITIVE_DEFINITE
-        if self.arrived(found):
+        if self.has_converged(found):
             return Status.CONVERGED if found.power == self.power else Status.REDUCED_POWER
         return Status.MAX_STEPS if self.left() <= 0 else Status.STALLED

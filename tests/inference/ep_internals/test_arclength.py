@@ -54,8 +54,8 @@ def test_a_concave_likelihood_has_one_straight_branch_and_log_z_is_that_of_the_s
     low = EP(power=0.2, tolerance=1e-9).infer(prior(), likelihood, y)
     found = match(problem, tilt(likelihood, y, 0.2), 0.2, low.sites)
     path, begin = partial(by_power, problem), cavities(found)
-    branch = follow_arc(problem, path, begin, 0.2, lowest=0.05, max_looks=100, tolerance=1e-6)
-    assert branch.reason == "arrived"
+    branch = follow_arc(problem, path, begin, 0.2, lowest=0.05, max_evaluations=100, tolerance=1e-6)
+    assert branch.reason == "converged"
     assert len(branch.trace) <= 12
     steps = [place.t for place in branch.places]
     assert steps == sorted(steps)
@@ -68,8 +68,8 @@ def test_a_concave_likelihood_has_one_straight_branch_and_log_z_is_that_of_the_s
 def test_a_branch_is_followed_around_its_turns(care):
     example, problem, path = at_setting(10, 0)
     begin = cavities(matched_at(problem, example, 0.8))
-    branch = follow_arc(problem, path, begin, 0.8, lowest=0.02, max_looks=300, tolerance=1e-6, care=care)
-    assert branch.reason == "arrived"
+    branch = follow_arc(problem, path, begin, 0.8, lowest=0.02, max_evaluations=300, tolerance=1e-6, care=care)
+    assert branch.reason == "converged"
     steps = torch.tensor([place.t for place in branch.places]).diff()
     assert int((steps[1:].sign() != steps[:-1].sign()).sum()) == 2
     end = match(problem, tilt(problem.likelihood, problem.targets, 1.0), 1.0, branch.end.sites)
@@ -81,17 +81,17 @@ def test_a_branch_that_ends_says_how():
     example, problem, path = at_setting(17, 10)
     found = matched_at(problem, example, 0.5)
     follow = partial(follow_arc, problem, path, cavities(found), 0.5, lowest=0.02, tolerance=1e-6, care=0.2)
-    branch = follow(max_looks=300)
+    branch = follow(max_evaluations=300)
     assert branch.reason == "turned back"
     assert branch.end is None
     assert 0.6 < max(place.t for place in branch.places) < 0.7
     assert branch.farthest.t == pytest.approx(max(place.t for place in branch.places), abs=0.02)
     assert branch.farthest.size < 1e-8
-    unsettled = follow(max_looks=300, partway=False)
+    unsettled = follow(max_evaluations=300, partway=False)
     assert unsettled.reason == "turned back"
     assert unsettled.farthest is None
     assert len(unsettled.trace) < len(branch.trace)
-    short = follow(max_looks=50)
+    short = follow(max_evaluations=50)
     assert short.reason == "budget"
     assert len(short.trace) <= 50
 
@@ -99,7 +99,7 @@ def test_a_branch_that_ends_says_how():
 def test_cavities_that_are_no_solution_lead_nowhere():
     _, problem, path = at_setting(17, 10)
     nothing = match(problem, tilt(problem.likelihood, problem.targets, 0.5), 0.5, problem.no_sites())
-    branch = follow_arc(problem, path, cavities(nothing), 0.5, lowest=0.02, max_looks=50, tolerance=1e-6)
+    branch = follow_arc(problem, path, cavities(nothing), 0.5, lowest=0.02, max_evaluations=50, tolerance=1e-6)
     assert branch.end is None
 
 

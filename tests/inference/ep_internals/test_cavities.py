@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpext.inference import EP
-from gpext.inference.ep_internals.cavities import differentiate, look, seen_from
+from gpext.inference.ep_internals.cavities import differentiate, evaluate, seen_from
 from gpext.inference.ep_internals.moment_matching import match
 from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
@@ -20,10 +20,10 @@ def by_power(likelihood, y, t):
 
 
 def some_point(likelihood_name, power, n=7):
-    """Cavities that do not match, and what looks at others."""
+    """Cavities that do not match, and the function that evaluates others."""
     likelihood, prior, y = CASES[likelihood_name].problem(n)
     path = partial(by_power, likelihood, y)
-    see = partial(look, Problem.of(prior(), likelihood, y, 0.0), path)
+    see = partial(evaluate, Problem.of(prior(), likelihood, y, 0.0), path)
     generator = torch.Generator().manual_seed(2)
     precision = 0.3 + torch.rand(n, generator=generator, dtype=F64)
     shift = 0.4 * torch.randn(n, generator=generator, dtype=F64)
@@ -33,12 +33,12 @@ def some_point(likelihood_name, power, n=7):
 
 
 def solution(likelihood_name, power, n=7):
-    """Cavities that do match, and what looks at others."""
+    """Cavities that do match, and the function that evaluates others."""
     likelihood, prior, y = CASES[likelihood_name].problem(n)
     path, problem = partial(by_power, likelihood, y), Problem.of(prior(), likelihood, y, 0.0)
     found = EP(power=power, tolerance=1e-11).infer(prior(), likelihood, y)
     there = match(problem, tilt(likelihood, y, power), power, found.sites)
-    see = partial(look, problem, path)
+    see = partial(evaluate, problem, path)
     point = see(power, GaussianSites(there.cavity_mean / there.cavity_variance, 1 / there.cavity_variance))
     assert point.size < 1e-9
     return path, see, point

@@ -26,7 +26,7 @@ def solved(power, n=12):
 @torch.no_grad()
 def test_the_cavities_of_a_solution_need_no_step(power):
     solve, result = solved(power)
-    end, trace, derivatives = solve(cavities_of(result.conditioned, power), max_looks=5, tolerance=1e-7)
+    end, trace, derivatives = solve(cavities_of(result.conditioned, power), max_evaluations=5, tolerance=1e-7)
     assert (len(trace), derivatives) == (1, 0)
     torch.testing.assert_close(end.sites.precision, result.sites.precision, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(end.value, result.log_evidence, rtol=1e-9, atol=1e-9)
@@ -37,11 +37,11 @@ def test_derivatives_are_taken_less_often_than_there_are_steps():
     solve, result = solved(1.0)
     cavity = cavities_of(result.conditioned, 1.0)
     near = GaussianSites(cavity.shift + 0.3 * cavity.precision.sqrt(), 1.5 * cavity.precision)
-    end, trace, derivatives = solve(near, max_looks=14, tolerance=1e-8)
+    end, trace, derivatives = solve(near, max_evaluations=14, tolerance=1e-8)
     assert derivatives < len(trace) - 1
     torch.testing.assert_close(end.sites.precision, result.sites.precision, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(end.sites.shift, result.sites.shift, rtol=1e-5, atol=1e-6)
-    short, trace, _ = solve(near, max_looks=2, tolerance=1e-8)
+    short, trace, _ = solve(near, max_evaluations=2, tolerance=1e-8)
     assert short is None
     assert len(trace) == 2
 
