@@ -59,7 +59,7 @@ def examined(problem: StudentTProblem, looks: int, starts: int) -> Row:
     found = match(posed, tilt(posed.likelihood, posed.targets, power), power, result.conditioned.sites)
     at_end = GaussianSites(found.cavity_mean / found.cavity_variance, 1 / found.cavity_variance)
     at_prior = GaussianSites(posed.mean / posed.prior.variance, 1 / posed.prior.variance)
-    follow = partial(follow_arc, posed, max_evaluations=looks, tolerance=GOAL, care=CARE)
+    follow = partial(follow_arc, posed, max_evaluations=looks, tolerance=GOAL, step_scale=CARE)
     branches = {
         "by power": follow(_by_power(posed), at_end, power, lowest=LOWEST),
         "by width": follow(_by_width(posed), at_prior, 0.0, lowest=BELOW),

@@ -3,7 +3,7 @@ r"""Laplace's approximation: a Gaussian at the mode of the posterior [R&W Secs. 
     psi(f) = log p(y | f) - (f - mu)' K^-1 (f - mu) / 2,     f^ = argmax psi
     log Z  = psi(f^) - log|I + K W| / 2,                     W = -d^2 log p / df df' at f^
 
-Newton's method is the repetition of Taylor's: sites of precision W and nu = g + W f at the present f, whose posterior
+Newton's method is the repetition of Taylor's: sites of precision W and nu = g + W f at the current f, whose posterior
 mean is the next f. A step costs one Cholesky factorisation, D + 1 for D latents a datum [Cha13 Sec. 3.3]. Where W makes
 no posterior (a Student-t far from its mode), its positive part takes its place, or the Fisher information of several
 latents, which still points upwards; a line search along f and K^-1 (f - mu) together, without any N x N solve, makes

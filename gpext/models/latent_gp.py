@@ -116,7 +116,7 @@ class LatentGP(ApproximateGP):
 
     @property
     def result(self) -> InferenceResult:
-        """The inference at the present parameters: sites, evidence, leave-one-out densities, status."""
+        """The inference at the current parameters: sites, evidence, leave-one-out densities, status."""
         return self.variational_strategy.result()
 
     def set_train_data(
@@ -127,7 +127,7 @@ class LatentGP(ApproximateGP):
         Args:
             inputs: new X, or None to keep it.
             targets: new y, or None to keep it.
-            strict: demand the shapes, dtypes and devices of the present data, as gpytorch does.
+            strict: demand the shapes, dtypes and devices of the current data, as gpytorch does.
 
         Raises:
             RuntimeError: `strict`, and they differ.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class KeptPreconditioner:
-    """The root L of a preconditioner L L' + D, kept from one solve to the next while it serves; D is the present one.
+    """The root L of a preconditioner L L' + D, kept from one solve to the next while it serves; D is the current one.
 
     A solve is unbiased with any L that is settled before its end is drawn. L is made anew when the first steps of a
     solve, those taken anyway, have become more than `growth` times what they were when L was new. The draws depend on
@@ -42,7 +42,7 @@ class KeptPreconditioner:
 
         Args:
             noise: the diagonal of D (n,): another size, type or device needs another L.
-            make: of the present matrix.
+            make: of the current matrix.
         """
         root = self._root
         is_of_this = root is not None and (root.size(0), root.dtype, root.device) == (

@@ -144,7 +144,7 @@ class GibbsKernel(ProgramKernel):
         return self._potential({self._site: self._whitened, **rest})
 
     def _draw_whitened(self, params: dict[str, Tensor]) -> Tensor:
-        """Return v at a new f, or the present one if it is rejected."""
+        """Return v at a new f, or the current one if it is rejected."""
         state = self._state(params)
         with torch.no_grad():
             prior = state.whitened.prior

@@ -98,7 +98,7 @@ def fit_grid(
 ) -> GridFit:
     """Train at each of several values of one hyperparameter, and weigh the values by their evidence.
 
-    Each value starts from its trained neighbour, the one nearest to the present value from the model as it is. The
+    Each value starts from its trained neighbour, the one nearest to the current value from the model as it is. The
     model itself does not change: what is trained are copies.
 
     Args:

@@ -31,7 +31,7 @@ class LatentInference:
         self._best: list[GaussianSites | JointSites | None] = [None for _ in self.models]
 
     def keep(self) -> None:
-        """Remember the present sites as those of the best parameters, and bound the work at the parameters to come.
+        """Remember the current sites as those of the best parameters, and bound the work at the parameters to come.
 
         A bound on log p(y) is one at any sites, so that a rule that maximises it may go on at the next evaluation.
         """

@@ -22,7 +22,7 @@ class Reach:
         self.keep()
 
     def keep(self) -> None:
-        """Remember the present parameters as the best."""
+        """Remember the current parameters as the best."""
         self._best = trained_parameters(self.mll)
 
     def check(self) -> None:

@@ -95,10 +95,10 @@ class CollapsedBound:
         self.num_data = int(self.ranks.sum(lambda: [number], [number])[0])  # N
         blocks = [slice(start, start + block_size) for start in range(0, held, block_size)]
         self._blocks = [_Block(x[..., index, :], likelihood.take(y, index)) for index in blocks]
-        # The factor of K_zz, while what follows belongs to the present parameters.
+        # The factor of K_zz, while what follows belongs to the current parameters.
         self._loaded: FactorCache[Tensor] = FactorCache()
         self._learns_likelihood = any(parameter.requires_grad for parameter in likelihood.parameters())
-        # The terms of the likelihood at the present q, while its parameters and the prior's stay as well.
+        # The terms of the likelihood at the current q, while its parameters and the prior's stay as well.
         self._local: FactorCache[list[tuple[Tensor, LocalTerms]]] = FactorCache()
         self._posterior: InducingPosterior
         self._natural: tuple[Tensor, Tensor]  # what the sites make of eta and of Lambda - I
@@ -213,7 +213,7 @@ class CollapsedBound:
         return vector, symmetric_matrix(blocks)
 
     def _local_terms(self) -> tuple[list[tuple[Tensor, LocalTerms]], Tensor]:
-        """Return the means m and the terms F_i of each block at the present q, and F (...)."""
+        """Return the means m and the terms F_i of each block at the current q, and F (...)."""
         local: list[tuple[Tensor, LocalTerms]] = []
 
         def of_this_rank() -> list[Tensor]:

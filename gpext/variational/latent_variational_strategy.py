@@ -181,7 +181,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
     @outside_inference_mode()
     @torch.no_grad()
     def result(self) -> InferenceResult:
-        """Return the inference at the present parameters, outside the graph; kept while they stay as they are."""
+        """Return the inference at the current parameters, outside the graph; kept while they stay as they are."""
         key = [*self.model.parameters(), self.inducing_points, self.model.train_targets]
         if self._result_of[0] is not self.model.likelihood or self._result is None or self._known.get(key) is None:
             result = self.infer(self.prior_distribution, self.model.train_targets)

@@ -116,7 +116,7 @@ class SiteVariationalStrategy(VariationalStrategy):
 
     @property
     def variational_distribution(self) -> MultivariateNormal:
-        """q(u) at the present parameters.
+        """q(u) at the current parameters.
 
         gpytorch's memo of it outlives them, and the graph that a backward pass has freed: Pyro's guides ask for q(u)
         before they call the model. So in training it is made anew, and in eval mode where a parameter has changed.

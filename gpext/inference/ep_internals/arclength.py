@@ -79,7 +79,7 @@ def follow_arc(
     lowest: float,
     max_evaluations: int,
     tolerance: float,
-    care: float = 1.0,
+    step_scale: float = 1.0,
     partway: bool = True,
 ) -> Branch:
     """Follow a solution from t = `start`, upwards first, until it comes to t = 1.
@@ -92,11 +92,11 @@ def follow_arc(
         lowest: t at which the branch counts as one that has turned back.
         max_evaluations: most factorisations.
         tolerance: of the residuals at t = 1.
-        care: how long steps are and how near the branch is followed, in units of the usual.
+        step_scale: how long steps are and how near the branch is followed, in units of the usual.
         partway: whether the farthest solution is of use.
     """
-    walk = _Walk(problem, path, lowest, _AT_END * tolerance, max_evaluations, care, partway)
-    here = walk.correct(start, cavity, None, most=torch.inf, near=care * _NEAR)
+    walk = _Walk(problem, path, lowest, _AT_END * tolerance, max_evaluations, step_scale, partway)
+    here = walk.correct(start, cavity, None, most=torch.inf, near=step_scale * _NEAR)
     places, reason = ([], "lost") if here is None else walk.along(here)
     if reason == "converged":
         return Branch(places[-1].point, None, places, walk.trace, reason)
@@ -118,7 +118,7 @@ class _Walk:
     lowest: float
     goal: float  # of the residuals of a solution
     max_evaluations: int
-    care: float
+    step_scale: float
     partway: bool
     trace: list[Tensor] = field(default_factory=list)
 
@@ -129,8 +129,8 @@ class _Walk:
 
     def along(self, here: Place) -> tuple[list[Place], str]:
         """Return the places of a branch from the first one on, and how it ends."""
-        places, care = [here], self.care
-        length, fresh = care * _FIRST, False
+        places, step_scale = [here], self.step_scale
+        length, fresh = step_scale * _FIRST, False
         while self.may_go_on:
             length = min(length, here.to_end)
             if here.point.least_share < _WIDEST:
@@ -141,17 +141,17 @@ class _Walk:
                 return places, "turned back"
             ahead = self.advance(here, length)
             if ahead is not None:
-                growth = min(max((care * _USUAL / max(ahead.missed, self.goal)) ** 0.5, 0.5), 2.0)
+                growth = min(max((step_scale * _USUAL / max(ahead.missed, self.goal)) ** 0.5, 0.5), 2.0)
                 here, length, fresh = ahead, min(growth * length, _LONGEST), True
                 places.append(here)
                 if here.t == 1:
                     return places, "converged"
-            elif length < care * _SHORTEST:
+            elif length < step_scale * _SHORTEST:
                 return places, "lost"
             else:
                 length = length / 2
                 if fresh:  # it may be too far from the branch
-                    nearer = self.correct(here.t, here.cavity, here, most=care * _NEAR, near=care * _NEARER)
+                    nearer = self.correct(here.t, here.cavity, here, most=step_scale * _NEAR, near=step_scale * _NEARER)
                     last = places.pop()
                     places += [nearer] if nearer is not None else [] if places else [last]
                     here, fresh = places[-1], False
@@ -164,7 +164,9 @@ class _Walk:
         if length == here.to_end:
             return self.correct(1.0, cavity, None, most=2 * length, goal=self.goal)
         t = here.t + _UNIT * float(step[-1])
-        return self.correct(t, cavity, here, most=min(self.care * _OFF, _OBLIQUE * length), near=self.care * _NEAR)
+        return self.correct(
+            t, cavity, here, most=min(self.step_scale * _OFF, _OBLIQUE * length), near=self.step_scale * _NEAR
+        )
 
     def settle(self, place: Place) -> Point | None:
         """Return the solution nearest to a place, its t as it comes: there may be none at its own."""

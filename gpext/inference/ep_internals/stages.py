@@ -34,7 +34,7 @@ _MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N
 _SHORTEST_STEP = 0.02  # of a path
 _STEPS_ALONG, _HALVING_ALONG, _MOST_IN_SITES = 30, 6, 120  # of second-order steps at one place of it, and in all
 _MOST_NARROWING, _MOST_RAISING = 96, 126  # evaluations; branches that converge have seldom more
-_CAREFUL = 0.3  # of the usual steps along a branch as its power rises: with longer ones one in seven is lost
+_SMALL_STEPS = 0.3  # of the usual steps along a branch as its power rises: with longer ones one in seven is lost
 _BELOW = -0.1  # where a narrowing likelihood counts as wide again
 _FAINTEST = 0.002  # of the power asked for, likewise
 _MOST_BESIDE = 14  # evaluations from an earlier result
@@ -131,8 +131,8 @@ class Search:
             if found is not None and self.has_converged(found):
                 path, lowest = partial(self._between, low), (_FAINTEST - share) / (1 - share)
                 name = f"up from power {low:.3g}"
-                most, care = _MOST_RAISING, _CAREFUL
-                there = self._follow(path, found, most, care, lowest=lowest, step=0.2, name=name, partway=True)
+                most, step_scale = _MOST_RAISING, _SMALL_STEPS
+                there = self._follow(path, found, most, step_scale, lowest=lowest, step=0.2, name=name, partway=True)
                 return there or found
         return None
 
@@ -161,7 +161,16 @@ class Search:
         return found.sites
 
     def _follow(
-        self, path: Path, found: Match, most: int, care: float, *, lowest: float, step: float, name: str, partway: bool
+        self,
+        path: Path,
+        found: Match,
+        most: int,
+        step_scale: float,
+        *,
+        lowest: float,
+        step: float,
+        name: str,
+        partway: bool,
     ) -> Match | None:
         """Return the solution to which a path leads, if it could be followed; a batch in steps of its sites.
 
@@ -169,7 +178,7 @@ class Search:
             path: the problem at t in [0, 1].
             found: at 0, the solution; of one posterior, near it.
             most: maximum number of site evaluations.
-            care: of one posterior, see :func:`follow_arc`.
+            step_scale: of one posterior, see :func:`follow_arc`.
             lowest: t to which the branch of one posterior may turn back.
             step: the first in the sites.
             name: of the stage.
@@ -192,7 +201,7 @@ class Search:
             lowest=lowest,
             max_evaluations=budget,
             tolerance=self.tolerance,
-            care=care,
+            step_scale=step_scale,
             partway=partway,
         )
         self.note(f"steps along a branch {name}", path(1.0)[1], branch.trace)

@@ -66,7 +66,7 @@ class Slot:
         return self.constraint.inverse_transform(bound + x.to(bound).exp())
 
     def read(self) -> Tensor:
-        """Return the present coordinates (size,), float64."""
+        """Return the current coordinates (size,), float64."""
         raw = self.parameter.detach().double().flatten()
         if not self.is_log or self.constraint is None:
             return raw
@@ -129,7 +129,7 @@ class Hyperparameters:
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Return the present coordinates (P,), float64."""
+        """Return the current coordinates (P,), float64."""
         if not self.slots:
             return torch.zeros(0, dtype=torch.float64, device="cpu")
         return torch.cat([slot.read() for slot in self.slots])

@@ -64,11 +64,13 @@ def test_a_concave_likelihood_has_one_straight_branch_and_log_z_is_that_of_the_s
     torch.testing.assert_close(branch.end.sites.precision, again.sites.precision, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("care", [1.0, 0.2])
-def test_a_branch_is_followed_around_its_turns(care):
+@pytest.mark.parametrize("step_scale", [1.0, 0.2])
+def test_a_branch_is_followed_around_its_turns(step_scale):
     example, problem, path = at_setting(10, 0)
     begin = cavities(matched_at(problem, example, 0.8))
-    branch = follow_arc(problem, path, begin, 0.8, lowest=0.02, max_evaluations=300, tolerance=1e-6, care=care)
+    branch = follow_arc(
+        problem, path, begin, 0.8, lowest=0.02, max_evaluations=300, tolerance=1e-6, step_scale=step_scale
+    )
     assert branch.reason == "converged"
     steps = torch.tensor([place.t for place in branch.places]).diff()
     assert int((steps[1:].sign() != steps[:-1].sign()).sum()) == 2
@@ -80,7 +82,7 @@ def test_a_branch_is_followed_around_its_turns(care):
 def test_a_branch_that_ends_says_how():
     example, problem, path = at_setting(17, 10)
     found = matched_at(problem, example, 0.5)
-    follow = partial(follow_arc, problem, path, cavities(found), 0.5, lowest=0.02, tolerance=1e-6, care=0.2)
+    follow = partial(follow_arc, problem, path, cavities(found), 0.5, lowest=0.02, tolerance=1e-6, step_scale=0.2)
     branch = follow(max_evaluations=300)
     assert branch.reason == "turned back"
     assert branch.end is None
