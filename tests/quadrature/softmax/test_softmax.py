@@ -13,9 +13,8 @@ from gpext.quadrature import (
     expected_log_sum_exp,
     expected_softmax,
     log_multinomial_marginal,
-    softmax,
 )
-from gpext.quadrature.softmax import clustered
+from gpext.quadrature.softmax import clustered, softmax
 from tests.members import F64, tensor
 
 # means, variances of two classes: narrow, moderate, on both sides of the change of rule at 4, wide, mixed, far apart
