@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpext.bounds import conditional_log_prob
 from gpext.inference.expansion import expand, log_prob_derivatives
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
@@ -45,8 +46,10 @@ def exact_result(problem: Problem, name: str) -> InferenceResult | None:
         if not (bool(posterior.positive_definite.all()) and _continues(problem, mu, slope, bend, mean)):
             return None
     at = expand(problem.likelihood, problem.targets, mean)
-    energy = 0.5 * problem.inner(mean - mu, posterior.weights)
-    value = at.log_prob.detach().sum(-1) - energy - 0.5 * posterior.log_det
+    accurate, energy = problem.on_range(posterior, mean)
+    with torch.no_grad():
+        log_prob = conditional_log_prob(problem.likelihood, problem.targets, accurate)
+    value = log_prob.sum(-1) - energy - 0.5 * posterior.log_det
     evidence = problem.attach(value, (at.log_prob + at.spread(posterior)).sum(-1), posterior)
     return problem.result(
         f"{name}, exact as the likelihood is Gaussian", posterior, evidence, Status.CONVERGED, [value]

@@ -26,6 +26,7 @@ from gpext.sites import GaussianSites, JointSites
 
 _SHARP = 1e12  # tau k_ii below which enough digits are left
 _NEGATIVE = 1e-3  # of KL(q || p), per datum
+_LOSES_DIGITS = 1e6  # tau k_ii above which the mean and K^-1 (m - mu) have too few in common
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,20 @@ class Problem:
     def per_value(self, value: Tensor) -> Tensor:
         """Return what belongs to a posterior (...) so that it broadcasts with its latent values."""
         return value.unsqueeze(-1) if self.num_latents is None else value.unsqueeze(-1).unsqueeze(-1)
+
+    def on_range(self, posterior: Posterior, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a mean m (..., N) and (m - mu)' K^-1 (m - mu) / 2, consistent with one another to rounding.
+
+        A bound, or log p(y, f), is stationary at the posterior mean, where what rounding has done to m counts to second
+        order alone if both are of the same m. Sites that are far sharper than the prior leave m and K^-1 (m - mu) few
+        digits in common; then m = mu + R z and z'z / 2, with K = R R' and z = R^+ (m - mu), take their place.
+        """
+        sharpness = (posterior.sites.precision * self.prior.variance.detach()).max()
+        if not (isinstance(self.prior, DensePrior) and bool(sharpness > _LOSES_DIGITS)):
+            return mean, 0.5 * ((mean - self.mean.detach()) * posterior.weights).sum(-1)
+        mu, root = self.mean.detach(), self.prior.square_root
+        z = root.solve((mean - mu).unsqueeze(-1)).squeeze(-1)
+        return mu + root.times(z), 0.5 * z.square().sum(-1)
 
     def attach(
         self, value: Tensor, local: Tensor, posterior: Posterior | JointPosterior, response: Tensor | None = None

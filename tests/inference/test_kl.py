@@ -17,6 +17,7 @@ from gpext.likelihoods import (
     PoissonLikelihood,
     StudentTLikelihood,
 )
+from gpext.quadrature import log_expectation
 from tests.latent_cases import CASES
 from tests.members import F64
 
@@ -65,6 +66,27 @@ def test_a_count_of_zero_under_a_prior_of_enormous_variance(variance):
         assert result.num_steps < 100
         assert result.posterior.mean.item() == pytest.approx(mean - a / r, rel=1e-6)
         assert result.posterior.variance.item() == pytest.approx(1 / (r + a), rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e6])
+def test_sharp_data_under_a_singular_prior_leave_the_bound_its_digits(scale):
+    """All latent values are one: log p(y) is an integral over it. Counts outweigh the prior 1e6 to 1e10 times.
+
+    At 1e10 the mean itself is known to half a standard deviation, which costs the bound some tenths of a nat.
+    """
+    y = torch.full((35,), 400.0, dtype=F64)
+    y[0] = 1.5e6
+    prior = MultivariateNormal(torch.zeros(35, dtype=F64), to_linear_operator(torch.full((35, 35), scale, dtype=F64)))
+    likelihood = PoissonLikelihood().double()
+    at = float((y.sum() / 35).log())
+
+    def log_prob(f):
+        return likelihood.log_prob(y.unsqueeze(-1), f.unsqueeze(-2)).sum(-2)
+
+    zero, knot = torch.zeros(1, dtype=F64), torch.tensor([[at]], dtype=F64)
+    exact = float(log_expectation(log_prob, zero, zero + scale, knots=knot))
+    bound = float(KL().infer(prior, likelihood, y).log_evidence)
+    assert exact - (0.5 if scale == 1e6 else 1e-4) < bound < exact + 1e-9 * abs(exact)
 
 
 def test_counts_of_a_thousand_next_to_zero():

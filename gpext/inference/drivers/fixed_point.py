@@ -117,8 +117,19 @@ def conclude(
     At a stationary point the sites' own way through the parameters adds nothing to the derivatives.
     """
     local = bound(iterate.mean, iterate.variance).double().sum(-1)
-    evidence = problem.attach(iterate.value, local, iterate.posterior)
+    evidence = problem.attach(_accurate_value(problem, bound, iterate), local, iterate.posterior)
     return problem.result(name, iterate.posterior, evidence, status, trace)
+
+
+@torch.no_grad()
+def _accurate_value(problem: Problem, bound: LocalBound, iterate: Iterate) -> Tensor:
+    """Return F at an iterate with the digits that sharp sites have cost it: see :meth:`Problem.on_range`."""
+    posterior = iterate.posterior
+    mean, energy = problem.on_range(posterior, iterate.mean)
+    if mean is iterate.mean or not bool(iterate.value.isfinite().all()):
+        return iterate.value
+    divergence = energy + 0.5 * (posterior.log_det - (posterior.sites.precision * iterate.variance).sum(-1))
+    return bound(mean, iterate.variance).double().sum(-1) - problem.over_latents(divergence)
 
 
 @torch.no_grad()
