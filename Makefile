@@ -1,5 +1,6 @@
 # make demo   train gpext and stock gpytorch side by side on real data; table and figures in demo_output/
 # make test   the whole test suite
+# make test-fast   all laws at one seed and whatever is quick beside them
 # make laws   the laws once more, with other random numbers and without the CPU's vector instructions
 # make lint, make types
 # make dist   wheel and sdist in dist/; the wheel is installed into an environment of its own and runs the README there
@@ -11,7 +12,7 @@ RUN := $(VENV)/bin/python
 LAWS := tests/laws tests/solvers tests/operators tests/optim tests/test_statistics.py
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test laws lint types dist laws-lowest laws-newest clean
+.PHONY: demo test test-fast laws lint types dist laws-lowest laws-newest clean
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +30,9 @@ demo: $(VENV)/.base
 # A process a core, each with one thread: threads inside an operation would only get in each other's way.
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile
+
+test-fast: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile -m "not slow"
 
 laws: $(VENV)/.test
 	GPEXT_TEST_SEED=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto $(LAWS)

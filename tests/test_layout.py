@@ -109,6 +109,7 @@ def test_pyro_is_imported_by_ppl_alone(path):
     assert "pyro" not in names or path.parent.name == "ppl"
 
 
+@pytest.mark.slow
 def test_importing_gpext_imports_nothing_heavy_that_gpytorch_does_not():
     """SciPy, scikit-learn, matplotlib and the like wait for the first function that needs them.
 

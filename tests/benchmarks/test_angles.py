@@ -28,6 +28,8 @@ from benchmarks.angles import best_errors, triangles
 from benchmarks.datasets import load
 from gpext.inference import Laplace, Taylor
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 CIRCLE = torch.arange(4000, dtype=F64) * 2 * math.pi / 4000 - math.pi
 PLANES = [([0.0, 0.0], [1.0, 1.0]), ([2.0, -1.0], [0.5, 2.0]), ([30.0, -100.0], [1.0, 0.2]), ([0.1, 3.0], [0.01, 0.04])]

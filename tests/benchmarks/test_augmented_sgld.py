@@ -7,6 +7,8 @@ import torch
 from benchmarks import augmented_sgld
 from tests.statistics import block_means, misfit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch):

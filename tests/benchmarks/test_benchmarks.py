@@ -34,6 +34,8 @@ from benchmarks.peers import Matern32Distribution
 from benchmarks.scoring import conditional, log_predictive_density
 from tests.seeds import as_written
 
+pytestmark = pytest.mark.slow
+
 
 def tiny_problem(likelihood):
     dataset = "synthetic_binary" if likelihood == "logit" else "synthetic_regression"

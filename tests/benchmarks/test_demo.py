@@ -10,6 +10,8 @@ from benchmarks import augmentation_gap, demo
 from benchmarks.harness import Trace
 from benchmarks.ours import LIKELIHOODS
 
+pytestmark = pytest.mark.slow
+
 
 def outcome(method, seconds, log_density):
     values = torch.full((4,), log_density[-1])

@@ -18,6 +18,8 @@ from tests.inference.test_ep import gaussian, smooth, student_t
 from tests.latent_cases import CASES
 from tests.members import F64
 
+pytestmark = pytest.mark.slow
+
 
 def two_that_disagree():
     """Two outliers at odds in a gap, where undamped EP fails [JVV11 Fig. 1]."""

@@ -15,6 +15,8 @@ from tests.inference.test_ep import hard_problem
 from tests.latent_cases import CASES
 from tests.members import F64
 
+pytestmark = pytest.mark.slow
+
 SEQUENTIAL = SequentialEP(tolerance=1e-8)
 
 

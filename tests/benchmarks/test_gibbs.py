@@ -13,6 +13,8 @@ from gpext.likelihoods import StudentTLikelihood
 from gpext.posteriors import DensePrior
 from gpext.samplers import GibbsSampler
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 
 

@@ -20,6 +20,8 @@ from gpext.inference import EP
 from gpext.likelihoods import BernoulliLogitLikelihood
 from tests.accelerator import DEVICE, IS_REAL, accelerated
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -13,6 +13,8 @@ from gpext import FitStatus
 from gpext.inference import Status
 from tests.members import F64
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_problem_is_a_function_of_its_seed():
     one, other = random_problem(7), random_problem(7)

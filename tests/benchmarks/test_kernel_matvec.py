@@ -7,6 +7,8 @@ import torch
 
 from benchmarks import kernel_matvec
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _same_threads():

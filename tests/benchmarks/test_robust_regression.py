@@ -11,6 +11,8 @@ from benchmarks.robust_regression import friedman, main, plan, read
 from benchmarks.robust_regression_methods import METHODS
 from benchmarks.robust_regression_report import bootstrap, report
 
+pytestmark = pytest.mark.slow
+
 
 def test_friedman_is_standardised_and_has_outliers_in_training_only():
     data = friedman(3)

@@ -1,6 +1,10 @@
 """The benchmark of several processes on a tiny problem."""
 
+import pytest
+
 from benchmarks import scale_out
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks import sgld_pace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("options", [["--dtype", "float64"], ["--controlled"]])
 def test_measures_once_and_prints_a_row(options, tmp_path, capsys, monkeypatch):

@@ -8,6 +8,8 @@ import torch
 from benchmarks import sgld_posterior
 from gpext.samplers import MetropolisHastings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch):

@@ -10,6 +10,8 @@ from benchmarks import annotation, compositions, simplex_recovery
 from benchmarks.datasets import Dataset
 from benchmarks.simplex_models import smoothed
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 
 

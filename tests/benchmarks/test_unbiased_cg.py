@@ -13,6 +13,8 @@ from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.operators import UnbiasedSolver
 from tests.statistics import misfit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch):

@@ -84,6 +84,7 @@ def test_family_habits(make, dtype):
     assert distribution.mask(torch.tensor([True, False])).log_prob(y)[1] == 0
 
 
+@pytest.mark.slow
 def test_everything_works_without_pyro():
     script = (
         "import sys; sys.modules['pyro'] = None\n"

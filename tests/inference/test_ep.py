@@ -151,6 +151,7 @@ def hard_problem(seed):
     return gaussian(K), student_t(20 ** between(0, 1), scale), y
 
 
+@pytest.mark.slow
 def test_hard_problems_end_matched_at_the_power_they_name():
     statuses = []
     for seed in range(40):

@@ -46,6 +46,7 @@ def test_stick_breaking_serves_every_bound_of_the_softplus():
     assert KL(Quadrature()).infer(prior(), likelihood, y).log_evidence == exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bernoulli_logit", "ordinal_probit", "stock_bernoulli", "poisson"])
 def test_a_prior_of_enormous_variance(name):
     likelihood, prior, y = CASES[name].problem(8, outputscale=1e6, lengthscale=1e-3)
@@ -185,6 +186,7 @@ def test_latents_that_share_a_datum_move_together():
     assert result.num_steps < 40  # 170 if each latent moves as if the others stood still
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-15, 1e-17])
 @pytest.mark.parametrize("rule", [KL(), KL(schedule="sequential"), CAVI()], ids=["auto", "sequential", "CAVI"])
 @pytest.mark.parametrize("likelihood", [StudentTLikelihood, LaplaceLikelihood])
@@ -214,6 +216,7 @@ def several_modes(seed):
     return MultivariateNormal(torch.zeros(40, dtype=F64), to_linear_operator(K)), likelihood, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_no_lower_than_cavi_where_there_are_several_optima(seed):
     problem = several_modes(seed)
@@ -222,6 +225,7 @@ def test_no_lower_than_cavi_where_there_are_several_optima(seed):
     assert float(kl.log_evidence.detach()) > float(cavi.log_evidence.detach())
 
 
+@pytest.mark.slow
 def test_each_posterior_of_a_batch_has_its_higher_optimum():
     problems = [several_modes(seed) for seed in range(12)]
     covariance = torch.stack([prior.covariance_matrix for prior, _, _ in problems])

@@ -92,6 +92,7 @@ def test_where_twenty_fixed_nodes_fail():
     assert abs(stock.log_marginal(y, q).item() - truth) > 0.5
 
 
+@pytest.mark.slow
 def test_integrals_agree_with_a_reference(member):
     mean, variance = [-2.0, 0.3, 1.0, 2.5], [0.1, 1.0, 9.0, 1e-4]
     y = member.targets(4, seed=5)
@@ -142,6 +143,7 @@ def predictive_grid(member):
     return y.unsqueeze(-1).expand(-1, 2), torch.ones(len(y), 1, dtype=F64)
 
 
+@pytest.mark.slow
 def test_predictive_density_is_normalised_and_has_the_moments_it_says(member):
     predictive = member.likelihood(gaussian(MEAN, VARIANCE))
     y, weight = predictive_grid(member)
@@ -310,6 +312,7 @@ def test_student_t_with_many_degrees_of_freedom_is_gaussian():
     )
 
 
+@pytest.mark.slow
 def test_many_data_are_integrated_as_few(member):
     """Beyond a few thousand data the quadrature works in chunks."""
     size = 4200

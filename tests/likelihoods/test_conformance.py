@@ -119,6 +119,7 @@ for name, member in MEMBERS.items():
 """
 
 
+@pytest.mark.slow
 def test_results_without_pyro_are_those_with_it():
     run = subprocess.run([sys.executable, "-c", WITHOUT_PYRO], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -101,6 +101,7 @@ def test_it_is_the_logit_likelihood_at_another_latent():
         torch.testing.assert_close(ours, getattr(logit, method)(y, f + math.log(0.3), variance), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1e-6, 1e-3, 3.0, 1e5])
 @pytest.mark.parametrize("y", [0.0, 20.0, 1e9])
 def test_expected_log_densities_agree_with_mpmath(y, alpha):

@@ -48,6 +48,7 @@ def test_log_prob_and_derivatives_agree_with_mpmath(likelihood, f):
             assert bend[k].item() == pytest.approx(float((high - 2 * middle + low) / step**2), rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mean", "variance"), [(0.0, 1.0), (-20.0, 4.0), (3.0, 400.0), (25.0, 2.0**-10)])
 def test_integrals_agree_with_mpmath(likelihood, mean, variance):
     labels = torch.arange(5)

@@ -57,6 +57,7 @@ rules = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @rules
 def test_trains_by_lbfgs_and_predicts(rule):
     model, mll, x, y = made(rule)
@@ -115,6 +116,7 @@ def test_trains_with_botorch(settings_restored):
     assert mll(model.train()(x), y).item() == pytest.approx(other(reference.train()(x), y).item(), abs=1e-4)
 
 
+@pytest.mark.slow
 @rules
 def test_warm_and_cold_sites_lead_to_the_same_result(rule):
     model, mll, x, y = made(rule)
@@ -198,6 +200,7 @@ def test_float32_agrees_with_float64(rule):
     torch.testing.assert_close(single[0](double[2] + 0.01).mean, means[1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_batch_of_models_is_a_loop():
     x, y = data(25)
     ys = torch.stack([y, 1 - y, y])
@@ -354,6 +357,7 @@ def test_what_does_not_converge_says_so():
     assert "stopped at max_steps before the tolerance was reached" in result.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-6, 403.0, 1e6])
 @pytest.mark.parametrize("length", [1e-3, 1.0, 1e6])
 @pytest.mark.parametrize("rule", [KL(), Laplace(), CAVI(max_steps=20000)], ids=lambda rule: type(rule).__name__)
@@ -385,6 +389,7 @@ def test_odd_data(rule, case):
 # ---- other likelihoods ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MultinomialLogitLikelihood, StickBreakingLikelihood, OrdinalLogitLikelihood])
 def test_classes_train_and_predict(kind):
     x, _ = data(60)

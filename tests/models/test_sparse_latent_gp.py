@@ -81,6 +81,7 @@ def test_gradients_agree_with_finite_differences(rule):
         torch.testing.assert_close(parameter.grad, numeric, rtol=2e-5, atol=2e-7, msg=lambda m, name=name: name + m)
 
 
+@pytest.mark.slow
 @rules
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_trains_and_predicts(rule, dtype):

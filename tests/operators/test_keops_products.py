@@ -35,12 +35,14 @@ def check_against_dense(op, columns, tolerance):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("square", [True, False])
 def test_products_and_derivatives(square):
     """Of the one profile without a slope at zero, where the diagonal is."""
     check_against_dense(made("matern12", square=square, n=40, m=30), 2 if square else 3, 1e-10)
 
 
+@pytest.mark.slow
 def test_a_product_of_factors_in_float32():
     op = with_backend(made("rbf", "rq", n=40, m=30, dtype=torch.float32), "keops").detach()
     _, v = vectors(op, 4)

@@ -182,6 +182,7 @@ def test_a_bilinear_form_and_its_derivatives_come_from_one_pass(profiles, square
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 511, 512, 513, 1600])

@@ -274,6 +274,7 @@ def test_it_is_said_once(machine):
         tiles_program.program.cache_clear()
 
 
+@pytest.mark.slow
 def test_threads_without_openmp(tmp_path, monkeypatch):
     compiler = tmp_path / "compiler"
     real = os.environ.get("CXX", "c++")

@@ -51,6 +51,7 @@ def gradient(mll, model, x, y):
     return torch.cat([g.flatten() for g in torch.autograd.grad(mll(model(x), y), parameters)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed_noise", [False, True])
 @pytest.mark.parametrize("rank", [0, 5])
 def test_gradients_are_unbiased_for_every_parameter(rank, fixed_noise):
@@ -252,6 +253,7 @@ def duplicates():
     return torch.cat([x[:20], x[:20]]), torch.cat([y[:20], y[:20] + 1e-4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rank"), [(1e-2, None), (1e-2, 0), (1e-8, None), (1e-8, 0), (4e-11, None)])
 def test_duplicate_inputs(noise, rank):
     """The condition numbers are 4e3, 4e9 and 1e12, where plain conjugate gradients would not do."""

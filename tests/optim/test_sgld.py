@@ -29,6 +29,7 @@ def chain(steps, *, lr, preconditioner=None, noise=0.0, seed=0, burn=100, **opti
     return torch.stack(draws), optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.7])
 def test_the_stationary_covariance_is_the_one_of_the_recursion(noise):
     """M = SIGMA: theta' = (1 - eps / 2) theta + noise of covariance (eps + eps^2 noise^2 / 4) SIGMA."""
@@ -148,6 +149,7 @@ def test_noise_that_is_too_much_to_compensate_stays(monkeypatch):
     assert optimizer.largest_lr() == float("inf")
 
 
+@pytest.mark.slow
 def test_the_simulated_covariance_is_the_target_with_both():
     """M = SIGMA and gradients of covariance 3 SIGMA^-1: phi = 1 - eps / 2 in every direction."""
     eps, noise = 0.5, 3**0.5
@@ -158,6 +160,7 @@ def test_the_simulated_covariance_is_the_target_with_both():
     assert misfit(block_means(products.unsqueeze(0), 160), torch.eye(3, dtype=F64)) < 1
 
 
+@pytest.mark.slow
 def test_a_diagonal_preconditioner_and_groups_with_rates_of_their_own():
     first, second = torch.zeros(2, dtype=F64, requires_grad=True), torch.zeros(1, dtype=F64, requires_grad=True)
     groups = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.1}]

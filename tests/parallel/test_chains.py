@@ -11,6 +11,8 @@ from gpext.samplers import MetropolisHastings, SGLDSampler
 from tests.members import F64
 from tests.parallel.processes import run
 
+pytestmark = pytest.mark.slow
+
 X = torch.linspace(0, 3, 30, dtype=F64).unsqueeze(-1)
 
 

@@ -13,6 +13,8 @@ from gpext.training import checkpoint as module
 from tests.parallel.processes import run
 from tests.parallel.test_fit import numbers, problem
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 
 

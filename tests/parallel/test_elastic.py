@@ -11,6 +11,8 @@ import torch
 from tests.parallel.elastic import DRAWS, STEPS, both
 from tests.parallel.processes import run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # Else gloo finds in torchrun's store, which outlives an attempt, the addresses of processes that are gone (torch 2.13).
 AFRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -16,6 +16,8 @@ from tests.members import F64
 from tests.parallel.processes import run
 from tests.sparse_models import SparseGP, inputs
 
+pytestmark = pytest.mark.slow
+
 SIZES = {2: (36, 24), 4: (7, 23, 10, 20)}  # of the shards
 
 

@@ -20,6 +20,8 @@ from tests.members import F64
 from tests.parallel.processes import run
 from tests.statistics import misfit_between
 
+pytestmark = pytest.mark.slow
+
 N, CHAINS = 8, 5
 X = torch.linspace(0, 3, N, dtype=F64).unsqueeze(-1)
 

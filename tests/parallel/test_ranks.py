@@ -11,6 +11,8 @@ import torch
 from gpext.parallel import Ranks, fingerprint
 from tests.parallel.processes import run
 
+pytestmark = pytest.mark.slow
+
 
 def _sums(rank):
     ranks = Ranks()

@@ -20,6 +20,8 @@ from gpext.solvers import conjugate_gradients
 from tests.members import F64
 from tests.parallel.processes import run
 
+pytestmark = pytest.mark.slow
+
 N = 300
 
 

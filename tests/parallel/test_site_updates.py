@@ -9,6 +9,8 @@ from tests.members import F64
 from tests.parallel.processes import run
 from tests.sparse_models import SparseGP, inputs, randomise
 
+pytestmark = pytest.mark.slow
+
 SIZES = {2: (30, 13), 4: (5, 20, 1, 17)}  # of the shards
 LIKELIHOODS = {
     "student_t": lambda: gpext.likelihoods.StudentTLikelihood(),

@@ -12,6 +12,7 @@ from gpext import plots
 from gpext.plots.calibration import _wilson
 
 
+@pytest.mark.slow
 def test_importing_gpext_does_not_import_matplotlib():
     code = "import sys, gpext.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0

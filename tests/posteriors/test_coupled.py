@@ -146,6 +146,7 @@ def test_the_joint_distribution_of_all_latents():
     torch.testing.assert_close(joint.covariance_matrix, V, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dirichlet", "classes"])
 @pytest.mark.parametrize("scale", [1e4, 1e7, 1e10, 1e13])
 def test_variances_far_below_the_prior_keep_their_digits(kind, scale):

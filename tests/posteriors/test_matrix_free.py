@@ -55,6 +55,7 @@ def test_products_and_predictions_are_those_of_the_dense_posterior(dtype, tolera
     torch.testing.assert_close(variance.double(), expected.variance, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_draws_have_the_mean_and_the_covariance_of_the_posterior():
     """Little of the prior is in the partial factor here, so that most of a draw comes from Lanczos' recursion."""
     prior, sites = problem()

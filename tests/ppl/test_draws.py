@@ -23,6 +23,7 @@ def gaussian_model(noise=0.4):
     return ppl.latent_model(MultivariateNormal(torch.ones(3, dtype=F64), K), likelihood, Y)
 
 
+@pytest.mark.slow
 def test_nuts_on_the_whitened_latent_samples_the_posterior():
     generator = torch.Generator().manual_seed(0)
     draws = ppl.sample_posterior(

@@ -64,6 +64,7 @@ def draw(program, *, seed=0, inner=quick, **sizes):
     return ppl.sample_posterior(kernel, generator=generator, progress=False, **sizes)
 
 
+@pytest.mark.slow
 def test_it_samples_the_posterior_of_the_whole_program():
     likelihood, y = student_t().requires_grad_(False), tensor(0.4, 3.0, -1.0)
     mean, square = by_quadrature(likelihood, y)

@@ -56,6 +56,7 @@ def trained(x, y, make_loss, num_steps=250):
     return start, elbo(model(x), y).item()
 
 
+@pytest.mark.slow
 def test_svi_reaches_the_elbo_of_gpytorchs_loop():
     generator = torch.Generator().manual_seed(0)
     x = torch.linspace(0, 4, 60, dtype=F64).unsqueeze(-1)

@@ -99,6 +99,7 @@ def tensors(*values):
     return [torch.tensor(value, dtype=F64) for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [(0.7, 2.0, 0.3, 1.0), (-4.0, 1.0, 0.05, 0.5), (0.0, 0.1, 4.0, 1.0)])
 def test_the_references_agree_with_integration(case):
     offset, variance, noise, power = case

@@ -60,6 +60,7 @@ def compare(found, reference, tolerance):
         assert value.item() == pytest.approx(expected, abs=tolerance * sd**k + 1e-15 * abs(expected)), k
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_student_t_agrees_with_mpmath(case):
     *arguments, power = case

@@ -168,6 +168,7 @@ def joint_statistics(log_s, log_noise, f):
     return [log_s, log_noise, f, f**2, f * log_s, f * log_noise, log_s * log_noise, log_s**2, log_noise**2]
 
 
+@pytest.mark.slow
 def test_draws_agree_with_quadrature():
     """A grid of the prior's scale, the noise and f; what Langevin steps do to them is below the errors."""
     model = two_data()
@@ -191,6 +192,7 @@ def test_draws_agree_with_quadrature():
     assert misfit(found.mean(-1).mT, expected) < 1  # of chains
 
 
+@pytest.mark.slow
 @SOLVERS
 @pytest.mark.parametrize("likelihood", [StudentTLikelihood, LaplaceLikelihood, BernoulliLogitLikelihood])
 def test_runs_for_other_likelihoods(likelihood, solver):
@@ -221,6 +223,7 @@ def test_by_products_it_predicts_what_the_dense_posterior_given_w_does():
     assert draws.predict_targets(x, num_draws=4).batch_shape == (3,)
 
 
+@pytest.mark.slow
 @SOLVERS
 def test_in_parts_and_from_disk_it_draws_what_it_draws_at_once(solver, tmp_path):
     model = problem(8)
@@ -262,6 +265,7 @@ def test_goes_to_arviz_and_copies():
     assert torch.equal(pickle.loads(pickle.dumps(plain)).latent, plain.latent)
 
 
+@pytest.mark.slow
 @SOLVERS
 def test_single_precision(solver):
     draws = run(AugmentedSGLDSampler(problem(8, torch.float32), solver=solver, step_size=0.3), 3, 2, 0)

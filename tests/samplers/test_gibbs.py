@@ -171,6 +171,7 @@ class Interrupt:
 
 
 # An interrupt can come between opening a file and the `with` that would close it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*unclosed file::")
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_interrupted_anywhere_it_keeps_what_is_finished(on_disk, tmp_path, monkeypatch):
@@ -349,6 +350,7 @@ def test_hyperparameters_move_wherever_the_sampler_is_made(mode):
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+@pytest.mark.slow
 def test_hyperparameters_agree_with_quadrature():
     """One datum far out, one scale of the prior and one of the noise: a sum over a grid of both and of f."""
     x, y = torch.zeros(1, dtype=F64), torch.tensor([4.0], dtype=F64)

@@ -45,6 +45,7 @@ def test_metropolis_hastings_draws_the_posterior_and_mixes():
     assert 0.2 < float(found.acceptance.min()) < float(found.acceptance.max()) < 0.45
 
 
+@pytest.mark.slow
 def test_langevin_draws_are_of_the_posterior():
     found = run(quick(SGLDSampler), 1000, 4, 50, step_size=(0.2, 1.0, 1e-9))
     error, sizes = compared(found, 200)
@@ -67,6 +68,7 @@ class NoisyLogPosterior(QuickLogPosterior):
         return exact + 8**0.5 * self.root @ torch.randn(2, dtype=F64, generator=generator)
 
 
+@pytest.mark.slow
 def test_noise_of_gradients_is_learnt_and_compensated():
     sampler = SGLDSampler(problem())
     sampler.target = NoisyLogPosterior(sampler.target.mll)

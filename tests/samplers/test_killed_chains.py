@@ -14,6 +14,8 @@ from gpext.samplers import SamplingStatus, SGLDSampler, draw_files
 from tests.samplers.hyper_cases import quick
 from tests.samplers.test_gibbs import run, sampler
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys

@@ -41,6 +41,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.05, 1.0, 30.0])
 @pytest.mark.parametrize("name", CASES)
 def test_draws_from_the_density(name, width):

@@ -49,6 +49,7 @@ def made(x, K, noise, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-1, 1e-3])
 @pytest.mark.parametrize("lengthscale", [0.7, 2.0, 5.0])
 @pytest.mark.parametrize("profile", ["rbf", "matern12", "matern32"])

@@ -62,6 +62,7 @@ def fitted(x, y, likelihood, rule=None, *, max_steps=None, model=None, **options
     return fit(LatentMarginalLogLikelihood(likelihood, model), x, y, progress=False, max_steps=max_steps), model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::gpext.inference.InferenceWarning")
 @pytest.mark.parametrize("status", Status)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
@@ -132,6 +133,7 @@ def test_a_bound_that_is_nowhere_finite_leaves_everything_as_it_was():
 LIKELIHOODS = {"student_t": StudentTLikelihood, "laplace": LaplaceLikelihood, "matern32": Matern32Likelihood}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", ["constant", "noiseless"])
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_the_work_of_an_iteration_is_bounded_where_there_is_no_noise(name, targets):

@@ -105,6 +105,7 @@ def test_full_batch_converges_where_the_gradient_of_the_elbo_vanishes():
     assert max(float(p.grad.abs().max()) for p in parameters) < 5e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_going_on_with_one_bound_from_the_optimum_of_the_other_never_lowers_it(name, bound):
@@ -526,6 +527,7 @@ def test_quiet_when_asked(capsys):
     assert out == err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("name", ["student_t", "laplace", "matern32"])
 @pytest.mark.parametrize("targets", ["outlier of 1e6", "all 1e6", "constant", "one datum", "duplicates"])
@@ -560,6 +562,7 @@ def test_extreme_data_end_with_a_status_and_a_finite_model(targets, name, dtype)
         assert bool((marginals.variance > 0).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_separable_classes_in_float32_end_with_a_status_and_a_model_that_predicts(seed):
     # The outputscale grows until the jitter hardly carries K_zz.

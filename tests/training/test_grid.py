@@ -73,6 +73,7 @@ def exact():
 NEW_X = torch.linspace(-0.5, 4.5, 7, dtype=F64).unsqueeze(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Laplace(), EP(), KL()], ids=lambda rule: type(rule).__name__)
 def test_each_value_is_trained_alone_and_counts_by_its_evidence(rule):
     mll, x, y = made(rule)
@@ -176,6 +177,7 @@ def test_one_value_is_fit():
         torch.testing.assert_close(given.mean, expected.mean, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constraint", [Positive(), GreaterThan(1.0)])
 def test_two_or_fewer_degrees_of_freedom(constraint):
     mll, x, y = made(EP(), constraint)

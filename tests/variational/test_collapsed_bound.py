@@ -132,6 +132,7 @@ def test_sites_stay_between_evaluations(member, kind):
     assert bound.refresh() > first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("converged", [True, False])
 def test_gradient_agrees_with_finite_differences(member, kind, converged):
     """At any sites: through q as well as at the marginals."""

@@ -186,6 +186,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 30])
 @pytest.mark.parametrize("name", TRAINED)
 def test_fit_trains_several_latents(name, batch_size):

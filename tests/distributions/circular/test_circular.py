@@ -88,6 +88,7 @@ def fine_density(mean, covariance, angle):
     return np.array([weights @ np.exp(-2 * kappa * np.sin((t - direction) / 2) ** 2) for t in angle])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SKEWED, BIMODAL, SHARP, HEAVY], ids=["skewed", "bimodal", "sharp", "heavy"])
 def test_a_mixture_against_a_sum_over_its_components(case):
     predictive = compound(*case)

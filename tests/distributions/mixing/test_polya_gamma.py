@@ -167,6 +167,7 @@ def test_large_counts_are_nearly_normal(count, tilt):
     torch.testing.assert_close(law.log_prob(law.mean), peak, rtol=0, atol=1 / count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0.3, 7.0, 1e6])
 @pytest.mark.parametrize("tilt", [0.0, 100.0, 1e4])
 def test_quantiles_and_nothing_below_them(count, tilt):

@@ -101,6 +101,7 @@ def test_quantiles(case):
     assert predictive.icdf(q).tolist() == pytest.approx(value.tolist(), rel=1e-8, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_samples_follow_the_cdf(case):
     predictive, _, _ = case
     torch.manual_seed(0)

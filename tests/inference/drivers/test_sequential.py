@@ -44,6 +44,7 @@ def plain_sweep(problem, terms_at, sites):
     return GaussianSites(nu, tau), m, V
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bernoulli_logit", "poisson", "student_t", "ordinal_logit"])
 @pytest.mark.parametrize(("n", "rate"), [(40, 0.02), (200, 0.02), (40, 0.3)])
 def test_a_blocked_sweep_is_the_plain_one(name, n, rate):

@@ -72,6 +72,7 @@ def marginal_of_two(counts, mean, variance):
     return top + mpmath.log(total) - mpmath.log(2 * mpmath.pi * v) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mean", "variance"), PAIRS)
 def test_two_classes_are_one_integral(mean, variance):
     with mpmath.workdps(25):
