@@ -101,7 +101,8 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
 
     Raises:
         ValueError: phi is not completely monotone or phi(0) is not 1 (the message names the order and the point); the
-            noise density cannot be normalised; the terms are incomplete.
+            noise density cannot be normalised; the terms are incomplete. From inference and predictions:
+            :class:`gpext.distributions.InversionError`, where phi has underflowed and log_phi would not.
 
     Example:
         >>> import torch
