@@ -105,8 +105,6 @@ class Plan:
         if directory is not None:
             if checkpoint is not None:
                 raise TypeError("expected a checkpoint; got a directory, too, which is its older name.")
-            message = "`directory` is called `checkpoint` now, as in all samplers; the older name will go."
-            warn_caller(message, DeprecationWarning)
             checkpoint = directory
         return cls(num_samples, num_chains, warmup, thinning, generator, resume, checkpoint, progress, ranks)
 

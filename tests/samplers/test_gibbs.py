@@ -209,10 +209,12 @@ def test_streams_to_disk_and_reads_it_back(tmp_path, monkeypatch):
     assert draws.r_hat == whole.r_hat
     loaded = sampler().load(tmp_path / "new")
     assert torch.equal(loaded.latent, whole.latent)
-    longer = sampler().run(3, resume=loaded, checkpoint=tmp_path / "new")
+    longer = sampler().run(3, resume=loaded, directory=tmp_path / "new")  # the older name of the argument
     assert torch.equal(longer.latent, run(sampler(), 13).latent)
     with pytest.raises(ValueError, match="draws of another run"):
         run(sampler(), 2, checkpoint=tmp_path / "new")
+    with pytest.raises(TypeError, match="its older name"):
+        run(sampler(), 2, checkpoint=tmp_path, directory=tmp_path)
     with pytest.raises(FileNotFoundError, match="found none"):
         sampler().load(tmp_path)
 
