@@ -43,7 +43,8 @@ def readme_command(directory: Path) -> list[str]:
     shutil.copy(CHECKOUT / "README.md", directory)
     shutil.copy(CHECKOUT / "tests" / "test_readme.py", directory / "tests")
     # Its links lead into the checkout, which is not there.
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_readme.py", "-k", "not links"]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "markers=slow", "-k", "not links"]
+    return [sys.executable, "-m", "pytest", *options, "tests/test_readme.py"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator.operators import LinearOperator, MulLinearOperator
+from linear_operator.operators import LinearOperator, MulLinearOperator, SumLinearOperator
 from torch import Tensor
 
 from gpext.checks import check_finite
@@ -91,6 +91,8 @@ def _check_exact(covariance: LinearOperator) -> None:
             "covariance to have unbiased gradients of. Write gpext.kernels.keops.ProductKernel(k1, k2), or take "
             "ScaleKernel and AdditiveKernel from gpext.kernels.keops, too: then k1 * k2 is exact."
         )
-    for part in covariance._args:
-        if isinstance(part, LinearOperator):
+    if isinstance(covariance, SumLinearOperator):
+        for part in covariance.linear_ops:
             _check_exact(part)
+    elif isinstance(base := getattr(covariance, "base_linear_op", None), LinearOperator):  # of a multiple, or a batch
+        _check_exact(base)

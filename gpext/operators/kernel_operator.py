@@ -8,9 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from linear_operator import to_linear_operator
-from linear_operator.functions._matmul import Matmul
 from linear_operator.operators import LinearOperator
-from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -91,7 +89,6 @@ class KernelOperator(LinearOperator):
     def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
         """Return K other."""
         if torch.is_tensor(other) and not (torch.is_grad_enabled() and (other.requires_grad or self.requires_grad)):
-            _matmul_broadcast_shape(self.shape, other.shape)  # raises where they do not fit
             return self._matmul(other)  # directly: linear_operator works on a copy, and what this one stores is kept
         return super().matmul(other)
 
@@ -102,7 +99,7 @@ class KernelOperator(LinearOperator):
         if self.backend == "dense":
             return self.to_dense() @ rhs
         if torch.is_grad_enabled() and (rhs.requires_grad or self.requires_grad):
-            return Matmul.apply(self.representation_tree(), rhs, *self.representation())  # comes back without gradients
+            return super().matmul(rhs)  # which comes back without gradients
         if self._is_stored:
             return self._stored @ rhs
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
@@ -162,6 +159,15 @@ class KernelOperator(LinearOperator):
         if compiled_tiles.serves(factors):
             return compiled_tiles.block(factors, left, right, torch.float32)
         return tiles.matrix(factors, torch.float32).mul_(right.float()).mul_(left.float().unsqueeze(-1))
+
+    @property
+    def points(self) -> Tensor:
+        """The inputs of all factors (..., n, d), in units of the lengthscales."""
+        return torch.cat([factor.x for factor in self.factors], -1)
+
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the entries in these rows and columns, each (B,), of a matrix that is no batch."""
+        return self._get_indices(rows, columns)
 
     @torch.no_grad()
     def columns(self, index: Tensor) -> Tensor:

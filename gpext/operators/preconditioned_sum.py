@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpext.callers import warn_caller
 from gpext.operators.kernel_preconditioner import Preconditioner, kernel_preconditioner
+from gpext.operators.matrix_parts import parts_of
 from gpext.operators.unbiased_solver import UnbiasedSolver
 from gpext.solvers import SolveStatus, conjugate_gradients
 
@@ -38,7 +39,8 @@ class KeptOnce:
         """
         if self._made is None and bool((noise > 0).all()):
             generator = torch.Generator().manual_seed(0)
-            self._made = kernel_preconditioner(K, noise, UnbiasedSolver(tolerance=tolerance, generator=generator))
+            solver = UnbiasedSolver(tolerance=tolerance, generator=generator)
+            self._made = kernel_preconditioner(parts_of(K), noise, solver)
         return self._made
 
 
@@ -66,7 +68,7 @@ class PreconditionedSum(SumLinearOperator):
         K, D = self.linear_ops
         assert isinstance(D, DiagLinearOperator)
         tolerance = _TOLERANCE[rhs.dtype]
-        P = self._kept.of(K, D._diagonal(), tolerance)
+        P = self._kept.of(K, D.diagonal(), tolerance)
         columns = rhs.movedim(-2, 0).flatten(1)  # (n, batch of R)
         parts = []
         for part in columns.split(max(_BLOCK // len(columns), 1), -1):

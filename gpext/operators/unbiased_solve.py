@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 from linear_operator import to_linear_operator
-from linear_operator.operators import AddedDiagLinearOperator, LinearOperator
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpext.callers import warn_caller
+from gpext.linalg.added_diagonal import split_diagonal
 from gpext.operators.kernel_preconditioner import Preconditioner, kernel_preconditioner
+from gpext.operators.matrix_parts import parts_of
 from gpext.operators.unbiased_solver import UnbiasedSolver
 from gpext.solvers import (
     LinearSolve,
@@ -225,10 +227,11 @@ class UnbiasedSolveOperator(LinearOperator):
     @torch.no_grad()
     def preconditioner(self) -> Preconditioner | None:
         """P near A = K + D, if A says that it is such a sum, and is no batch of them."""
-        if not isinstance(self.base, AddedDiagLinearOperator) or self.batch_shape or self.solver.rank == 0:
+        both = split_diagonal(self.base)
+        if both is None or self.batch_shape or self.solver.rank == 0:
             return None
-        K, noise = self.base._linear_op.evaluate_kernel(), self.base._diag_tensor._diagonal()
-        return kernel_preconditioner(K, noise, self.solver)
+        K, D = both
+        return kernel_preconditioner(parts_of(K.evaluate_kernel()), D.diagonal(), self.solver)
 
     @torch.no_grad()
     def _log_det(self) -> Tensor:

@@ -32,6 +32,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpext.distributions import LatentNormal
+from gpext.linalg.added_diagonal import split_diagonal
 from gpext.linalg.products import times
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.sites import GaussianSites, JointSites
@@ -48,10 +49,11 @@ class LowRankPrior:
     @classmethod
     def of(cls, mean: Tensor, covariance: LinearOperator, jitter: float) -> LowRankPrior | None:
         """Return the prior if its covariance is of this structure, as gpytorch's operators say, else None."""
-        if not isinstance(covariance, LowRankRootAddedDiagLinearOperator):
+        both = split_diagonal(covariance)
+        if both is None or not isinstance(both[0], LowRankRootLinearOperator):
             return None
-        root = covariance._linear_op.root.to_dense().double()
-        diagonal = covariance._diag_tensor.diagonal(dim1=-2, dim2=-1).double() + jitter
+        root = both[0].root.to_dense().double()
+        diagonal = both[1].diagonal(dim1=-2, dim2=-1).double() + jitter
         return cls(mean.double(), root, diagonal.expand(root.shape[:-1]))
 
     @property

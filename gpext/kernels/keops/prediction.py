@@ -8,9 +8,10 @@ from gpytorch import settings
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import cached
 from linear_operator import to_dense
-from linear_operator.operators import AddedDiagLinearOperator, LinearOperator, MatmulLinearOperator, SumLinearOperator
+from linear_operator.operators import LinearOperator, MatmulLinearOperator, SumLinearOperator
 from torch import Tensor
 
+from gpext.linalg.added_diagonal import split_diagonal
 from gpext.operators import KeptOnce, KernelOperator, PreconditionedSum
 
 
@@ -25,10 +26,9 @@ class LazyPrediction(DefaultPredictionStrategy):
         super().__init__(*args, **kwargs)
         covariance = self.lik_train_train_covar.evaluate_kernel()
         self._covariance = None
-        if isinstance(covariance, AddedDiagLinearOperator) and not covariance.batch_shape:
-            K, D = covariance._linear_op, covariance._diag_tensor
-            if _is_lazy(K):
-                self._covariance = PreconditionedSum(K, D, kept=KeptOnce()).detach()
+        both = split_diagonal(covariance)
+        if both is not None and not covariance.batch_shape and _is_lazy(both[0]):
+            self._covariance = PreconditionedSum(*both, kept=KeptOnce()).detach()
 
     @cached(name="mean_cache")
     def _mean_cache(self, nan_policy: str) -> Tensor:
