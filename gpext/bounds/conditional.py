@@ -17,7 +17,7 @@ def num_latents(likelihood: Any) -> int | None:
     return likelihood.num_latents if isinstance(likelihood, HasNumLatents) else None
 
 
-_DENSITY = ("forward", "log_prob", "unchecked_log_prob", "_augmentation")  # what p(y | f) is read from
+_DENSITY = ("forward", "log_prob", "unchecked_log_prob", "unchecked_augmentation")  # what p(y | f) is read from
 
 
 def has_density_of(likelihood: Any, *kinds: type) -> bool:

@@ -79,7 +79,7 @@ class CAVI(Rule):
 
     def _solve(self, problem: Problem, start: GaussianSites | None) -> InferenceResult:
         likelihood, targets = problem.likelihood, problem.targets
-        augmentation = likelihood.augmentation(targets)
+        augmentation = likelihood.unchecked_augmentation(targets)
         starts = [problem.no_sites] if start is None else [lambda: start, problem.no_sites]
         climbed = climb(problem, mixture_terms(likelihood, targets), starts, self.max_steps, self.tolerance)
         iterate, steps, status = climbed
@@ -88,7 +88,7 @@ class CAVI(Rule):
 
 def mixture_terms(likelihood: AugmentedLikelihood, targets: Tensor) -> Terms:
     """Return the augmented bound on E[log p(y_i | f_i)] and its derivatives, as a function of the marginals."""
-    augmentation = likelihood.augmentation(targets)
+    augmentation = likelihood.unchecked_augmentation(targets)
 
     def terms(mean: Tensor, variance: Tensor) -> LocalTerms:
         return augmented_terms(likelihood, targets, mean, variance, augmented_sites(augmentation, mean, variance))

@@ -146,7 +146,7 @@ def _may_have_several_optima(likelihood: Any, targets: Tensor) -> TypeGuard[Augm
     """Return whether the likelihood has an augmentation, and is not log-concave."""
     if not isinstance(likelihood, AugmentedLikelihood):
         return False
-    return not likelihood.augmentation(targets).radial.is_log_concave(targets)
+    return not likelihood.unchecked_augmentation(targets).radial.is_log_concave(targets)
 
 
 def _higher(problem: Problem, terms: Terms, first: Climb, second: Climb) -> Climb:

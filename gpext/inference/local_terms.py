@@ -74,7 +74,7 @@ def augmented_terms(
     """Return the augmented bound on E[log p(y_i | f_i)] at N(mean, variance), whose sites are these."""
     trainable = any(parameter.requires_grad for parameter in likelihood.parameters())
     with torch.set_grad_enabled(trainable):
-        values = likelihood.augmentation(y).bound(mean, variance)
+        values = likelihood.unchecked_augmentation(y).bound(mean, variance)
     return LocalTerms(values, sites.shift - sites.precision * mean, sites.precision)
 
 
@@ -83,5 +83,5 @@ def likelihood_terms(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor,
     if kind == "exact":
         return exact_terms(likelihood, y, mean, variance)
     with torch.no_grad():
-        sites = augmented_sites(likelihood.augmentation(y), mean, variance)
+        sites = augmented_sites(likelihood.unchecked_augmentation(y), mean, variance)
     return augmented_terms(likelihood, y, mean, variance, sites)

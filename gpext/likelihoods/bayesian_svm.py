@@ -45,8 +45,12 @@ class BayesianSVMLikelihood(AugmentedLikelihood):
     normalises it over the two classes, p(y=1|f) = L(1|f) / (L(0|f) + L(1|f)).
     """
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is neither 0 nor 1."""
         check_binary(targets)
+
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support."""
         sign = 2 * floating(targets) - 1
         one = torch.ones((), dtype=sign.dtype, device=sign.device)
         return Augmentation(ExponentialRadial(), -one, potential=sign, center=sign, curvature=one, offset=0 * one)

@@ -23,8 +23,12 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
     gpytorch's BernoulliLikelihood has the probit link instead.
     """
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is neither 0 nor 1."""
         check_binary(targets)
+
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support."""
         targets = floating(targets)
         one = torch.ones((), dtype=torch.float64, device=targets.device)  # scalars take on the dtype of the latents
         return Augmentation(

@@ -21,7 +21,8 @@ class LaplaceLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.LaplaceLik
     Parameters, constraints, priors and `state_dict` are gpytorch's: `noise` is the squared scale b^2.
     """
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support."""
         noise = self.noise
         zero = torch.zeros_like(noise)
         log_constant = -0.5 * noise.log() - math.log(2)

@@ -52,7 +52,8 @@ class Matern32Likelihood(AdditiveNoiseLikelihood):
         """Return where Taylor expands: the target, the mode of p(y | f), where its curvature is positive."""
         return targets
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support."""
         noise = self.noise
         zero = torch.zeros_like(noise)
         log_constant = 0.5 * math.log(3) - math.log(4) - 0.5 * noise.log()

@@ -69,8 +69,12 @@ class NegativeBinomialLogLikelihood(AugmentedLikelihood):
         """Return log y, of a half for none, where Taylor expands."""
         return targets.double().clamp_min(0.5).log()
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is no count."""
         check_counts(targets)
+
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support."""
         r, y = self._r, targets.double()
         g, dtype = 0.5 * (y - r), floating_like(targets, self.dispersion).dtype
         log_constant = _log_coefficient(y, r) - math.log(2) * (y + r) - g * r.log()

@@ -57,8 +57,12 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
         value = torch.as_tensor(value, dtype=self.raw_total_count.dtype, device=self.raw_total_count.device)
         self.initialize(raw_total_count=self.raw_total_count_constraint.inverse_transform(value))
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is no count."""
         check_counts(targets)
+
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support."""
         r, y = self.total_count, floating_like(targets, self.total_count)
         zero = torch.zeros_like(r)
         log_constant = (_log_binomial(y, r) - math.log(2) * (y.double() + r)).to(y)

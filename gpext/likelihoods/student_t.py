@@ -28,7 +28,8 @@ class StudentTLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.StudentTL
         """Return where Taylor expands: the target, the mode of p(y | f), where its curvature is positive."""
         return targets
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support."""
         nu, noise = self.deg_free, self.noise
         log_constant = (
             torch.lgamma(0.5 * (nu + 1)) - torch.lgamma(0.5 * nu) - 0.5 * (nu.log() + math.log(math.pi) + noise.log())

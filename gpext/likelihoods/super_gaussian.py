@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 
 from gpext.augmentations import Augmentation, AutomaticRadial, check_completely_monotone
 from gpext.distributions import AdditiveNoisePredictive, RadialNoise, log_normalizer, with_cdf
-from gpext.likelihoods.checks import check_targets, floating
+from gpext.likelihoods.checks import floating
 from gpext.likelihoods.latent import LatentLikelihood
 
 
@@ -33,12 +33,12 @@ class AugmentedLikelihood(LatentLikelihood):
             TypeError: the targets are half precision.
             ValueError: targets are not finite or outside the support.
         """
-        check_targets(targets)
-        return self._augmentation(targets)
+        self.check(targets)
+        return self.unchecked_augmentation(targets)
 
     @abstractmethod
-    def _augmentation(self, targets: Tensor) -> Augmentation:
-        """Return the augmentation of targets known to be finite; a subclass checks its support here."""
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets that :meth:`check` has passed; what a subclass overrides."""
 
     def augmented_bound(self, observations: Tensor, function_dist: MultivariateNormal) -> Tensor:
         """Return the augmented lower bound on :meth:`expected_log_prob`, (..., N) [GWO20 App. A.4].
@@ -49,17 +49,13 @@ class AugmentedLikelihood(LatentLikelihood):
         mean, variance = self._fitting_marginals(observations, function_dist)
         return self._sum_tasks(self.augmentation(observations).bound(mean, variance), function_dist)
 
-    def check(self, targets: Tensor) -> None:
-        """Raise unless the targets are finite and in the support, as :meth:`augmentation`."""
-        self.augmentation(targets)
-
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(targets | f) (..., N), for targets in the support."""
-        return self._augmentation(targets).log_prob(f)
+        return self.unchecked_augmentation(targets).log_prob(f)
 
     def knots(self, targets: Tensor) -> Tensor:
         """Return where h^2 is least: phi may have a kink there."""
-        centre = self._augmentation(targets).center.detach()
+        centre = self.unchecked_augmentation(targets).center.detach()
         return floating(centre).expand(torch.broadcast_shapes(centre.shape, targets.shape)).unsqueeze(0)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -150,7 +146,17 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
         one = torch.ones((), dtype=torch.float64, device=like.device)
         return log_normalizer(self._radial.evaluate, one).to(like)
 
-    def _augmentation(self, targets: Tensor) -> Augmentation:
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a quadratic of one's own is not one for a target."""
+        if not self._additive:
+            self.unchecked_augmentation(targets)
+
+    def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
+        """Return the augmentation of targets in the support.
+
+        Raises:
+            ValueError: alpha, beta and gamma of one's own give an h^2 below zero.
+        """
         targets = floating(targets)
         zero, one = torch.zeros_like(targets), torch.ones_like(targets)
         potential = self._potential(targets) if self._potential else zero

@@ -87,20 +87,17 @@ class SiteStepper:
             self.objective = float(value.sum())
         return self.objective
 
-    def _update(self, x: Tensor, y: Tensor, index: Tensor, rate: float) -> Tensor | None:
+    def _update(self, x: Tensor, y: Tensor, index: Tensor, rate: float) -> Tensor:
         """Move q(u), and leave the derivatives of the objective in the `.grad` of the hyperparameters."""
         for parameter in self._parameters:
             parameter.grad = None
-        return self.strategy.update(
+        return self.strategy.update_unchecked(
             x[..., index, :],
             self.likelihood.take(y, index),
             self.likelihood,
-            rate,
-            self.num_data,
-            bound=self.bound,
-            gradient=self.gradient,
-            share=self.share,
-            ranks=self.ranks,
+            UpdateOptions(self.bound, rate, self.num_data, self.share),
+            self.gradient,
+            self.ranks,
         )
 
     def _prepared(self, x: Tensor, y: Tensor, batches: Minibatches, position: int) -> Prepared:

@@ -11,37 +11,30 @@ from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 
 
-def checked_data(
-    x: object,
-    y: object,
+def check_data(
+    x: Tensor,
+    y: Tensor,
     likelihood: LatentLikelihood,
-    bound: LikelihoodTerm,
     inducing_points: Tensor,
     num_data: int | None,
     share: int | None,
-) -> tuple[Tensor, Tensor, Augmentation | None]:
-    """Return data that a model of such inputs and the likelihood can take, with what :func:`augmentation_for` does.
+) -> None:
+    """Raise unless a model of such inputs and the likelihood can take the data.
 
     Raises:
         TypeError, ValueError: as :func:`check_batch`, and as :meth:`LatentLikelihood.check`.
     """
     check_tensor("targets", y)
-    assert isinstance(y, Tensor)
-    augmentation = augmentation_for(bound, likelihood, y)
+    likelihood.check(y)
     check_tensor("inputs", x)
-    assert isinstance(x, Tensor)
     check_batch(x, likelihood.datum_shape(y), num_data, share)
     check_dtype(x, inducing_points)
     check_columns(x, inducing_points)
-    return x, y, augmentation
 
 
 def augmentation_for(bound: LikelihoodTerm, likelihood: LatentLikelihood, y: Tensor) -> Augmentation | None:
-    """Return the augmentation of the targets, which are checked, if its sites are asked for."""
-    if bound == "augmented":
-        return require_augmentation(likelihood).augmentation(y)
-    likelihood.check(y)
-    return None
+    """Return the augmentation of targets that have been checked, if its sites are asked for."""
+    return require_augmentation(likelihood).unchecked_augmentation(y) if bound == "augmented" else None
 
 
 def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None, share: int | None = None) -> int:

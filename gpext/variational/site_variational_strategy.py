@@ -33,7 +33,7 @@ from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise
-from gpext.variational.batch_checks import augmentation_for, check_latents, checked_data, require_term
+from gpext.variational.batch_checks import augmentation_for, check_data, check_latents, require_term
 from gpext.variational.bound_gradients import backpropagate
 from gpext.variational.natural_step import (
     Batch,
@@ -189,10 +189,35 @@ class SiteVariationalStrategy(VariationalStrategy):
                 raise ValueError(f"gradient must be None, 'augmented' or 'exact'; got {gradient!r}.")
             if gradient == "augmented":
                 require_augmentation(likelihood)
-            return self._evaluate(x, y, likelihood, UpdateOptions(bound, rate, num_data, share), gradient)
+            options = UpdateOptions(bound, rate, num_data, share)
+            check_data(x, y, likelihood, self.inducing_points, num_data, share)
+            return self._evaluate(x, y, likelihood, options, gradient)
 
         same = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
         return self._step(of_this_rank, likelihood, rate, gradient is not None, ranks, same)
+
+    def update_unchecked(
+        self,
+        x: Tensor,
+        y: Tensor,
+        likelihood: LatentLikelihood,
+        options: UpdateOptions,
+        gradient: LikelihoodTerm,
+        ranks: Ranks,
+    ) -> Tensor:
+        """Move q(u) as :meth:`update` with a `gradient`, by data that have been checked; return the ELBO per datum.
+
+        Raises:
+            torch.linalg.LinAlgError, FloatingPointError, gpext.parallel.RankError: as :meth:`update`.
+        """
+
+        def of_this_rank() -> Batch:
+            return self._evaluate(x, y, likelihood, options, gradient)
+
+        same = f"an update of q(u), rate={options.rate}, bound={options.bound!r}, {gradient=}"
+        value = self._step(of_this_rank, likelihood, options.rate, True, ranks, same)
+        assert value is not None  # as there is a gradient
+        return value
 
     def update_prepared(
         self, data: Prepared, likelihood: LatentLikelihood, options: UpdateOptions, ranks: Ranks | None = None
@@ -269,10 +294,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         options: UpdateOptions,
         differentiated: LikelihoodTerm | None,
     ) -> Batch:
-        """Return the batch of data that have not been checked, and add the derivatives of a bound to `.grad`."""
-        x, y, augmentation = checked_data(
-            x, y, likelihood, options.bound, self.inducing_points, options.num_data, options.share
-        )
+        """Return the batch of data that have been checked, and add the derivatives of a bound to `.grad`."""
         gradient = None
         if differentiated is None:
             chol, cross = self._factor(), self.cross_blocks(x)
@@ -281,7 +303,7 @@ class SiteVariationalStrategy(VariationalStrategy):
                 inducing_covariance, cross = self.prior_blocks(x)
             chol = self._factor()
             gradient = Gradient(differentiated, partial(backpropagate, inducing_covariance, cross, chol))
-        data = Prepared(whiten(chol, cross), y, augmentation)
+        data = Prepared(whiten(chol, cross), y, augmentation_for(options.bound, likelihood, y))
         # Of q(u) only marginals are asked for, and they are of the model's dtype, unless there is a bound to compute.
         needs_bound = options.bound == "exact" or differentiated is not None
         posterior = self.posterior(torch.float64 if needs_bound else self.inducing_points.dtype)
@@ -291,10 +313,9 @@ class SiteVariationalStrategy(VariationalStrategy):
     def prepare(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, bound: LikelihoodTerm) -> Prepared:
         """Return a batch for :meth:`update_prepared`: all that does not depend on q(u).
 
-        The data must be valid.
+        The data are not checked.
 
         Raises:
-            TypeError, ValueError: the targets are not what the likelihood takes.
             torch.linalg.LinAlgError: K_zz is not positive definite.
         """
         return Prepared(whiten(self._factor(), self.cross_blocks(x)), y, augmentation_for(bound, likelihood, y))

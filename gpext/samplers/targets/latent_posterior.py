@@ -198,7 +198,7 @@ class ModelTarget(Target):
         sites = []
         for f, row in zip(latent, raw, strict=True):
             self._moved.write(row)
-            sites.append(draw_sites(self.likelihood.augmentation(self.targets), f, generator=generator))
+            sites.append(draw_sites(self.likelihood.unchecked_augmentation(self.targets), f, generator=generator))
         return GaussianSites(torch.stack([s.shift for s in sites]), torch.stack([s.precision for s in sites]))
 
     def constrained(self, raw: Tensor) -> dict[str, Tensor]:
@@ -227,7 +227,7 @@ class ModelTarget(Target):
         It is -inf where there is no such likelihood.
         """
         self._moved.write(raw)
-        log_likelihood = self.likelihood.augmentation(self.targets).log_prob(latent).sum()
+        log_likelihood = self.likelihood.unchecked_augmentation(self.targets).log_prob(latent).sum()
         return _or_nowhere(log_likelihood.cpu() + self._moved.log_prior(coordinate))
 
     def likelihood_at(self, raw: Tensor) -> AugmentedLikelihood:
