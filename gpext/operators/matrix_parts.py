@@ -12,7 +12,7 @@ from torch import Tensor
 
 @runtime_checkable
 class MatrixParts(Protocol):
-    """What a preconditioner takes of K; `entries` and `block` only if there are points."""
+    """The parts of K that preconditioners are made from; `entries` and `block` are used only if there are points."""
 
     @property
     def points(self) -> Tensor | None:

@@ -86,6 +86,7 @@ def test_no_variance_gives_the_bound_itself(num_pieces, dtype):
     torch.testing.assert_close(value, bound(num_pieces, x), rtol=eps, atol=eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_pieces", PIECES)
 def test_value_and_derivatives_agree_with_50_digits(num_pieces):
     knot = PIECES[num_pieces][1][-1][0]

@@ -55,6 +55,7 @@ def test_evidence_is_the_bound_minus_the_divergence(member):
     torch.testing.assert_close(result.log_evidence, expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_batch_of_targets_and_priors_is_a_loop(member):
     prior, y = prior_at(batch=(2, 3)), member.targets(2, 3, 12)
     rule = CAVI(max_steps=20, tolerance=0.0)  # equally many steps for all

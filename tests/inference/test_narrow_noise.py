@@ -48,6 +48,7 @@ def test_gaussian_noise_of_any_width_has_its_exact_evidence(rule, prior, noise):
     assert float(result.log_evidence.detach()) == pytest.approx(evidence(prior(), likelihood.noise.item()), abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [EP(), KL(), CAVI(), Laplace()], ids=repr)
 def test_evidences_of_a_student_t_end_where_its_width_no_longer_matters(rule):
     """A site narrower than the prior is a number of data's own, whatever its width."""

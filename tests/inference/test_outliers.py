@@ -267,6 +267,7 @@ def test_without_a_conditional_the_log_density_sorts():
 
 
 # The integral may have one, over latents so wide, and says so.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:an integral over the latents of a datum has a relative error")
 @pytest.mark.parametrize("name", ["beta", "dirichlet", "several_counts"])
 def test_a_prediction_wider_than_numbers_leaves_the_log_density(name):

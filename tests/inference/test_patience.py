@@ -1,5 +1,6 @@
 """Climbs that lead nowhere end before `max_steps`."""
 
+import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
@@ -31,6 +32,7 @@ def test_patience_counts_from_the_last_rise_or_the_last_smaller_residual():
     assert patience.is_lost(still, 0.498 * still)
 
 
+@pytest.mark.slow
 def test_targets_so_far_off_that_rounding_hides_every_step():
     prior = MultivariateNormal(torch.zeros(2, dtype=F64), to_linear_operator(1e-12 * torch.eye(2, dtype=F64)))
     result = KL().infer(prior, Cube(), torch.tensor([2e5, -1e5], dtype=F64))

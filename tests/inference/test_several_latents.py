@@ -180,6 +180,7 @@ def test_a_sparse_prior_is_inferred_as_the_dense_one_it_is(rule):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::gpext.inference.DenseBlocksWarning")
 @pytest.mark.parametrize("rule", [Laplace(), Taylor(), KL(tolerance=1e-8)], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("name", ["multinomial", "trials", "von_mises", "dirichlet", "family_beta"])

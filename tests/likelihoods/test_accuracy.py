@@ -170,6 +170,7 @@ def _svm_class(f):
     return 1 / (1 + math.exp(zero - one))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, m in MEMBERS.items() if m.support != "binary"])
 def test_cdf_and_quantile_belong_to_the_density(name):
     member = MEMBERS[name]

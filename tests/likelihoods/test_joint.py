@@ -35,6 +35,7 @@ def test_uncorrelated_latents_have_none():
     assert correlated_blocks(MultitaskMultivariateNormal.from_batch_mvn(batch)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["von_mises", "dirichlet", "trials"])
 def test_many_data_are_integrated_as_few(name):
     case = CASES[name]
@@ -51,6 +52,7 @@ def test_many_data_are_integrated_as_few(name):
         torch.testing.assert_close(together[part], alone, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_correlated", [True, False])
 @pytest.mark.parametrize(
     "name", ["multinomial", "trials", "von_mises", "dirichlet", "beta", "several_counts", "stick_breaking"]

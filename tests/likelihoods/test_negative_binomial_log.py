@@ -142,6 +142,7 @@ def test_the_predictive_distribution():
     assert bool((predictive.cdf(median) >= 0.5).all() and (predictive.cdf(median - 1) < 0.5).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("rule", [KL(), KL(PiecewiseQuadratic()), Laplace(), Taylor(), EP()], ids=repr)
 def test_every_rule_takes_counts_of_all_sizes(rule, alpha):

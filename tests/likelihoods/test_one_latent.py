@@ -110,6 +110,7 @@ def at_half(y):
     return torch.full((12,), 0.5, dtype=F64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Laplace(tolerance=1e-10), Taylor(at_half)], ids=["laplace", "taylor"])
 @pytest.mark.parametrize("name", MEMBERS)
 def test_both_ways_agree(name, rule):

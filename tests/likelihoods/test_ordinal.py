@@ -32,6 +32,7 @@ def log_prob(likelihood, k, f, scale=1):
     return mpmath.log(cumulative(below) - (cumulative(above) if above > -mpmath.inf else 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [-300.0, -40.0, -1.0, -0.9995, 0.25, 40.0, 300.0])
 def test_log_prob_and_derivatives_agree_with_mpmath(likelihood, f):
     labels = torch.arange(5)

@@ -87,6 +87,7 @@ def test_every_rule_makes_of_it_what_it_makes_of_its_twin(name):
     torch.testing.assert_close(ours.log_loo, theirs.log_loo, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kl", "laplace", "ep"])
 def test_it_is_trained_and_predicts(name):
     x, pairs, signed = data()

@@ -21,6 +21,7 @@ def member(request):
     return MEMBERS[request.param]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_a_stock_script_with_ngd_never_decreases_the_bound(member, rate):
     """The drop-in route: gpytorch's strategy, natural q(u) and NGD, unchanged."""

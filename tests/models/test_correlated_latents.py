@@ -40,6 +40,7 @@ def data(name, x):
     return CASES["family_gaussian"].make().to(x.dtype), torch.stack([x.sin(), x.cos()], -1) + noise[:, :2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Laplace(), Taylor()])
 @pytest.mark.parametrize("name", ["von_mises", "dirichlet", "multinomial", "family"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

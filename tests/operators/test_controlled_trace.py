@@ -20,6 +20,7 @@ def estimates(number, **options):
     return torch.stack([gradient(mll, model, x, y) for _ in range(number)]), exact
 
 
+@pytest.mark.slow
 def test_they_are_unbiased_and_have_less_noise():
     draws, exact = estimates(200, rank=36, controlled=True, tolerance=1e-8)
     assert misfit(draws, exact, rounding=1e-12) < 1

@@ -47,6 +47,7 @@ def route(request, monkeypatch):
 CASES = [(name,) for name in FACTORS] + [("rbf", "matern32"), ("rq", "matern12", "rbf")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("square", [True, False])
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)

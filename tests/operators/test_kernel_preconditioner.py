@@ -152,6 +152,7 @@ def misfit_of_gradients(is_of_kind):
     return misfit(draws, gradient(exact=True))
 
 
+@pytest.mark.slow
 def test_gradients_with_neighbours_are_unbiased(monkeypatch):
     """So small a matrix has neighbours at a low rank alone."""
     monkeypatch.setattr(choose_preconditioner, "partial_cholesky", partial(partial_cholesky, rank=5))
@@ -159,6 +160,7 @@ def test_gradients_with_neighbours_are_unbiased(monkeypatch):
     assert misfit_of_gradients(NeighbourPreconditioner) < 1
 
 
+@pytest.mark.slow
 def test_gradients_with_a_factor_in_single_precision_are_unbiased(monkeypatch):
     """So small a matrix would not have one."""
     monkeypatch.setattr(choose_preconditioner, "_single_precision_costs_less", lambda *args: True)

@@ -162,6 +162,7 @@ def test_it_stays_matrix_free_where_fast_computations_are_off():
         mll(model(x), y)
 
 
+@pytest.mark.slow
 def test_derivatives_need_two_estimates():
     """And one in both places is seen to be biased by as many draws."""
 

@@ -34,6 +34,7 @@ def _of_rank(rank, device):
     return found, ranks.any(True), ranks.traffic.operations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_numbers_are_those_without_a_group(device):
     expected = numbers("cpu")

@@ -123,6 +123,7 @@ def test_it_serves_every_likelihood_with_an_augmentation(name):
     assert bool(draws.samples["f"].isfinite().all())
 
 
+@pytest.mark.slow
 def test_a_tempered_likelihood_is_tempered():
     likelihood, y, one = laplace().requires_grad_(False), tensor(1.2), torch.ones(1, dtype=F64)
 

@@ -24,6 +24,7 @@ def program():
     pyro.sample("waited", dist.Exponential(rate), obs=Y[2])
 
 
+@pytest.mark.slow
 def test_draws_are_of_the_posterior():
     """Two Gaussians and the logarithm of a Gamma(7, rate 4); the width that steps of 0.15 add is 2 %."""
     precision = 1 / VARIANCE + 1

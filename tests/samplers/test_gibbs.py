@@ -294,6 +294,7 @@ def test_a_covariance_that_rounding_made_indefinite_gets_jitter_and_says_so():
     assert re.search(r"; jitter \d+\.\d+\.$", draws.message)
 
 
+@pytest.mark.slow
 def test_moves_hyperparameters_with_a_prior_and_no_others():
     x, y = data()
     model = Model(x, y, student(priors=True))

@@ -36,6 +36,7 @@ def compared(found, length):
     return misfit(blocks, torch.cat([mean, sd.square()])), arviz.ess(data)["raw"].values
 
 
+@pytest.mark.slow
 def test_metropolis_hastings_draws_the_posterior_and_mixes():
     found = run(quick(MetropolisHastings), 2500, 4, 400)
     error, sizes = compared(found, 250)
@@ -92,6 +93,7 @@ def test_steps_too_long_for_the_noise_are_told():
         run(sampler, 5, 2, 60, step_size=0.9)
 
 
+@pytest.mark.slow
 def test_the_schedule_freezes_by_noise_that_was_learnt():
     sampler = SGLDSampler(problem())
     sampler.target = NoisyLogPosterior(sampler.target.mll)
@@ -141,6 +143,7 @@ def test_a_sampler_starts_anew_whatever_it_has_drawn(kind):
     assert torch.equal(run(sampler, 3, 2, 5).raw, run(sampler, 3, 2, 5).raw)
 
 
+@pytest.mark.slow
 def test_estimates_of_gradients_are_gone_on_with_too():
     def sampler():
         exact = problem()
@@ -169,6 +172,7 @@ class Interrupt:
         return self
 
 
+@pytest.mark.slow
 @BOTH
 def test_interrupted_anywhere_it_keeps_what_is_finished(kind):
     whole, interrupted = run(quick(kind), 5, 2, 1), 0

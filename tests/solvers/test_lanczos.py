@@ -25,6 +25,7 @@ def test_it_is_within_its_standard_error(steps, batch):
     assert float(t.abs().max()) < t_threshold(39, t.numel())
 
 
+@pytest.mark.slow
 def test_its_standard_error_is_the_one_of_repetitions():
     A, _ = system(60, noise=0.1)
     generator = torch.Generator().manual_seed(1)

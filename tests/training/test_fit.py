@@ -78,6 +78,7 @@ def test_learns_a_function_through_outliers(batch_size):
     assert f"{result.num_steps} steps" in result.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_full_batch_objective_is_the_elbo_it_ends_at(name, bound):

@@ -97,6 +97,7 @@ def test_gradients_are_those_of_autograd_through_the_elbo(case):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_full_step_never_lowers_the_bound(case):
     likelihood = case.make()
     x, y = data(case)

@@ -49,6 +49,7 @@ def ngd_step(model, likelihood, x, y, rate, num_data):
 # ---- the step ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 @pytest.mark.parametrize("size", [N, 5])
 def test_update_is_the_natural_gradient_step_of_gpytorch(member, rate, size):
@@ -95,6 +96,7 @@ def _dense_prior(model, x):
     return prior.mean.detach(), prior.covariance_matrix.detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
 def test_full_batch_updates_never_decrease_the_bound(member, rate):
     x, y = inputs(N, 2, seed=1), member.targets(N)

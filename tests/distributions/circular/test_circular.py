@@ -34,6 +34,7 @@ def exact_cdf(offset, kappa):
         return float(0.5 + height * inside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kappa", KAPPAS)
 def test_the_distribution_function_against_many_digits(kappa):
     deviation = min(1 / math.sqrt(max(kappa, 1e-9)), 1.5)

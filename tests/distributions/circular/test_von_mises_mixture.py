@@ -52,6 +52,7 @@ def test_the_mixing_densities_have_the_transforms_they_claim(kappa):
     assert ratio == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("w", [0.002, 0.0149999, 0.0150001, 0.4, 6.0])
 def test_the_mixing_densities_are_the_sums_over_zeros(w):
     with mpmath.workdps(80):
@@ -83,6 +84,7 @@ def test_integrals_against_a_polar_grid(mean, covariance):
     assert expected_log_i0(m.unsqueeze(-1), V.unsqueeze(-1)).item() == pytest.approx(log_i0, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", [1e-8, 1e-2, 1.0, 1e2, 1e4, 1e8])
 @pytest.mark.parametrize("distance", [0.0, 0.5, 3.0, 100.0])
 def test_densities_integrate_to_one_and_to_the_resultant(variance, distance):

@@ -56,6 +56,7 @@ def test_constant_and_moments_are_ratios_of_bessel_functions(order, a, b):
     assert float(law.variance) == pytest.approx(float(variance), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "a", "b"), CASES)
 def test_cdf_and_draws(order, a, b):
     law = GeneralizedInverseGaussian(tensor(order).squeeze(), a, b)

@@ -27,6 +27,7 @@ def scaled_distance(law, num_draws, seed):
     return stats.kstest(law.cdf(draws).numpy(), "uniform").statistic * math.sqrt(num_draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0.05, 0.3, 1.0, 2.6, 17.0, 63.5, 64.0, 1e3, 1e6])
 @pytest.mark.parametrize("tilt", [0.0, 1e-8, 1.0, -3.9, 4.1, 30.0, 1e4])
 def test_draws_follow_the_law(count, tilt):
@@ -119,6 +120,7 @@ def test_strips_cover_the_density():
     assert float((table.weight[tail].log() + log_tail).max()) <= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [0, 40, 127, 191])
 def test_draws_at_tilts_furthest_from_the_grid_of_the_strips(row):
     c = (row + 1 - 1e-9) / TILTS_PER_UNIT
@@ -127,6 +129,7 @@ def test_draws_at_tilts_furthest_from_the_grid_of_the_strips(row):
     assert abs(float((draws.mean() - law.mean[0]) / (law.variance[0] / len(draws)).sqrt())) < 4.5
 
 
+@pytest.mark.slow
 def test_few_draws_at_once_have_the_law_of_many():
     """Several tries for each, and more for what none of them was accepted for."""
     generator = torch.Generator().manual_seed(0)

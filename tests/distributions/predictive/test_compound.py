@@ -86,6 +86,7 @@ def test_against_brute_force(case):
         assert predictive.stddev[i].item() == pytest.approx(math.sqrt(second - mean**2), rel=1e-8)
 
 
+@pytest.mark.slow
 def test_quantiles(case):
     predictive, _, value = case
     for q in (1e-6, 0.02, 0.5, 0.9, 1 - 1e-6):

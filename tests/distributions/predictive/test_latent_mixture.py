@@ -39,6 +39,7 @@ def member(request) -> tuple[LatentMixture, Tensor]:
     return predictive, value
 
 
+@pytest.mark.slow
 def test_expand_repeats_density_moments_and_draws(member):
     predictive, value = member
     before = predictive.log_prob(value.expand(N, *value.shape))

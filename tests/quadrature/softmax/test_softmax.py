@@ -260,6 +260,7 @@ def log_sum_exp_by_fine_sums(mean, scale):
     return low + total - np.euler_gamma
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean", "scale"),
     [

@@ -17,6 +17,7 @@ def kernel(constraint, prior):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("constraint", "prior", "grid"),
     [
@@ -36,6 +37,7 @@ def test_the_density_in_raw_space_integrates_to_one(constraint, prior, grid):
     assert np.trapezoid(density, raw.numpy()) == pytest.approx(1, abs=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("constraint", "prior"),
     [
