@@ -76,7 +76,7 @@ def solve_scalar(
         is_steep = is_steep | (rate < _STEEP) if has_one_latent else is_steep
         by_newton = is_steep
         if bool(is_steep.any()):
-            ahead, exists = _newton(terms, b, r, sites, pace)
+            ahead, exists = _newton(terms, b, r, sites, pace, is_steep & ~(residual < tolerance))
             by_newton = is_steep & exists
             candidate = candidate.choose(ahead, by_newton)
         new_value, new_best, new_residual = visit(candidate)
@@ -107,17 +107,24 @@ class Slopes:
         return self.f_m, self.f_v, self.f_mm, self.f_mv, self.f_vv
 
 
-def slopes(terms: Terms, m: Tensor, v: Tensor) -> Slopes:
+def slopes(terms: Terms, m: Tensor, v: Tensor, wanted: Tensor | None = None) -> Slopes:
     """Return the derivatives at N(m, v), the second by central differences of the first.
 
     The determinant of the second is what remains of products that all but cancel where F is a function of m + v / 2, as
     a count of zero makes it: differences to one side would not do, nor steps that are long beside the distance in which
     the first derivatives change, 1 in m and 2 in v there, however wide the marginal.
+
+    Args:
+        terms: F_i and its derivatives at given marginals.
+        m: means (N,).
+        v: variances (N,).
+        wanted: data that need such short steps if there are any; all by default.
     """
     in_m, in_v = _STEP * v.sqrt(), _STEP * v
     found = _differences(terms, m, v, in_m, in_v)
     short_m, short_v = (_FINE * (d / dd).abs() for d, dd in ((found.f_m, found.f_mm), (found.f_v, found.f_vv)))
     coarse = (in_m > short_m) | (in_v > short_v)
+    coarse = coarse if wanted is None else coarse & wanted
     if not bool(coarse.any()):
         return found
     in_m = torch.where(coarse, torch.minimum(in_m, torch.maximum(short_m, _FINE * in_m)), in_m)
@@ -139,14 +146,16 @@ def _differences(terms: Terms, m: Tensor, v: Tensor, in_m: Tensor, in_v: Tensor)
     )
 
 
-def _newton(terms: Terms, b: Tensor, r: Tensor, sites: GaussianSites, pace: Tensor) -> tuple[GaussianSites, Tensor]:
+def _newton(
+    terms: Terms, b: Tensor, r: Tensor, sites: GaussianSites, pace: Tensor, wanted: Tensor
+) -> tuple[GaussianSites, Tensor]:
     """Return the sites a part of Newton's way for (m, v), and where the objective is concave, so that there is one.
 
     With J the objective, J_m = F_m + b - r m and J_v = F_v + 1 / (2 v) - r / 2.
     """
     v = 1 / (r + sites.precision)
     m = v * (b + sites.shift)
-    at = slopes(terms, m, v)
+    at = slopes(terms, m, v, wanted)
     g_m, g_v = at.f_m + b - r * m, at.f_v + 0.5 / v - 0.5 * r
     h_mm, h_mv, h_vv = at.f_mm - r, at.f_mv, at.f_vv - 0.5 / v.square()
     det = h_mm * h_vv - h_mv.square()

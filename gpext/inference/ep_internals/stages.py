@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -117,15 +118,7 @@ class Search:
         turns back.
         """
         goal = self.power
-        ways = (
-            (self._narrowed, _MOST),
-            (self._swept, _MOST),
-            (self._by_bound, _LOW),
-            (self._by_bound, _LOWER),
-            (self._narrowed, _LOW),
-            (self._by_bound, _LOWEST),
-        )
-        for start, share in ways:
+        for start, share in self._ways():
             low = share * goal
             found = start(low)
             if found is not None and self.has_converged(found):
@@ -135,6 +128,17 @@ class Search:
                 there = self._follow(path, found, most, step_scale, lowest=lowest, step=0.2, name=name, partway=True)
                 return there or found
         return None
+
+    def _ways(self) -> tuple[tuple[Callable[[float], Match | None], float], ...]:
+        """Return ways to a solution at a lower power, and its share of the one asked for."""
+        return (
+            (self._narrowed, _MOST),
+            (self._swept, _MOST),
+            (self._by_bound, _LOW),
+            (self._by_bound, _LOWER),
+            (self._narrowed, _LOW),
+            (self._by_bound, _LOWEST),
+        )
 
     def _between(self, low: float, t: float) -> tuple[Tilt, float]:
         power = self.power if t == 1 else low + t * (self.power - low)
