@@ -1,4 +1,4 @@
-r"""The minimax piecewise quadratic upper bounds on log(1 + e^x), stored in gpext/bounds/_pieces.py.
+r"""The minimax piecewise quadratic upper bounds on log(1 + e^x), stored in gpext/bounds/minimax_pieces.py.
 
     log(1 + e^x) = max(x, 0) + f(|x|),    f(t) = log(1 + e^-t)
 
@@ -30,7 +30,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 NUM_PIECES = (3, 5, 10, 20)
-OUTPUT = Path(__file__).parent.parent / "gpext" / "bounds" / "_pieces.py"
+OUTPUT = Path(__file__).parent.parent / "gpext" / "bounds" / "minimax_pieces.py"
 REACH = 40.0  # further out than any knot: f(40) = 4e-18
 HEADER = '''"""Minimax upper bounds on log(1 + e^-t), t >= 0; written by scripts/piecewise_quadratic.py.
 

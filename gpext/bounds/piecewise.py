@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpext.bounds._pieces import PIECES
 from gpext.bounds.bound import SoftplusBound
+from gpext.bounds.minimax_pieces import PIECES
 from gpext.quadrature import gauss_legendre
 
 _WIDE = 4.0  # standard deviation from which Gauss-Legendre on each piece is exact: the widest piece is 3 long

@@ -140,10 +140,10 @@ def outlier_report(result: InferenceResult, *, near_zero: float = 0.1) -> Outlie
     over = torch.where(without, over, torch.nan)
     dtype = result.dtype
     report = OutlierReport(torch.empty(0), precision.to(dtype), relative.to(dtype), log_loo, tail, over, near_zero)
-    return replace(report, index=_sorted(report.surprise, log_loo))
+    return replace(report, index=sorted_by(report.surprise, log_loo))
 
 
-def _sorted(first: Tensor, second: Tensor) -> Tensor:
+def sorted_by(first: Tensor, second: Tensor) -> Tensor:
     """Return the indices (..., N) that sort by one criterion, and where that is equal by another; nan comes last."""
     first, second = (values.nan_to_num(nan=torch.inf) for values in (first, second))
     by_second = second.argsort(stable=True, dim=-1)

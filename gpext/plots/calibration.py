@@ -46,7 +46,7 @@ def reliability(
     bins = [part for part in np.array_split(order, num_bins) if len(part)]
     predicted = np.array([probabilities[part].mean() for part in bins])
     observed = np.array([targets[part].mean() for part in bins])
-    low, high = _wilson(observed, np.array([len(part) for part in bins]))
+    low, high = wilson_interval(observed, np.array([len(part) for part in bins]))
     errors = np.maximum(np.stack([observed - low, high - observed]), 0)  # rounding at shares of 0 and 1
     _diagonal(ax)
     ax.errorbar(
@@ -146,7 +146,7 @@ def _probabilities(pit: Vector) -> np.ndarray:
     return values
 
 
-def _wilson(share: np.ndarray, count: np.ndarray, z: float = 1.645) -> tuple[np.ndarray, np.ndarray]:
+def wilson_interval(share: np.ndarray, count: np.ndarray, z: float = 1.645) -> tuple[np.ndarray, np.ndarray]:
     """Return Wilson's score interval of binomial shares."""
     center = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)

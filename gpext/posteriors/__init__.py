@@ -6,7 +6,7 @@ from gpext.posteriors.block import BlockPosterior, condition_blocks
 from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.dense_prior import DensePrior
-from gpext.posteriors.fast_covariance import rough_covariance
+from gpext.posteriors.fast_covariance import fast_covariance
 from gpext.posteriors.fixed_sites import FixedSites
 from gpext.posteriors.inducing import (
     InducingPosterior,
@@ -52,11 +52,11 @@ __all__ = [
     "condition_matrix_free",
     "factor_gradient",
     "factorise",
+    "fast_covariance",
     "forward_solve",
     "lower_blocks",
     "prior_gradients",
     "project",
-    "rough_covariance",
     "squared_norms",
     "symmetric_matrix",
 ]

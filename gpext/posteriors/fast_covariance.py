@@ -20,7 +20,7 @@ from gpext.posteriors.low_rank import LowRankPosterior
 _ROUNDING = 1e-10  # per unit of the trace of B1: six digits are left of tau v above it
 
 
-def rough_covariance(posterior: DensePosterior | LowRankPosterior) -> Tensor:
+def fast_covariance(posterior: DensePosterior | LowRankPosterior) -> Tensor:
     """Return V (N, N) of one posterior; with all its digits if most sites have too little precision, or of low rank."""
     if not isinstance(posterior, DensePosterior):
         return posterior.covariance

@@ -47,7 +47,7 @@ def ends_at_noise_floor(module: Module) -> bool:
     return any(at_noise_floor(constraint, value) for _, _, constraint, value in _trained(module))
 
 
-def remarks(module: Module, before: dict[str, Tensor], constant: Tensor) -> str:
+def diagnose(module: Module, before: dict[str, Tensor], constant: Tensor) -> str:
     """Return clauses on parameters that have grown or fallen a million times, ended on a bound, or stayed.
 
     Args:

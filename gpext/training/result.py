@@ -13,7 +13,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpext.progress import Progress
-from gpext.training.diagnostics import constant_columns, ends_at_noise_floor, remarks, trained_parameters
+from gpext.training.diagnostics import constant_columns, diagnose, ends_at_noise_floor, trained_parameters
 
 Callback = Callable[[int, float], bool | None]
 
@@ -100,7 +100,7 @@ class Run:
         # There the objective has few digits, so that a line search may stall as well as converge.
         if status in (FitStatus.CONVERGED, FitStatus.STALLED) and ends_at_noise_floor(self.mll):
             status = FitStatus.NOISE_FLOOR
-        note = "; ".join(filter(None, [self._start, note, remarks(self.mll, self._at_start, self._constant)]))
+        note = "; ".join(filter(None, [self._start, note, diagnose(self.mll, self._at_start, self._constant)]))
         message = f"{len(self.trace)} steps in {seconds:.1f} s: {status.value}" + (f" ({note})" if note else "") + "."
         return FitResult(
             status,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpext.bounds import PiecewiseQuadratic
-from gpext.bounds._pieces import PIECES
+from gpext.bounds.minimax_pieces import PIECES
 from scripts.piecewise_quadratic import best_bound, smallest_and_largest_gap
 
 F64 = torch.float64

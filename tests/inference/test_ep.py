@@ -13,7 +13,12 @@ from benchmarks.ep_map import grid
 from benchmarks.ep_problems import EXAMPLES
 from gpext.bounds import conditional_log_prob
 from gpext.inference import EP, KL, InferenceResult, Laplace, Status
-from gpext.inference.ep_internals.levenberg_marquardt import _moved, _normal_equations, _residual, levenberg_marquardt
+from gpext.inference.ep_internals.levenberg_marquardt import (
+    levenberg_marquardt,
+    moved_sites,
+    normal_equations,
+    stacked_residual,
+)
 from gpext.inference.ep_internals.moment_matching import match
 from gpext.inference.ep_internals.stages import Search
 from gpext.inference.ep_internals.tilted_moments import tilt
@@ -125,12 +130,12 @@ def test_the_normal_equations_agree_with_finite_differences(power):
     for j in range(12):
         z = torch.zeros(12, dtype=F64)
         z[j] = 1e-5
-        ahead, behind = (_residual(match(problem, moments, power, _moved(current, s * z))) for s in (1, -1))
+        ahead, behind = (stacked_residual(match(problem, moments, power, moved_sites(current, s * z))) for s in (1, -1))
         columns.append((ahead - behind) / 2e-5)
     jacobian = torch.stack(columns, -1)
-    gram, gradient = _normal_equations(current)
+    gram, gradient = normal_equations(current)
     torch.testing.assert_close(gram, jacobian.mT @ jacobian, rtol=1e-7, atol=1e-8)
-    torch.testing.assert_close(gradient, jacobian.mT @ _residual(current), rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(gradient, jacobian.mT @ stacked_residual(current), rtol=1e-7, atol=1e-8)
 
 
 @as_written()

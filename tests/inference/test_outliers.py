@@ -12,7 +12,7 @@ import torch
 
 from gpext.inference import CAVI, EP, KL, Laplace, OutlierReport, Taylor, outlier_report
 from gpext.inference.expansion import DenseBlocksWarning
-from gpext.inference.outliers import _sorted
+from gpext.inference.outliers import sorted_by
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     BetaLikelihood,
@@ -221,7 +221,7 @@ def test_what_rounding_has_left_of_tail_probabilities_does_not_sort():
     )
     assert report.surprise.argsort(stable=True)[-1] == 3
     assert len(set(report.surprise[:3].tolist())) == 1
-    assert _sorted(report.surprise, log_loo).tolist() == [1, 0, 2, 3]
+    assert sorted_by(report.surprise, log_loo).tolist() == [1, 0, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["multinomial", "stick_breaking"])

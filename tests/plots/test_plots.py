@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpext import plots
-from gpext.plots.calibration import _wilson
+from gpext.plots.calibration import wilson_interval
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_reliability_of_known_bins(ax):
 def test_wilson_interval_agrees_with_scipy():
     from scipy.stats import binomtest
 
-    low, high = _wilson(np.array([0.3]), np.array([20]), z=1.6448536269514722)
+    low, high = wilson_interval(np.array([0.3]), np.array([20]), z=1.6448536269514722)
     expected = binomtest(6, 20).proportion_ci(0.9, method="wilson")
     np.testing.assert_allclose([low[0], high[0]], [expected.low, expected.high])
 
@@ -174,7 +174,7 @@ def test_a_calibrated_forecaster_stays_inside_the_bars(ax):
     p = rng.uniform(size=4000)
     plots.reliability(rng.uniform(size=4000) < p, p, num_bins=40, ax=ax)
     predicted, observed = ax.containers[0].lines[0].get_xydata().T
-    low, high = _wilson(observed, np.full(40, 100))
+    low, high = wilson_interval(observed, np.full(40, 100))
     inside = ((low <= predicted) & (predicted <= high)).mean()
     assert 0.75 < inside < 0.99  # 90 % bars
 

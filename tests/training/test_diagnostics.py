@@ -11,7 +11,7 @@ import gpext
 from gpext.inference import Laplace
 from gpext.likelihoods import DirichletLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
-from gpext.training.diagnostics import constant_columns, remarks, trained_parameters
+from gpext.training.diagnostics import constant_columns, diagnose, trained_parameters
 from tests.members import F64, tensor
 from tests.sparse_models import SparseGP
 
@@ -120,7 +120,7 @@ def test_noise_that_vanishes_without_a_floor_is_named():
     model.likelihood.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
     before, none = trained_parameters(model), torch.zeros(1, dtype=torch.bool)
     model.likelihood.noise = 1e-9
-    assert "likelihood.noise fell 7e+08 times" in remarks(model, before, none)
+    assert "likelihood.noise fell 7e+08 times" in diagnose(model, before, none)
 
 
 def test_a_lengthscale_of_a_constant_column_is_named_by_its_entry():
@@ -147,27 +147,27 @@ def test_of_several_entries_those_that_went_far_are_named():
     none = torch.zeros(1, dtype=torch.bool)
     with torch.no_grad():
         model.covar_module.outputscale = tensor(1.0, 1e-9)
-    assert "covar_module.outputscale[1] fell 7e+08 times" in remarks(model, before, none)
+    assert "covar_module.outputscale[1] fell 7e+08 times" in diagnose(model, before, none)
     with torch.no_grad():
         model.covar_module.outputscale = tensor(1e-9, 1e-9)
-    assert "covar_module.outputscale (all 2 entries) fell" in remarks(model, before, none)
+    assert "covar_module.outputscale (all 2 entries) fell" in diagnose(model, before, none)
     with torch.no_grad():
         model.covar_module.raw_outputscale.fill_(-800.0)
-    assert "fell to zero" in remarks(model, before, none)
+    assert "fell to zero" in diagnose(model, before, none)
 
 
 def test_a_parameter_on_the_bound_of_its_constraint_is_named():
     model = Curve(X, X[:, 0], 1.0)
     model.covar_module.register_constraint("raw_outputscale", gpytorch.constraints.Interval(0.1, 10.0))
     before, none = trained_parameters(model), torch.zeros(1, dtype=torch.bool)
-    assert remarks(model, before, none) == ""
+    assert diagnose(model, before, none) == ""
     with torch.no_grad():
         model.likelihood.deg_free, model.covar_module.outputscale = 2.000001, 9.99
-    said = remarks(model, before, none)
+    said = diagnose(model, before, none)
     assert "likelihood.deg_free ended so near to 2" in said
     assert "report quantiles" in said
     assert "covar_module.outputscale ended on the bound of its constraint, 10" in said
-    assert remarks(model, trained_parameters(model), none) == ""  # it has been there before
+    assert diagnose(model, trained_parameters(model), none) == ""  # it has been there before
 
 
 def test_heavy_tails_are_named_by_fit_and_quantiles_are_there():
@@ -190,4 +190,4 @@ def test_only_parameters_with_a_constraint_are_watched():
 def test_parameters_without_entries_are_not_remarked_on(kind):
     """Two ordered classes have one cutpoint and no gaps."""
     likelihood = getattr(gpext.likelihoods, kind)(2)
-    assert remarks(likelihood, trained_parameters(likelihood), constant_columns(torch.ones(3, 1))) == ""
+    assert diagnose(likelihood, trained_parameters(likelihood), constant_columns(torch.ones(3, 1))) == ""

@@ -67,7 +67,7 @@ def sweep_sequentially(
         max_sweeps: most sweeps.
         tolerance: of the residual.
     """
-    state = _State(problem, start)
+    state = SequentialState(problem, start)
     size = state.mean.numel()
     blocks = [(part, terms_at(part)) for part in (slice(i, i + _BLOCK) for i in range(0, size, _BLOCK))]
     value, residual = start.value, start.residual
@@ -85,7 +85,7 @@ def sweep_sequentially(
     return state.sites, trace
 
 
-class _State:
+class SequentialState:
     """The posterior N(m, V) of one latent as dense moments, and its sites."""
 
     def __init__(self, problem: Problem, start: Iterate) -> None:
@@ -97,6 +97,7 @@ class _State:
 
     @property
     def sites(self) -> GaussianSites:
+        """A copy of the current sites."""
         return GaussianSites(self.shift.clone(), self.precision.clone())
 
     def sweep(self, blocks: list[tuple[slice, Terms]], terms: Terms, terms_at: TermsAt) -> bool:

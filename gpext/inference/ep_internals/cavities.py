@@ -33,7 +33,7 @@ from torch import Tensor
 from gpext.inference.ep_internals.tilted_moments import Tilt
 from gpext.inference.problem import Problem
 from gpext.linalg.products import times
-from gpext.posteriors import Posterior, rough_covariance
+from gpext.posteriors import Posterior, fast_covariance
 from gpext.quadrature import TiltedMoments
 from gpext.sites import GaussianSites
 
@@ -168,7 +168,7 @@ def differentiate(point: Point, path: Path | None = None, unit: float = 1.0) -> 
     """Return the derivatives of F at a point; those in t, in some unit of it, are zero without a path."""
     mean, v = point.tilted.mean, point.tilted.variance
     s = v.sqrt()
-    C = rough_covariance(point.posterior) / s.unsqueeze(-1)
+    C = fast_covariance(point.posterior) / s.unsqueeze(-1)
     C.div_(s)
     S = C.square().mul_((v / point.posterior.variance).unsqueeze(-1))
     if path is None:

@@ -36,7 +36,7 @@ def sweep_damped(
     """Return the match nearest to rest, and log Z after each evaluation.
 
     Ends when no site would move the marginals by more than `tolerance`, after `max_sweeps` evaluations, or `patience`
-    looks without progress.
+    of them without progress.
 
     Args:
         problem: prior, likelihood and targets.
@@ -50,15 +50,15 @@ def sweep_damped(
     """
     trace: list[Tensor] = []
     mixing = Mixing(problem)
-    best, least, mark, marked = current, torch.inf, torch.inf, 0
+    best, least, reference, reference_at = current, torch.inf, torch.inf, 0
     proposal, motion = _propose(current, hold)
     while True:
-        if motion < _PROGRESS * mark:
-            mark, marked = motion, len(trace)
+        if motion < _PROGRESS * reference:
+            reference, reference_at = motion, len(trace)
         if motion < least:
             best, least = current, motion
         settled = hold and motion < _SETTLED and bool((proposal.precision == 0).any())
-        if motion < tolerance or settled or len(trace) - marked > patience or len(trace) >= max_sweeps:
+        if motion < tolerance or settled or len(trace) - reference_at > patience or len(trace) >= max_sweeps:
             return best, trace
         target = current.sites.lerp(proposal, damping)
         mixed = mixing.mix(current.sites, current.variance, target)

@@ -52,14 +52,14 @@ def levenberg_marquardt(
         moving = ~(current.size < tolerance)
         if not bool(moving.any()) or bool((damping > _LARGEST).any()):
             break
-        sums.append(float(_residual(current).square().sum()))
+        sums.append(float(stacked_residual(current).square().sum()))
         if len(sums) > patience and sums[-1] > 0.5 * sums[-1 - patience]:
             break
         if moved:
-            gram, gradient = _normal_equations(current)
+            gram, gradient = normal_equations(current)
         z = _solve(gram, -gradient, damping) * moving.unsqueeze(-1)
-        candidate = at(_moved(current, z))
-        before, after = _residual(current).square().sum(-1), _residual(candidate).square().sum(-1)
+        candidate = at(moved_sites(current, z))
+        before, after = stacked_residual(current).square().sum(-1), stacked_residual(candidate).square().sum(-1)
         expected = (z * (damping.unsqueeze(-1) * z - gradient)).sum(-1)
         gain = (before - after) / expected.clamp_min(torch.finfo(before.dtype).tiny)
         better = candidate.proper & (after < before)
@@ -76,11 +76,12 @@ def levenberg_marquardt(
     return current, trace
 
 
-def _residual(match: Match) -> Tensor:
+def stacked_residual(match: Match) -> Tensor:
+    """Return the residuals (..., 2N): of the log variances, then of the means."""
     return torch.cat([match.width_residual, match.shift_residual], -1)
 
 
-def _normal_equations(match: Match) -> tuple[Tensor, Tensor]:
+def normal_equations(match: Match) -> tuple[Tensor, Tensor]:
     """Return J'J (..., 2N, 2N) and J' times the residuals (..., 2N), of the Jacobian J in (p, q).
 
     J = [[X1 R + P1, Q1 - Z1 S], [X2 R + P2, Q2 - Z2 S]] with S = R o R and the rest diagonal, so that three products of
@@ -125,7 +126,8 @@ def _solve(gram: Tensor, right: Tensor, damping: Tensor) -> Tensor:
     return torch.cholesky_solve(right.unsqueeze(-1), chol).squeeze(-1)
 
 
-def _moved(match: Match, z: Tensor) -> GaussianSites:
+def moved_sites(match: Match, z: Tensor) -> GaussianSites:
+    """Return the sites after a step z = (p, q) (..., 2N)."""
     p, q = z.chunk(2, -1)
     precision = q / match.variance
     shift = p / match.variance.sqrt() + match.mean * precision

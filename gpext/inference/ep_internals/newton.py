@@ -58,7 +58,7 @@ def newton(
         fresh = solve is None
         if solve is None:
             solve, origin, steps, taken = _inverse(here), here, [], taken + 1
-        step = _updated(solve(here.residual), steps)
+        step = broyden_updated(solve(here.residual), steps)
         if not float(step.norm()) < _LONGEST:  # nan as well
             break
         ahead, halvings = here, 0
@@ -87,7 +87,7 @@ def _inverse(point: Point) -> Callable[[Tensor], Tensor]:
     return lambda residual: across(torch.cat([-residual, none]).unsqueeze(0)).squeeze(0)[:-1]
 
 
-def _updated(step: Tensor, steps: list[Tensor]) -> Tensor:
+def broyden_updated(step: Tensor, steps: list[Tensor]) -> Tensor:
     """Return a step by what the steps before have taught of the derivatives [Broyden 1965; Kelley 1995, Sec. 7.3]."""
     for before, after in pairwise(steps):
         step = step + after * (before @ step) / before.square().sum()

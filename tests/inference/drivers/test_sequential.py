@@ -6,7 +6,7 @@ import torch
 from gpext.bounds import Quadrature
 from gpext.inference import KL
 from gpext.inference.drivers.fixed_point import visit
-from gpext.inference.drivers.sequential import _State, sweep_sequentially
+from gpext.inference.drivers.sequential import SequentialState, sweep_sequentially
 from gpext.inference.drivers.single_site import solve_scalar
 from gpext.inference.local_terms import bound_terms
 from gpext.inference.problem import Problem
@@ -70,7 +70,7 @@ def test_a_variance_that_rounding_has_made_negative_ends_the_sweep():
     """The first datum gets a site so sharp that nothing is left of the second, which is all but the same."""
     problem, terms_at, sites = make("student_t", 2, 0.0)
     terms = terms_at(slice(None))
-    state = _State(problem, visit(problem, terms, sites))
+    state = SequentialState(problem, visit(problem, terms, sites))
     state.covariance = torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-9]], dtype=torch.float64)
     state.mean = state.shift = state.precision = torch.zeros(2, dtype=torch.float64)
     responses = [[1.0, 0.0, 1e15, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpext.inference import EP
-from gpext.inference.ep_internals.newton import _updated, cavities_of, newton
+from gpext.inference.ep_internals.newton import broyden_updated, cavities_of, newton
 from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
@@ -61,7 +61,7 @@ def test_the_updates_are_those_of_broydens_matrix():
     J = torch.eye(4, dtype=F64) + 0.3 * torch.randn(4, 4, generator=generator, dtype=F64)
     B, residual, steps = torch.eye(4, dtype=F64), torch.randn(4, generator=generator, dtype=F64), []
     for _ in range(5):
-        step = _updated(-residual, steps)
+        step = broyden_updated(-residual, steps)
         torch.testing.assert_close(step, -torch.linalg.solve(B, residual), rtol=1e-8, atol=1e-10)
         after = residual + J @ step
         B = B + torch.outer(after - residual - B @ step, step) / step.square().sum()
