@@ -1,20 +1,22 @@
 r"""Expectation propagation that converges, for any likelihood of one latent [JVV11; Minka 2001].
 
-Each factor p(y_i | f_i)^eta is replaced by a Gaussian site, so that posterior marginals and tilted distributions have
+Each factor p(y_i | f_i)^eta is replaced by a Gaussian site such that posterior marginals and tilted distributions have
 the same mean and variance (:mod:`gpext.inference.ep_internals.moment_matching`). On likelihoods that are not
-log-concave the plain iteration oscillates or leaves what is a distribution; so it goes in stages, each if the one
-before has not converged:
+log-concave the plain iteration may oscillate, or make cavities improper. EP therefore tries these stages in turn until
+one converges:
 
-    1. damped parallel sweeps, accelerated, with negative precisions held at zero and then without; a step that would
-       leave a cavity improper is shortened
-    2. sweeps again from the sites that a few steps of CAVI make, all positive
-    3. along the solutions of a likelihood that is wide at first, so that no datum is far out, and narrows, around the
-       turns of their branch (:mod:`gpext.inference.ep_internals.arclength`)
-    4. the same at 0.7 of the power, where the tilted distributions are calmer, or from the optimum of KL, to which EP
-       tends with its power; and from there along the branch in the power, to the one asked for or the largest there is
+    1. damped, accelerated parallel sweeps, first with negative precisions held at zero and then with all sites free; a
+       step that would make a cavity improper is shortened
+    2. sweeps from the sites of a few steps of CAVI, which are all positive
+    3. the branch of solutions of a likelihood whose scale is at first so wide that no datum is far out, and narrows to
+       the one given; the branch may turn back (:mod:`gpext.inference.ep_internals.arclength`)
+    4. a solution at a lower power: by stages 3 or 1 at 0.7 of the power, where tilted distributions are closer to
+       Gaussian, or next to the optimum of KL, which is the limit of power zero. From there EP follows the branch in the
+       power, up to the power asked for or the largest that has a solution on it
 
-A batch, whose posteriors have turns of their own, takes Levenberg-Marquardt's steps on the residuals in all sites at
-once after its sweeps, and such steps along the paths (:mod:`gpext.inference.ep_internals.continuation`).
+In a batch, whose branches would turn at different places, Levenberg-Marquardt steps on the residuals of all sites take
+the place of branches, after sweeps and along the paths (:mod:`gpext.inference.ep_internals.continuation`).
+docs/expectation_propagation.md reports what each stage contributes.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ from gpext.sites import GaussianSites
 class EP(Rule):
     """Expectation propagation: marginals that match the moments of their tilted distributions.
 
-    Serves any likelihood of one latent, gpext's or gpytorch's. It starts at the prior by default, or from an earlier
-    result for these data or its sites. A result at other hyperparameters also has cavities, which are near a solution
-    for longer than sites are: Newton's steps go from them. So a grid or a path of hyperparameters is best walked from
-    each to the next.
+    Serves any likelihood of one latent, gpext's or gpytorch's. It starts from the prior by default, or from an earlier
+    result for these data or its sites. A result at other hyperparameters is the better start: its cavities, from which
+    Newton steps are taken, stay near a solution over longer distances than its sites. Visit the points of a grid or
+    path of hyperparameters in order, each from the result of a neighbour.
 
     Args:
         power: eta in (0, 1]: 1 is EP, less is fractional (power) EP, towards 0 variational inference.
@@ -83,6 +85,6 @@ class EP(Rule):
         return search.run(start)
 
     def _local(self, problem: Problem, found: Match) -> Tensor:
-        """Return what has the derivatives of the evidence in the likelihood's parameters: log Z^ at fixed cavities."""
+        """Return log Z^ at fixed cavities (), whose derivatives in the likelihood's parameters are the evidence's."""
         moments = tilt(problem.likelihood, problem.targets, found.power)
         return moments(found.cavity_mean, found.cavity_variance).log_normalizer.sum(-1) / found.power

@@ -1,10 +1,10 @@
-"""The stages of EP: ways to a fixed point, each tried if the one before has not converged, and their costs."""
+"""The stages of EP: ways to a fixed point, each tried if the one before has not converged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,19 +25,20 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites
 
-_PATIENCE = 5  # evaluations without progress in sweeps: those that converge have seldom more
-_PATIENCE_HELD = 15  # where every step is safe
-_STEPS_OF_MIXTURE = 5  # of CAVI: more of them leave the sites where they are, where sweeps converge from there at all
+_PATIENCE = 5  # evaluations without progress in sweeps: those that converge rarely have more
+_PATIENCE_HELD = 15  # while precisions are held positive, so that every step is proper
+_STEPS_OF_MIXTURE = 5  # of CAVI: more steps do not help sweeps from there to converge
 _HALVING_STEPS = 12  # second-order steps in which the sum of squares has to halve
-_MOST, _LOW, _LOWER, _LOWEST = 0.7, 0.1, 0.02, 0.005  # of the power asked for
+_CALMER = 0.7  # of the power asked for: tilted distributions are closer to Gaussian there
+_NEAR_KL = 0.002  # of it: there a fixed point is next to every optimum of KL
 _BOUND_STEPS = 400
-_MOST_SECOND_ORDER = 2000  # data under a low-rank prior, for which steps in O(N^3) are worth it
+_MOST_SECOND_ORDER = 2000  # most data under a low-rank prior for which steps in O(N^3) pay
 _SHORTEST_STEP = 0.02  # of a path
-_STEPS_ALONG, _HALVING_ALONG, _MOST_IN_SITES = 30, 6, 120  # of second-order steps at one place of it, and in all
-_MOST_NARROWING, _MOST_RAISING = 96, 126  # evaluations; branches that converge have seldom more
-_SMALL_STEPS = 0.3  # of the usual steps along a branch as its power rises: with longer ones one in seven is lost
-_BELOW = -0.1  # where a narrowing likelihood counts as wide again
-_FAINTEST = 0.002  # of the power asked for, likewise
+_STEPS_ALONG, _HALVING_ALONG, _MOST_IN_SITES = 30, 6, 120  # second-order steps at one point of a path, and in all
+_MOST_NARROWING, _MOST_RAISING = 96, 126  # evaluations; branches that converge rarely have more
+_SMALL_STEPS = 0.3  # scale of steps along a branch in the power: with the usual length one branch in seven is lost
+_BELOW = -0.1  # t at which a narrowing likelihood counts as wide again
+_FAINTEST = 0.0005  # of the power asked for, at which a branch in the power counts as turned back
 _MOST_BESIDE = 14  # evaluations from an earlier result
 
 
@@ -46,7 +47,7 @@ Start = GaussianSites | InferenceResult | None
 
 @dataclass
 class Search:
-    """One search for a fixed point, by whatever stages it takes.
+    """One search for a fixed point, through as many stages as necessary.
 
     Args:
         problem: prior, likelihood and targets.
@@ -65,7 +66,7 @@ class Search:
     stages: list[str] = field(default_factory=list)
 
     def run(self, start: Start) -> Match:
-        """Go through the stages until one converges, and return the best match."""
+        """Try the stages until one converges, and return the best match."""
         power = self.power
         at = self.at(power)
         if start is not None:
@@ -80,7 +81,7 @@ class Search:
         return found if self.has_converged(found) else self._finish(at, found, power)
 
     def _beside(self, at: At, start: GaussianSites | InferenceResult) -> Match | None:
-        """Go from the cavities of an earlier result by Newton's steps, if they lead anywhere; from sites by sweeps."""
+        """Return the match by Newton steps from the cavities of an earlier result, if any; from sites by sweeps."""
         if not isinstance(start, InferenceResult) or self._is_batch or not self._is_small:
             return self._finish(at, self._sweep(at, at(self.begin(start)), self.power, hold=False), self.power)
         cavity = cavities_of(start.conditioned, self.power)
@@ -92,14 +93,14 @@ class Search:
         return None if end is None else self._finish(at, at(end.sites), self.power)
 
     def _from_mixture(self, at: At) -> Match | None:
-        """Start from the sites of CAVI, all positive, where the likelihood has them."""
+        """Sweep from the sites of CAVI, all positive, if the likelihood has an augmentation."""
         if not isinstance(self.problem.likelihood, AugmentedLikelihood):
             return None
         begin = self._by_rule(CAVI(max_steps=_STEPS_OF_MIXTURE, tolerance=1e-3), "steps of CAVI")
         return self._settled(at, proper_near(at, begin), self.power)
 
     def _narrowed(self, power: float) -> Match | None:
-        """Follow a solution from where the likelihood is so wide that no datum is far out."""
+        """Follow a branch of solutions from a likelihood so wide that no datum is far out."""
         problem = self.problem
         widest = widest_needed(problem.likelihood, problem.targets, problem.mean, problem.prior.variance)
         wide = self.at(power, widest)
@@ -112,10 +113,10 @@ class Search:
         return self._follow(path, found, most, 1.0, lowest=_BELOW, step=1 / 6, name=name, partway=False)
 
     def _from_lower(self) -> Match | None:
-        """Follow a solution from a lower power towards the one asked for, and return the last of it.
+        """Follow a branch of solutions from a lower power towards the one asked for, and return its last solution.
 
-        Where it ends, a datum's cavity is propped up by what fractional sites leave of the datum itself; or the branch
-        turns back.
+        A branch ends below the power asked for if it turns back, or if a cavity would become improper without the part
+        of its datum that a fractional site leaves in it.
         """
         goal = self.power
         for start, share in self._ways():
@@ -132,12 +133,9 @@ class Search:
     def _ways(self) -> tuple[tuple[Callable[[float], Match | None], float], ...]:
         """Return ways to a solution at a lower power, and its share of the one asked for."""
         return (
-            (self._narrowed, _MOST),
-            (self._swept, _MOST),
-            (self._by_bound, _LOW),
-            (self._by_bound, _LOWER),
-            (self._narrowed, _LOW),
-            (self._by_bound, _LOWEST),
+            (self._narrowed, _CALMER),
+            (self._swept, _CALMER),
+            (self._by_bound, _NEAR_KL),
         )
 
     def _between(self, low: float, t: float) -> tuple[Tilt, float]:
@@ -148,13 +146,10 @@ class Search:
         return self._solve(self.at(power), power)
 
     def _by_bound(self, power: float) -> Match:
-        """Return what is next to the optimum of KL, to which EP tends with its power."""
+        """Return the match next to the optimum of KL, which is the limit of EP as its power goes to zero."""
         at = self.at(power)
-        return self._finish(at, proper_near(at, self._optimum), power)
-
-    @cached_property
-    def _optimum(self) -> GaussianSites:
-        return self._by_rule(KL(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of KL")
+        optimum = self._by_rule(KL(max_steps=_BOUND_STEPS, tolerance=1e-3), "steps of KL")
+        return self._finish(at, proper_near(at, optimum), power)
 
     @torch.no_grad()
     def _by_rule(self, rule: CAVI | KL, stage: str) -> GaussianSites:
@@ -176,17 +171,17 @@ class Search:
         name: str,
         partway: bool,
     ) -> Match | None:
-        """Return the solution to which a path leads, if it could be followed; a batch in steps of its sites.
+        """Return the solution at the end of a path, if it could be followed; for a batch by steps in its sites.
 
         Args:
             path: the problem at t in [0, 1].
             found: at 0, the solution; of one posterior, near it.
             most: maximum number of site evaluations.
-            step_scale: of one posterior, see :func:`follow_arc`.
-            lowest: t to which the branch of one posterior may turn back.
-            step: the first in the sites.
+            step_scale: for one posterior, see :func:`follow_arc`.
+            lowest: t down to which the branch of one posterior may turn back.
+            step: the first step of t in a batch.
             name: of the stage.
-            partway: whether the last solution before 1 will do.
+            partway: whether to return the last solution before 1 if there is none at 1.
         """
         budget = min(most, self.left())
         if not self._is_small or budget <= 0:
@@ -244,7 +239,7 @@ class Search:
         return self._settled(at, self._sweep(at, current, power, hold=True), power)
 
     def _settled(self, at: At, current: Match, power: float) -> Match:
-        """Sweep on with all sites free; a batch, which no branch serves, finishes by Levenberg-Marquardt."""
+        """Continue sweeps with all sites free; a batch, for which there are no branches, adds second-order steps."""
         current = self._sweep(at, current, power, hold=False)
         return self._finish(at, current, power) if self._is_batch else current
 
@@ -315,7 +310,7 @@ class Search:
         return bool((found.size < self.tolerance).all())
 
     def _better(self, one: Match, other: Match | None) -> Match:
-        """Return the one that has converged, at the larger power, or is nearer to it."""
+        """Return the match that has converged, preferring a larger power, or else has the smaller residuals."""
 
         def rank(found: Match) -> tuple[bool, float, float]:
             converged = self.has_converged(found)
@@ -324,7 +319,7 @@ class Search:
         return one if other is None else max(one, other, key=rank)
 
     def name(self, found: Match) -> str:
-        """Return the rule, its power to the last digit, as wide cavities ask for, and its stages."""
+        """Return the rule, its power to the last digit, which solutions with wide cavities need, and its stages."""
         power = repr(float(found.power)).removesuffix(".0")
         return f"EP(power={power}), {', '.join(self.stages) or 'as it stood'}"
 
