@@ -13,7 +13,7 @@ from benchmarks.ledger import Ledger, Row
 from benchmarks.tables import table_of
 from gpext.inference import Status
 
-COUNTED = ("looks", "second_order", "along", "derivatives")  # what a row has to say of the cost
+COUNTED = ("looks", "second_order", "along", "derivatives")  # the counts in a row
 
 
 def honest(row: Row) -> bool:
@@ -25,7 +25,7 @@ def honest(row: Row) -> bool:
 def factorisations(row: Row) -> int:
     """Return the operations in Cholesky factorisations of an N by N matrix, n^3 / 3.
 
-    A look: its own, one for the variances, and one for up to N / 6 sites of negative precision or none. A second-order
+    An evaluation: its own, one for the variances, and one for up to N / 6 sites of negative precision or none. A second-order
     step also has V, 9, three products for the normal equations in 2 N unknowns, 18, and their factorisation, 8; a step
     along a branch V from the inverse of the factor, 2, and for up to N / 6 sites not positive, 2, one product, 6, and
     the LU factorisation of the derivatives with half of the unknowns eliminated, 2; so do derivatives next to an
@@ -47,7 +47,7 @@ def summary(name: str, rows: Sequence[Row]) -> Row:
         "honest": sum(honest(row) for row in rows),
         "matched": _percent(len(any_power), len(rows)),
         "at power 1": _percent(len(one), len(rows)),
-        "median looks": f"{statistics.median(looks):g}",
+        "median evaluations": f"{statistics.median(looks):g}",
         "90 %": f"{sorted(looks)[int(0.9 * len(looks))]:g}",
         "median operations": f"{statistics.median(factorisations(row) for row in rows if 'looks' in row):g}",
         "median seconds": f"{statistics.median(row['seconds'] for row in rows if 'seconds' in row):.3f}",
@@ -141,7 +141,7 @@ def report_speed(ledger: Ledger) -> str:
             {
                 "nu": f"{deg_free:g}",
                 "status": rows[0]["status"],
-                "looks": rows[0]["looks"],
+                "evaluations": rows[0]["looks"],
                 "negative sites": rows[0]["negative"],
                 "seconds": f"{statistics.median(row['seconds'] for row in rows):.2f}",
                 "over its Cholesky factorisations": f"{median:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",

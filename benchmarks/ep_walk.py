@@ -3,7 +3,7 @@ r"""EP's maps as a grid of hyperparameters is walked: each setting starts from i
 `benchmarks.ep_convergence map` infers every setting of lengthscale and magnitude from cold. A grid, or the path of an
 optimiser, has neighbours: here the walk begins at the middle, which has about the best evidence, and goes on to the
 neighbour of the setting with the best evidence so far, starting from its result (`EP().infer(..., start=result)`).
-Where that does not arrive at power 1 within 14 looks the setting half-way between (in the logarithms) is inferred
+If that does not converge at power 1 within 14 evaluations, the setting half-way between (in the logarithms) is inferred
 first, and where that does not help the setting starts from cold. All that was tried counts.
 
     OMP_NUM_THREADS=1 python -m benchmarks.ep_walk --output ep.jsonl --figure docs/ep_map.png
@@ -94,7 +94,7 @@ def _visit(
 
 
 def _attempt(problem: StudentTProblem, start: InferenceResult, spent: list[Row]) -> InferenceResult | None:
-    """Return a result at power 1, if some looks from another lead to one."""
+    """Return a result at power 1, if a few evaluations from another result lead to one."""
     row, result = _inferred(problem, EP(max_steps=LOOKS), start)
     spent.append(row)
     return result if row["status"] == "CONVERGED" else None
