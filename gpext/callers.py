@@ -43,7 +43,7 @@ def _is_wanted(message: str, category: type[Warning], level: int) -> bool:
 
 @contextmanager
 def held_warnings() -> Iterator[Held]:
-    """Hold back what a block warns of: yield the list of (message, category), for :func:`warn_caller` or for nobody.
+    """Hold back the warnings of a block: yield a list of (message, category), which :func:`warn_caller` can give.
 
     What the filters inside the block ignore is not in the list.
     """

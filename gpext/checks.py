@@ -62,7 +62,7 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return whether values of floating point are neither NaN nor infinite: their sum tells, unless it overflows."""
+    """Return whether values of floating point are neither NaN nor infinite, by their sum unless that overflows."""
     return math.isfinite(float(values.detach().sum())) or bool(values.isfinite().all())
 
 

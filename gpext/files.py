@@ -1,4 +1,4 @@
-r"""Files, whole or not there, with a checksum by which a damaged one is told, and folders that are the user's alone.
+r"""Files, whole or not there, with a checksum that reveals damage, and folders of this user alone.
 
     contents | "\ngpext sha256 " | 64 hexadecimal digits | "\n"
 
@@ -101,10 +101,10 @@ def write(path: Path, contents: bytes, *, partial: Path | None = None) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Return a folder, made if need be, without symbolic links in its name, in which nobody else can write.
+    """Return a folder, made if need be, without symbolic links in its name, in which no other user can write.
 
     It is this user's, closed to others' writing; and what leads to it is this user's or the system's, and closed as
-    well, or so that nobody can move what is not theirs (the sticky bit of /tmp).
+    well, or so that users can move only their own files (the sticky bit of /tmp).
 
     Raises:
         OSError: it cannot be made, or others could write there.
@@ -125,7 +125,7 @@ def private_folder(path: Path) -> Path:
 
 
 def read_private(path: Path) -> bytes:
-    """Return the contents of a file in a private folder, if nobody else can have written it.
+    """Return the contents of a file in a private folder, if no other user can have written it.
 
     Raises:
         ValueError: it is damaged.

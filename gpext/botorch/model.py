@@ -90,7 +90,7 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
             posterior_transform: applied to what is returned.
 
         Raises:
-            TypeError: a tensor of noise variances: the likelihood says what the noise is.
+            TypeError: a tensor of noise variances: the noise is that of the likelihood.
             ValueError: another output.
         """
         if output_indices not in (None, [0]):
@@ -117,7 +117,7 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
         Args:
             X: (..., q, d).
             sampler: draws them; the batch is its sample shape.
-            observation_noise: None: the likelihood says what the noise is.
+            observation_noise: None: the noise is that of the likelihood.
             **kwargs: as BoTorch passes them on, ignored.
 
         Raises:

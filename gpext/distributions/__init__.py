@@ -1,4 +1,4 @@
-"""Distributions with what approximate inference asks of them, as torch (and Pyro, where installed) distributions."""
+"""Distributions for approximate inference, as torch (and, if it is installed, Pyro) distributions."""
 
 from gpext.distributions.categorical import Categorical, CompoundCategorical, OrderedCategorical
 from gpext.distributions.circular.compound_von_mises import CompoundVonMises

@@ -24,8 +24,8 @@ _SAME = 1e-10  # relative error of a second derivative, and of a slope, that cou
 def exact_result(problem: Problem, name: str) -> InferenceResult | None:
     """Return the exact posterior and evidence if log p(y | f) of one latent is a parabola for every datum, else None.
 
-    None, too, where rounding leaves no posterior. Nothing is factorised before the parabola has been seen next to the
-    prior mean, and nothing returned before it has been seen at the posterior mean.
+    None, too, if rounding leaves no posterior. Before anything is factorised, the parabola is verified near the prior
+    mean; before anything is returned, at the posterior mean.
 
     Args:
         problem: prior, likelihood and targets.

@@ -37,7 +37,7 @@ from gpext.sites import GaussianSites
 _START_STEPS = 20
 _START_STEPS_FAR = 200  # where a datum is still more than a standard deviation away
 _START = 3  # parallel steps before the first sweep of the sequential schedule
-_PATIENCE = 60  # of "auto", before it goes on sequentially
+_PATIENCE = 60  # of "auto", before it continues sequentially
 _NEAR_MIXTURE = 1e-2  # tolerance of CAVI as a start: near enough to where it would end
 
 
@@ -54,7 +54,7 @@ class KL(Rule):
             sweep. "sequential" is KMM12's Algorithm 1: after three parallel steps site by site, each raising the bound,
             in blocks; it takes about half as many sweeps, dearer while the sites move far, and serves one posterior of
             one latent. "auto" is parallel, the faster of the two on all data measured (`benchmarks/concave_kl.py`), but
-            goes on sequentially where 60 steps are not enough (prior variances of 1e6, say).
+            continues sequentially if 60 steps are not enough (prior variances of 1e6, say).
         max_steps: most steps taken.
         tolerance: converged when no site would move the mean of its own marginal by more than this many standard
             deviations, or its variance by more than this fraction, if it alone were updated. The default leaves

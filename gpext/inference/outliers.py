@@ -1,6 +1,6 @@
 r"""A report of the data that a model has set aside, and how surprising each is to the others [JVV11 Secs. 3, 5].
 
-The precision of a datum's site says what it has contributed. A regular one narrows the posterior; one that a
+The precision of a datum's site measures its contribution. A regular one narrows the posterior; one that a
 heavy-tailed likelihood has given up has a precision near zero, and one in between a negative one: it makes the
 posterior wider than without it. Where the likelihood is log-concave no site is negative, and a precision near zero says
 only that the likelihood is flat there, as that of a class is far from the boundary. Surprise is a matter of the

@@ -118,7 +118,7 @@ class Problem:
         return value if self.num_latents is None else value.sum(-1)
 
     def over_latents_of(self, posterior: Posterior | JointPosterior, value: Tensor) -> Tensor:
-        """Sum what a posterior says, unless it has done so for its latents itself."""
+        """Sum a quantity of a posterior over latents, unless the posterior has already done so."""
         return value if isinstance(posterior, JointPosterior) else self.over_latents(value)
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from gpext.sites import GaussianSites, JointSites
 
 
 class Status(Enum):
-    """The outcome of an iteration; the value says what to do about it."""
+    """The outcome of an iteration; the value is a sentence with advice."""
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps before the tolerance was reached; increase max_steps"

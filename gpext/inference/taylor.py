@@ -25,12 +25,12 @@ from gpext.inference.rule import Rule
 class Taylor(Rule):
     """One expansion of the log likelihood, at a fixed point.
 
-    Serves any likelihood of one latent, gpext's or gpytorch's, whose log density bends; or one of several latents that
-    says its curvature. A `start` only says that the checks of these data need not be repeated; nothing iterates.
+    Serves any likelihood of one latent, gpext's or gpytorch's, whose log density has a second derivative, and those of
+    several latents that have a `curvature`. Nothing iterates: with a `start`, checks of the data are not repeated.
 
     Args:
-        expansion_point: maps targets to f~ (..., N); by default what the likelihood's `expansion_point(targets)` says,
-            and zero for a likelihood that says nothing. It should not move with the hyperparameters: the evidence of a
+        expansion_point: maps targets to f~ (..., N); by default the likelihood's `expansion_point(targets)`,
+            and zero for a likelihood without one. It should not move with the hyperparameters: the evidence of a
             moving expansion has no upper bound.
         jitter: added to the diagonal of the prior covariance; none is needed.
     """

@@ -96,7 +96,7 @@ def _covariance(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor
 
 
 def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the covariance (N1, N2) and the variances at x2 (N2,), if the kernel is one this module knows.
+    """Return the covariance (N1, N2) and the variances at x2 (N2,), if the kernel is one that this module supports.
 
     That is gpytorch's RBFKernel, alone or in a ScaleKernel, without batch shape or active dimensions of its own, and
     with a lengthscale and an outputscale that this module's arithmetic can stand.

@@ -183,7 +183,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         return torch.einsum("...pdn,...pqn,...qen->...den", J, bend, J).detach() / self.dispersion.to(f).detach()
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
-        """Return p(y | f) for f (..., D, N), as `conditional` says.
+        """Return p(y | f) for f (..., D, N), from `conditional`.
 
         Raises:
             NotImplementedError: there is no `conditional`.

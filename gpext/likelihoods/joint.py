@@ -34,7 +34,7 @@ _SMALL_VARIANCE = 1e-4  # below, `independent_expectation` loses the digits of i
 
 
 class CorrelatedLikelihood(LatentLikelihood):
-    """A likelihood of D latent functions whose predictive density sees how those of a datum are correlated."""
+    """A likelihood of D latent functions whose predictive density depends on the correlations within a datum."""
 
     @abstractmethod
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class CorrelatedLikelihood(LatentLikelihood):
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
-        r"""Return :math:`\log \int p(y_i | f) q(f) df` (..., N), the latents as correlated as function_dist says.
+        r"""Return :math:`\log \int p(y_i | f) q(f) df` (..., N), with the correlations of the latents in function_dist.
 
         Raises:
             TypeError, ValueError: as :meth:`LatentLikelihood.log_marginal`.

@@ -1,6 +1,6 @@
 r"""The shared gpytorch shell of a likelihood p(y | f), with f of one or of several latent functions.
 
-What a subclass says of itself are functions of plain tensors; gpytorch's methods are built on them, datum by datum:
+A subclass defines functions of plain tensors; gpytorch's methods are built on them, datum by datum:
 
     log_prob(y, f)                  log p(y | f)
     expected_log_density(y, m, v)   E[log p(y | f)],  f ~ N(m, v)
@@ -38,7 +38,7 @@ class LatentLikelihood(Likelihood, ABC):
     being independent given q, and results (..., N). gpytorch's methods then take a MultivariateNormal with batch shape
     (..., D), or a MultitaskMultivariateNormal with D tasks.
 
-    A likelihood of one's own overrides :meth:`unchecked_log_prob`, and that is all that KL, EP, Laplace, Taylor and
+    A user-defined likelihood overrides :meth:`unchecked_log_prob`, and that is all that KL, EP, Laplace, Taylor and
     training need; derivatives and integrals over one latent come from autograd and adaptive quadrature. Optional are
 
     * `forward(f)`, the distribution p(y | f), for predictions of y;
@@ -49,7 +49,7 @@ class LatentLikelihood(Likelihood, ABC):
     * :meth:`knots`, where p(y | f) is far narrower in f than the Gaussian may be;
     * :meth:`expected_log_density` and :meth:`log_density`, where they have a closed form.
 
-    With several latents subclass :class:`gpext.likelihoods.JointLikelihood`, which asks for `curvature` as well.
+    With several latents subclass :class:`gpext.likelihoods.JointLikelihood`, which needs `curvature` as well.
 
     Example:
         Survival times, some only known to be longer: a target is a pair (time, event), event 0 where the time is
@@ -181,7 +181,7 @@ class LatentLikelihood(Likelihood, ABC):
     def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, quantile, sample."""
         mean, variance = self._marginals(function_dist)
-        # Of a target with side information `log_density` wants more than a value of what is predicted.
+        # With side information, `log_density` needs more than a value of the predicted variable.
         if type(self).datum_shape is not LatentLikelihood.datum_shape:
             return CompoundDistribution(self.forward, mean, variance)
         return CompoundDistribution(self.forward, mean, variance, knots=self.knots, log_prob=self.log_density)

@@ -212,6 +212,6 @@ def _one_number(total_count: Any) -> int:
 
 
 def _contrasts(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean (..., K - 1, N) and covariance (..., K - 1, K - 1, N) of f_k - f_K, all that a softmax sees."""
+    """Return mean (..., K - 1, N) and covariance (..., K - 1, K - 1, N) of f_k - f_K, which determine a softmax."""
     across = covariance[..., :-1, :, :] - covariance[..., -1:, :, :]
     return mean[..., :-1, :] - mean[..., -1:, :], across[..., :-1, :] - across[..., -1:, :]

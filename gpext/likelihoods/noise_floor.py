@@ -35,7 +35,7 @@ class NoiseFloor(GreaterThan):
 
 
 def noise_floor(targets: Tensor) -> float:
-    """Return the least squared scale of noise that can be told from none, given targets (..., N).
+    """Return the least squared scale of noise that can be distinguished from none, given targets (..., N).
 
     Of a batch it is the smallest; of constant targets it belongs to their size instead of their spread.
     """

@@ -191,7 +191,7 @@ class OrdinalLogitLikelihood(OrdinalLikelihood):
 
 
 class OrdinalProbitLikelihood(OrdinalLikelihood):
-    r""":math:`p(y \le k|f) = \Phi(b_k - f)`: a Gaussian variable f + e, e ~ N(0, 1), seen through the cutpoints.
+    r""":math:`p(y \le k|f) = \Phi(b_k - f)`: a Gaussian variable f + e, e ~ N(0, 1), observed through the cutpoints.
 
     The marginal is in closed form, the same probabilities at :math:`(b_k - m) / \sqrt{1 + v}`. Arguments, parameters
     and errors are those of :class:`OrdinalLikelihood`.

@@ -2,9 +2,9 @@ r"""The stick-breaking likelihood: unordered classes as a chain of K - 1 binary 
 
     p(y = k | f) = sigma(f_k) prod_{j < k} (1 - sigma(f_j)),   k < K - 1,   the last class taking what is left
 
-Latent j sees a datum if y >= j, as a logistic regression of whether the stick breaks there; so every integral over
-independent latents is a sum of one-dimensional ones, and that of log p(y | f) over correlated ones, too. The order of
-the classes matters to the prior.
+The likelihood depends on latent j only if y >= j, as a logistic regression of whether the stick breaks there. So every
+integral over independent latents is a sum of one-dimensional ones, and so is that of log p(y | f) over correlated ones.
+The prior depends on the order of the classes.
 """
 
 from __future__ import annotations

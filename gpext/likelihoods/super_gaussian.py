@@ -2,8 +2,8 @@ r"""Super-Gaussian likelihoods: the shared gpytorch shell, and the one built fro
 
     p(y | f) = C e^{g(y) f} phi(h^2),     h^2 = alpha(y) - beta(y) f + gamma(y) f^2
 
-A subclass says which :class:`~gpext.augmentations.Augmentation` belongs to its targets and which distribution p(y | f)
-is; expectations, marginals, predictions and conjugate inference follow from these two.
+A subclass defines the :class:`~gpext.augmentations.Augmentation` of its targets and the distribution p(y | f);
+expectations, marginals, predictions and conjugate inference follow from these two.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
         return log_normalizer(self._radial.evaluate, one).to(like)
 
     def check_support(self, targets: Tensor) -> None:
-        """Raise ValueError if a quadratic of one's own is not one for a target."""
+        """Raise ValueError if user-defined alpha, beta and gamma are not valid for a target."""
         if not self._additive:
             self.unchecked_augmentation(targets)
 
@@ -155,7 +155,7 @@ class SuperGaussianLikelihood(AdditiveNoiseLikelihood):
         """Return the augmentation of targets in the support.
 
         Raises:
-            ValueError: alpha, beta and gamma of one's own give an h^2 below zero.
+            ValueError: user-defined alpha, beta and gamma give an h^2 below zero.
         """
         targets = floating(targets)
         zero, one = torch.zeros_like(targets), torch.ones_like(targets)

@@ -17,7 +17,7 @@ from gpext.models import LatentGP
 
 
 class LatentMarginalLogLikelihood(MarginalLogLikelihood):
-    """log p(y) as the model's rule sees it, per datum: `-mll(model(train_x), train_y)` is a loss for any optimiser.
+    """log p(y) by the model's rule, per datum: `-mll(model(train_x), train_y)` is a loss for any optimiser.
 
     Every evaluation runs the inference to convergence, from the sites of the last one; the derivative is the total one.
     Log densities of registered priors and added losses come in as with ExactMarginalLogLikelihood.

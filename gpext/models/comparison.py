@@ -57,7 +57,7 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
 
     Args:
         model: a LatentGP; its own rule and sites are as before afterwards.
-        rules: KL(), EP(), Laplace(), CAVI() and Taylor() by default. One that does not apply to the likelihood says so.
+        rules: KL(), EP(), Laplace(), CAVI() and Taylor() by default. Those that do not apply are named.
 
     Raises:
         TypeError: no LatentGP, or something else than a rule.
@@ -79,7 +79,7 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
         started = time.perf_counter()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", InferenceWarning)  # the status says it
+                warnings.simplefilter("ignore", InferenceWarning)  # the status states it
                 result = rule.infer(prior, model.likelihood, targets)
         except (TypeError, ValueError) as error:  # a schedule or a bound may not serve several latents, or a batch
             nan = float("nan")

@@ -26,7 +26,7 @@ class LatentGP(ApproximateGP):
 
     In train mode `model(train_x)` is the prior there, for :class:`gpext.mlls.LatentMarginalLogLikelihood`; in eval mode
     `model(x)` is the posterior of f, and `likelihood(model(x))` the predictive distribution. A likelihood of D latents
-    (`likelihood.num_latents`) wants a `forward` that returns a batch of D: give mean and kernel
+    (`likelihood.num_latents`) needs a `forward` that returns a batch of D: give mean and kernel
     `batch_shape=torch.Size([D])`. A batch of inputs then needs a dimension for the latents, (..., 1, S, d), as it would
     stand for them otherwise.
 
@@ -36,7 +36,7 @@ class LatentGP(ApproximateGP):
         likelihood: any gpext likelihood, or a gpytorch one that the rule can serve. A trained `noise` of Student-t,
             Laplace or Matern-3/2 kind that has no constraint but `Positive` gets a
             :class:`gpext.likelihoods.NoiseFloor`: a scale of 1e-4 of the targets' spread (1e-3 in float32), below which
-            noise cannot be told from none.
+            noise cannot be distinguished from none.
         inference: a rule of `gpext.inference`; KL() by default.
         inducing_inputs: Z (M, d), for thousands of data: the prior is then the sparse one of M inducing inputs (FITC),
             a step takes O(N M^2), and Z is learnt as `variational_strategy.sparse_inputs`. See

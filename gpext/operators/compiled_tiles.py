@@ -31,7 +31,7 @@ _FEWEST = 64  # columns
 
 
 class _Factor(ctypes.Structure):
-    """A factor as the program sees it."""
+    """A factor in the memory layout of the program."""
 
     _fields_ = (
         ("profile", ctypes.c_int64),
@@ -42,7 +42,7 @@ class _Factor(ctypes.Structure):
 
 
 class _Matrix(ctypes.Structure):
-    """A kernel matrix as the program sees it."""
+    """A kernel matrix in the memory layout of the program."""
 
     _fields_ = (
         ("factors", ctypes.c_void_p),
@@ -64,7 +64,7 @@ class _Shares(ctypes.Structure):
 
 
 def serves(factors: Sequence[Factor]) -> bool:
-    """Return whether the program is there and knows such factors; that it cannot be compiled is said once.
+    """Return whether the program exists and has such factors; warn once if it cannot be compiled.
 
     Few columns it would mostly fill up with zeros.
     """
@@ -108,7 +108,7 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WH
 
 
 class _Packed:
-    """Factors laid out as the program wants them, and the rows of tiles to visit, or its columns."""
+    """Factors in the memory layout of the program, and the rows or columns of tiles to visit."""
 
     def __init__(self, factors: Sequence[Factor], part: Part = WHOLE, *, by_columns: bool = False) -> None:
         first = factors[0]

@@ -36,5 +36,5 @@ def factors_one_by_one(factors: Sequence[Factor], batch: torch.Size) -> list[lis
 
 
 def one_by_one(t: Tensor, batch: torch.Size) -> Tensor:
-    """Return the matrices (B, *, *) of a batch, one after another; not by -1, which says nothing where one is empty."""
+    """Return the matrices (B, *, *) of a batch, one after another; not by -1, which is ambiguous if one is empty."""
     return t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:])

@@ -228,7 +228,7 @@ class KernelOperator(LinearOperator):
             return keops_products
         return compiled_tiles if compiled_tiles.serves(self.factors) else tiles
 
-    # ---- what LinearOperator asks for -------------------------------------------------------------------------------
+    # ---- the interface of LinearOperator ----------------------------------------------------------------------------
 
     def _size(self) -> torch.Size:
         factor = self.factors[0]

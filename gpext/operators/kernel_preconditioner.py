@@ -22,7 +22,7 @@ def kernel_preconditioner(K: MatrixParts, noise: Tensor, solver: UnbiasedSolver)
     """Return P near K + D.
 
     It is more than L L' + D only where the choice is free, as a given rank, a kept root and the trace of P^-1 dA want L
-    alone, and where K says between which inputs it is. A factor in single precision saves little where products are in
+    alone, and the inputs of K are known. A factor in single precision saves little where products are in
     it, too.
 
     Args:

@@ -60,7 +60,7 @@ class PreconditionedSum(SumLinearOperator):
         self._kept = kept
 
     def _solve_preconditioner(self) -> Callable[[Tensor], Tensor] | None:
-        return None  # not linear_operator's, which would be made in vain
+        return None  # not linear_operator's, which would not be used
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Tensor:
         if num_tridiag:  # of a log determinant, which no prediction has

@@ -1,7 +1,7 @@
 """The C++ program of `compiled_tiles`: from the user's cache, or compiled for this processor by the first that can.
 
 The cache is `$XDG_CACHE_HOME/gpext`, or `~/.cache/gpext`, and has to be closed to everybody else: what is loaded from
-it runs. A program is loaded if it is whole, which its checksum tells, and this user's; else it is compiled anew, by
+it runs. A program is loaded if its checksum is right and it belongs to this user; else it is compiled anew, by
 $CXX, c++, g++ or clang++, whichever is the first to make one that can be loaded. Its name tells source, options and
 processor apart, so that no compiler is needed to find it.
 """
@@ -43,7 +43,7 @@ _FUNCTIONS = tuple(
 _PROCESSOR = Path("/proc/cpuinfo")
 _TRAITS = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
 _TRAITS |= {"CPU implementer", "CPU part", "CPU variant", "Features", "isa", "uarch", "cpu"}  # elsewhere than on x86
-_LONGEST = 300  # characters of what a compiler says
+_LONGEST = 300  # characters of a compiler's message
 
 
 class NotCompiledWarning(UserWarning):
@@ -92,10 +92,10 @@ def _cache() -> Path:
         OSError: this user has none.
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # others are to be ignored, says the specification
+    if os.path.isabs(named):  # others are to be ignored by the specification
         return Path(named) / "gpext"
     home = os.environ.get("HOME", "~")
-    if not os.path.isabs(os.path.expanduser(home)):  # which leaves "~" where nobody knows this user
+    if not os.path.isabs(os.path.expanduser(home)):  # expanduser leaves "~" if the system has no entry for this user
         raise FileNotFoundError(f"there is no folder to keep it in: this user's home directory is {home!r}")
     return Path(home).expanduser() / ".cache" / "gpext"
 
@@ -108,7 +108,7 @@ def _name() -> str:
 
 
 def _processor() -> list[str]:
-    """Return what tells this processor from others, or where it does not say, this machine."""
+    """Return an identification of this processor or, if there is none, of this machine."""
     if not _PROCESSOR.exists():
         return [platform.processor(), platform.node()]
     first = _PROCESSOR.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
@@ -122,7 +122,7 @@ def _opened(path: Path) -> ctypes.CDLL:
         OSError: there is none, or it is another.
     """
     found = ctypes.CDLL(str(path))
-    missing = [name for name in _FUNCTIONS if not hasattr(found, name)]  # which is how ctypes asks
+    missing = [name for name in _FUNCTIONS if not hasattr(found, name)]  # the way to ask ctypes
     if missing:
         raise OSError(f"{path} has no function {missing[0]}")
     return found
@@ -173,7 +173,7 @@ def _compile(compiler: Sequence[str], draft: Path) -> None:
     command = (*compiler, *_FLAGS, str(_SOURCE), "-o", str(draft))
     try:
         _run(*command, _THREADS[0])
-    except subprocess.CalledProcessError:  # a compiler that knows none of it
+    except subprocess.CalledProcessError:  # a compiler without these options
         _run(*command, _THREADS[1])
 
 

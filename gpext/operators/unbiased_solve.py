@@ -112,7 +112,7 @@ class UnbiasedSolveOperator(LinearOperator):
     ) -> tuple[Tensor, Tensor]:
         """Return estimates of b' A^-1 b and of log|A| with unbiased derivatives.
 
-        The value of the first is unbiased, too. That of the second is what the solver's `log_det` says.
+        The value of the first is unbiased, too. That of the second depends on the solver's `log_det`.
 
         Args:
             inv_quad_rhs: b (n,) or (..., n, R), or None.
@@ -226,7 +226,7 @@ class UnbiasedSolveOperator(LinearOperator):
     @cached_property
     @torch.no_grad()
     def preconditioner(self) -> Preconditioner | None:
-        """P near A = K + D, if A says that it is such a sum, and is no batch of them."""
+        """P near A = K + D, if A is kept as such a sum and is not a batch."""
         both = split_diagonal(self.base)
         if both is None or self.batch_shape or self.solver.rank == 0:
             return None

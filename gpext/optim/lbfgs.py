@@ -36,7 +36,7 @@ def minimize_lbfgs(
     max_restarts: int = 0,
     memory: int = 20,
 ) -> Outcome:
-    """Minimise a differentiable objective in place; the parameters end at the best point seen.
+    """Minimise a differentiable objective in place; the parameters end at the best point evaluated.
 
     Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, what is large is a scale, and
     moves in proportion to itself. In a long flat valley a run may end because its picture of the curvature is stale; a
@@ -72,7 +72,7 @@ def minimize_lbfgs(
             break
         if run.gain < 3 * tolerance:
             # What ends a run that starts where another has ended is rounding, whichever way it shows; unless it was
-            # a breakdown that kept it from going on.
+            # a breakdown that prevented it from continuing.
             if not restart:
                 return outcome
             return Outcome.STALLED if run.has_broken_down else Outcome.CONVERGED
@@ -80,7 +80,7 @@ def minimize_lbfgs(
 
 
 class _Run:
-    """The objective as SciPy sees it, and what it has seen."""
+    """The objective as a function of a NumPy vector, and the best point evaluated so far."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class _Run:
                 what = "its gradient is not finite" if np.isfinite(value) else f"the objective is {value}"
                 raise FloatingPointError(f"{what} at the starting point; check parameters and data.")
             self.has_broken_down = True
-            # far above anything seen and flat: the line search interpolates back towards the last good point
+            # far above any value so far and flat: the line search interpolates back towards the last good point
             return self._best_value + 1e3 * (1 + abs(self._best_value)), np.zeros_like(point)
         if value < self._best_value:
             self._best_value, self._best_point = value, point.copy()

@@ -245,7 +245,7 @@ class SGLD(torch.optim.Optimizer):
         return 0.25 * max(group["lr"] for group in self.param_groups) * largest_share(V, self._root)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` needs to go on bit for bit."""
+        """Return what :meth:`load_state_dict` needs to resume bit for bit."""
         return {**super().state_dict(), "langevin": self._langevin()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from gpext.parallel.ranks import Ranks
 
 @contextmanager
 def interrupts(ranks: Ranks) -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether Ctrl-C has been pressed here, for the ranks to agree on what to do.
+    """Yield a function that returns whether Ctrl-C has been pressed here, for the ranks to agree on what to do.
 
     Pressed a second time, or where there is one rank, it is a KeyboardInterrupt as ever.
     """

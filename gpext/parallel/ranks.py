@@ -1,8 +1,8 @@
 """The ranks of a process group: each holds a part of the data, all need sums over the whole.
 
-Before any operation the ranks meet: each says whether it has failed and what it is about to do, in four numbers. So an
-error of one rank is raised on all, wherever the others are, and ranks that have lost their common way are told so,
-where a backend would hang or abort.
+Before any operation the ranks meet: each sends, in four numbers, whether it has failed and what it will do next. So an
+error of one rank is raised on all, wherever the others are, and ranks about to do different things raise an error where
+a backend would hang or abort.
 
 A sum is one all-reduce of one float64 buffer; every rank gets the same bits. Its meeting goes on while the rank makes
 what it adds. Where that fails, the rank adds zeros, for which the others wait, and says so in the last number.
@@ -64,7 +64,7 @@ class Ranks:
 
     @classmethod
     def alone(cls) -> Ranks:
-        """Return the single rank, whatever torch.distributed says."""
+        """Return the single rank, even if torch.distributed has a process group."""
         ranks = cls.__new__(cls)
         ranks._group, ranks.size, ranks.rank, ranks._talks, ranks.traffic = None, 1, 0, False, Traffic()
         return ranks
@@ -79,17 +79,17 @@ class Ranks:
         """Return what `work` returns on this rank. The work may itself wait for other ranks.
 
         Raises:
-            Exception: its error, or that of the first rank where it fails, `from` a RankError that says on which.
+            Exception: its error, or that of the first rank where it fails, `from` a RankError that names the rank.
             RankError: a rank cannot be reached, or does something else.
         """
         if not self._talks:
             return work()
         result, error = _tried(work)
-        self._meet("go on", error=error)
+        self._meet("continue", error=error)
         return result[0]
 
     def on_first(self, work: Callable[[], object]) -> None:
-        """Do work on rank 0; no rank goes on before it is done.
+        """Do work on rank 0; no rank continues before it is done.
 
         Raises:
             Exception, RankError: as :meth:`together`.
@@ -248,7 +248,7 @@ class Ranks:
         return meet
 
     def _fail(self, error: Exception | None) -> NoReturn:
-        """Raise the error of the first rank that has failed, or of this one, `from` a RankError that says where."""
+        """Raise the error of the first rank that has failed, or of this one, `from` a RankError that names the rank."""
         errors = self._gathered(None if error is None else _portable(error))
         rank, first = next((rank, each) for rank, each in enumerate(errors) if each is not None)
         here, rank = (first, rank) if error is None else (error, self.rank)
@@ -308,7 +308,7 @@ def _tried(work: Callable[[], Result]) -> tuple[list[Result], Exception | None]:
         return [work()], None
     except Exception as error:
         if isinstance(error, RankError) or isinstance(error.__cause__, RankError):
-            raise  # all have it, or those that are left; there is nobody to tell
+            raise  # all ranks have it, or all that are left: there is no other to tell
         return [], error
 
 

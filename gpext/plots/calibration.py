@@ -76,7 +76,7 @@ def pit_histogram(
 ) -> Axes:
     """Draw the histogram of probability integral transforms F(y_i), which is flat for a calibrated forecaster.
 
-    The grey stripe holds 90 % of the bins of one. A hump says that predictions are too wide, a U too narrow.
+    The grey stripe holds 90 % of the bins of one. A hump means predictions that are too wide, a U too narrow ones.
 
     Args:
         pit: predictive cumulative probabilities of what was observed.

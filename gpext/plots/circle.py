@@ -35,7 +35,7 @@ def angle_band(
 ) -> Axes:
     """Draw predicted angles and the arcs around them over a scalar input in any order, on an axis from -pi to pi.
 
-    There are a legend and names of the axes. Curve and band go on at the bottom where they leave at the top. The inputs
+    There are a legend and names of the axes. A curve or band that leaves at the top re-enters at the bottom. The inputs
     must be so close that the curve turns by less than half a circle from one to the next.
 
     Args:

@@ -38,7 +38,7 @@ class DensePrior:
         if jitter:
             covariance = covariance + jitter * torch.eye(mean.size(-1), dtype=torch.float64, device=covariance.device)
         variance = covariance.detach().diagonal(dim1=-2, dim2=-1)
-        if bool((variance == 0).any()):  # what a prior knows has no precision; this little is the same to rounding
+        if bool((variance == 0).any()):  # of a known value; a variance this small is the same to rounding
             little = _KNOWN * torch.where(variance.amax() > 0, variance.amax(), 1)
             covariance = covariance + torch.where(variance == 0, little, 0).diag_embed()
         return cls(mean.double(), covariance)

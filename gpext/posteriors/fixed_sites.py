@@ -32,7 +32,7 @@ class FixedSites:
         chol: L (..., M, M), float64.
         posterior: q(v).
         gram: A diag(tau) A' (..., M, M), float64.
-        best_vector: A (g + t m - t mu) (..., M), float64: eta at the best sites as seen from q.
+        best_vector: A (g + t m - t mu) (..., M), float64: eta at the best sites for the marginals of q.
         best_gram: A diag(t) A' (..., M, M), float64.
     """
 

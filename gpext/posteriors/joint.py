@@ -95,7 +95,7 @@ def precision_blocks(sites: JointSites) -> Tensor:
 def _cavities(mean: Tensor, blocks: Tensor, shift: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Return N(m, V) of each datum without its own site: (V^-1 - U)^-1 and its mean, V not inverted.
 
-    nan where rounding leaves I - V U, which is (I + V_cavity U)^-1, no digits: the site is all that a datum knows.
+    nan where rounding leaves I - V U, which is (I + V_cavity U)^-1, no digits.
 
     Args:
         mean: m (..., D, N).

@@ -46,7 +46,7 @@ class PosteriorDraws:
 
     Attributes:
         samples: (chains, draws, *shape of the site), by name.
-        diagnostics: what the kernel says of each chain.
+        diagnostics: of each chain, from its kernel.
         message: one sentence on how it went.
     """
 

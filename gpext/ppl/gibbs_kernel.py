@@ -6,7 +6,7 @@ With f the latent site, theta all others, and likelihoods that have an augmentat
     2. f ~ p(f | w, y, theta), and with it v = L^-1 (f - mu)
     3. theta ~ p(theta | v, y), by a step of NUTS in the whitened program
 
-What a likelihood sees of f may be g = a f + b, elementwise, with any a and b of theta's (offsets, scales): a site
+A likelihood may depend on f through g = a f + b, elementwise, with any a and b of theta's (offsets, scales): a site
 exp(nu g - tau g^2 / 2) is one in f, of shift a (nu - tau b) and precision a^2 tau. Whatever else in the program depends
 on f has a factor R(f); step 2 is then a proposal, accepted with probability min(1, R(f') / R(f)). With nothing else,
 R is constant and every draw is accepted.
@@ -53,7 +53,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _State:
-    """The program at one point: f, who sees it, and the rest of the density."""
+    """The program at one point: f, the sites that observe it, and the rest of the density."""
 
     whitened: WhitenedPrior
     latent: Tensor  # f
@@ -72,9 +72,9 @@ class GibbsKernel(ProgramKernel):
         generator: for the draws of w and f; Pyro's own come from torch's global generator.
 
     Raises:
-        TypeError: when it is set up: a likelihood that sees f has no augmentation.
-        ValueError: when it is set up: no such site, nothing sees it, or there are discrete sites; or later: a
-            likelihood sees something else than a f + b.
+        TypeError: when it is set up: a likelihood that observes f has no augmentation.
+        ValueError: when it is set up: no such site, no likelihood observes it, or there are discrete sites; or later: a
+            likelihood observes something else than a f + b.
         NotImplementedError: when it is set up: a plate draws a part of its indices.
 
     Example:
@@ -202,7 +202,7 @@ class GibbsKernel(ProgramKernel):
 
 
 def _seen(name: str, observation: Observation, f: Tensor) -> _Seen | None:
-    """Return what an observed site sees of f, None if that is nothing."""
+    """Return the coefficients of a f + b at an observed site, None if it does not depend on f."""
     g = observation.latent
     if not g.requires_grad:
         return None
@@ -224,7 +224,7 @@ def _seen(name: str, observation: Observation, f: Tensor) -> _Seen | None:
 
 
 def _check_affine(name: str, before: _Seen, after: _Seen, f: Tensor) -> None:
-    """Raise ValueError unless the site sees the same a f + b at a new f."""
+    """Raise ValueError unless the site depends on f through the same a f + b at a new f."""
     g = after.observation.latent.detach()
     error = (g - before.slope * f - before.offset).abs().max()
     if bool(error > torch.finfo(g.dtype).eps ** 0.5 * (1 + g.abs().max() + before.offset.abs().max())):

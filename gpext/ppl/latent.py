@@ -2,7 +2,7 @@ r"""A Gaussian process as a sample site of a Pyro program, in whitened coordinat
 
     v ~ N(0, I),   f = mu + L v,   L L' = K + jitter I
 
-v is what samplers and guides see. Its prior knows nothing of the hyperparameters, so that they can move without tearing
+Samplers and guides work on v. Its prior does not depend on the hyperparameters, so that they can move without tearing
 f from its prior.
 """
 

@@ -160,7 +160,7 @@ def integrate(
         nodes = mean + sd * z
         log_weights = widths.log() - 0.5 * z.square() - LOG_SQRT_2PI
     if torch.is_grad_enabled():
-        # One node tells whether anything here carries a gradient; the frozen rule is evaluated again only then.
+        # One node suffices to see whether anything carries a gradient; the frozen rule is evaluated again only then.
         probe = function(mean.detach().unsqueeze(0))
         if probe.requires_grad or mean.requires_grad or variance.requires_grad:
             value = _with_gradient(function, mean, variance, z, widths, value, log_space)

@@ -80,7 +80,7 @@ def initial_edges(centres: Tensor, mean: Tensor, log_space: bool) -> Tensor:  # 
 
 
 class Panels:
-    """The panels of all data, in z, with what the rule says of each, as multiples of the panel's own exp(peak)."""
+    """The panels of all data, in z, with the values of the rule for each, as multiples of the panel's own exp(peak)."""
 
     def __init__(self, function: Function, mean: Tensor, sd: Tensor, log_space: bool, edges: Tensor) -> None:
         self.function, self.mean, self.sd, self.log_space = function, mean, sd, log_space

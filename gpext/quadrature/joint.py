@@ -29,7 +29,7 @@ _TOLERANCE = (1e-11, 1e-11, 1e-9)  # of one, two and three latents, whose points
 _TOLERATED = 5e-3  # error above which there is a warning
 _SCRAMBLES, _POINTS = 8, 2**12
 _ERRORS = 5.408  # standard errors that one error in a thousand is beyond: Student's t of seven degrees of freedom
-_WIDER = 1.2  # Sobol points than the curvature says, for tails that are longer
+_WIDER = 1.2  # times as wide as the curvature suggests: Sobol points for longer tails
 _LEAST = 0.1  # curvature in z by which a step or a scale is made; it is 1 without a likelihood
 _MOST_NEWTON_STEPS, _MOST_HALVINGS = 50, 30
 

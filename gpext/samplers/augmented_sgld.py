@@ -172,7 +172,7 @@ class AugmentedSGLDSampler(Sampler[GibbsDraws]):
             ValueError: they are something else.
         """
         Record({"slices": Anything(), "walks": Each(Anything(), num_chains)}).check(stored, where)
-        assert isinstance(stored, dict)  # the record has seen to it
+        assert isinstance(stored, dict)  # checked by the record
         size = len(self.target.of_prior)
         walks = [langevin.restored(walk, size, f"{where}['walks'][{i}]") for i, walk in enumerate(stored["walks"])]
         return SlicesAndWalks(

@@ -1,11 +1,11 @@
-"""Directories of draws: a file for each chunk of them, and one that counts these and says where the chains are.
+"""Directories of draws: a file for each chunk, and one with their number and the state of the chains.
 
     draws-000000000.pt   latent, raw, start, previous     draws of all chains from `start` on
     draws-000001000.pt                                    `previous`: the checksum of the file before
     state.pt             states, files, draws, last       how many files and draws there are, the last one's checksum
 
 A chunk is written first, then `state.pt`, and counts from then on. A process that is killed in between leaves a chunk
-that does not count: the chains go on from `state.pt` and draw it once more, bit for bit.
+that does not count: the chains resume from `state.pt` and draw it once more, bit for bit.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def require_only(directory: Path, stored: Sequence[Stored]) -> None:
     if foreign or (content["draws"], content["last"]) != end:
         raise ValueError(
             f"{directory} holds draws of another run, such as {(foreign or [_STATE])[0]}. Give another directory, or "
-            "go on from them with resume=sampler.load(directory)."
+            "resume from them with resume=sampler.load(directory)."
         )
 
 

@@ -30,7 +30,7 @@ class Draws:
 
     Attributes:
         chunks: the draws, some of them on disk.
-        states: what the chains go on from, see `run(..., resume=)`; those that move together are one state.
+        states: of the chains, from which `run(..., resume=)` continues; chains that move together share one.
         status: how it ended.
         message: one sentence on how it went.
         seconds: time spent on the last run.
@@ -91,7 +91,7 @@ class Draws:
             raise ValueError(f"num_draws must be at least 1; got {num_draws}.")
         total = self.num_draws * self.num_chains
         if not total:
-            raise ValueError("there are no draws to predict from; go on with run(..., resume=draws).")
+            raise ValueError("there are no draws to predict from; continue with run(..., resume=draws).")
         return torch.linspace(0, total - 1, min(num_draws, total), dtype=torch.float64, device="cpu").round().long()
 
     def take(self, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""The engine of all samplers: chains that are counted, kept, interrupted, written and gone on with.
+"""The engine of all samplers: chains that are counted, kept, interrupted, written and resumed.
 
 A sampler is a density (:mod:`gpext.samplers.targets`), `init`, which returns the states that chains start from, and
-`step`, which returns the state after the current one. A state holds all that a step goes on from, its generator
+`step`, which returns the state after the current one. A state holds everything that a step depends on, its generator
 included, so that a run in two parts draws what one run would have drawn, bit for bit. Chains that a step moves together
 are one state: all of a process for Gibbs sampling, each its own for the samplers of hyperparameters alone.
 """
@@ -130,7 +130,7 @@ class Sampler(ABC, Generic[Result]):
 
     @abstractmethod
     def step(self, state: ChainState, generator: torch.Generator) -> ChainState:
-        """Return the state after one step: its values and its kernel; the engine sees to the rest.
+        """Return the state after one step: its values and its kernel; the engine does the rest.
 
         Raises:
             gpext.samplers.chain_ranks.BreakdownError: there is no such step.
@@ -174,7 +174,7 @@ class Sampler(ABC, Generic[Result]):
             warmup: steps before the first draw, in which the sampler adapts.
             thinning: keep each so many-th.
             generator: for all random numbers, on any device; by default seeded from torch's global one.
-            resume: draws to go on from, with their chains and their own generators: the result holds these and the new
+            resume: draws to resume from, with their chains and their own generators: the result holds these and the new
                 ones, the same as if they had been drawn at once. Options other than `thinning` do not apply.
             checkpoint: a directory to write draws and chains to as they come, those of `resume` included, so that
                 memory does not grow; None to keep them in memory. It is written to after ten seconds or a thousand
@@ -200,7 +200,7 @@ class Sampler(ABC, Generic[Result]):
         return self._run(plan, self.init)
 
     def load(self, checkpoint: str | Path) -> Result:
-        """Return the draws of a checkpoint, of a run that is finished or was killed; `run(..., resume=)` goes on.
+        """Return the draws of a checkpoint of a finished or killed run; `run(..., resume=)` continues it.
 
         Raises:
             FileNotFoundError: there are none.
@@ -274,13 +274,13 @@ class Sampler(ABC, Generic[Result]):
         return draws
 
     def _opened(self, plan: Plan, init: Init, members: ChainRanks) -> tuple[list[ChainState], Chunks]:
-        """Return the states of this rank's chains, new or to go on from, and the draws that there are."""
+        """Return the states of this rank's chains, new or resumed, and the draws so far."""
         spread = members.spread
         if plan.resume is not None:
             known = [
                 self._restored(as_stored(each), f"resume.states[{i}]") for i, each in enumerate(plan.resume.states)
             ]
-            members.check(len(known), "batches of them in the draws to go on from" if self.together else "chains")
+            members.check(len(known), "batches of them in the draws to resume from" if self.together else "chains")
             return spread.own(known), plan.resume.chunks
         members.check(plan.num_chains, "chains")
         numbers = range(plan.num_chains)
@@ -308,7 +308,7 @@ class Sampler(ABC, Generic[Result]):
         return replace(after, generator_state=generator.get_state(), **counts)
 
     def _restored(self, stored: object, where: str) -> ChainState:
-        """Return the state of chains that was stored, once it is known to be one that chains here can go on from.
+        """Return the state of chains that was stored, once it has been checked that chains here can resume from it.
 
         Raises:
             ValueError: it is something else; the entry is named.

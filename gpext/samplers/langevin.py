@@ -189,7 +189,7 @@ def restored(stored: object, size: int, where: str) -> LangevinState:
         "memory": Anything(),
     }
     Record(entries).check(stored, where)
-    assert isinstance(stored, dict)  # the record has seen to it
+    assert isinstance(stored, dict)  # checked by the record
     steps = stored["num_steps"]
     remembered: dict[str, Schema] = {
         "xi": vector if stored["averaged"] and steps else Nothing(),
@@ -216,7 +216,7 @@ def _optimizer(state: LangevinState, theta: Tensor, generator: torch.Generator |
 
 
 def _learnt(state: LangevinState, difference: Tensor) -> LangevinState:
-    """Return the state that knows by what two estimates of the gradient differ (P,)."""
+    """Return the state after an update by the difference of two estimates of the gradient (P,)."""
     pairs = state.num_pairs + 1
     rate = min(_FORGETTING / (pairs + 1), 1.0)
     V = state.V + rate * (0.5 * difference.unsqueeze(-1) * difference - state.V)

@@ -66,7 +66,7 @@ class GibbsDraws(Draws):
     def predict_from(
         self, test_mean: Tensor, cross_covariance: Tensor, test_variance: Tensor, *, num_draws: int = NUM_DRAWS
     ) -> BatchMixture:
-        """Return the posterior of f at S new inputs, from what the prior says of them.
+        """Return the posterior of f at S new inputs, from the joint prior with the old ones.
 
         Args:
             test_mean: (..., S) prior mean there.

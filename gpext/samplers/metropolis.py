@@ -102,7 +102,7 @@ class MetropolisHastings(Sampler[HyperPosterior]):
         vector, matrix = (Numbers((P,) * order, torch.float64) for order in (1, 2))
         numbers = {"value": Number(finite=False), "mean": vector, "covariance": matrix, "log_size": Number()}
         Record({**numbers, "num_adapted": count, "num_tried": count, "num_accepted": count}).check(stored, where)
-        assert isinstance(stored, dict)  # the record has seen to it
+        assert isinstance(stored, dict)  # checked by the record
         return RandomWalk(**stored)
 
     def acceptance(self, state: ChainState) -> float:

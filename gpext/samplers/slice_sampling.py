@@ -44,7 +44,7 @@ class SliceWidths:
             ValueError: it is something else.
         """
         Record({"widths": Numbers((size,), torch.float64)}).check(stored, where)
-        assert isinstance(stored, dict)  # the record has seen to it
+        assert isinstance(stored, dict)  # checked by the record
         return cls(**stored)
 
     def adapted(self, before: Tensor, after: Tensor) -> SliceWidths:

@@ -1,4 +1,4 @@
-"""The state of chains between two steps: all that it takes to go on, bit for bit."""
+"""The state of chains between two steps: everything needed to resume, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ChainState:
 
     raw: Tensor  # hyperparameters in coordinates without bounds (C, P), float64
     latent: Tensor  # f (C, ..., N), float64; (C, 0) where f is integrated out
-    kernel: Any  # what the transition kernel goes on from beside the values: a frozen dataclass
+    kernel: Any  # state of the transition kernel besides the values: a frozen dataclass
     # The engine fills in the rest.
     generator_state: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.uint8, device="cpu"))
     warmup_left: int = 0  # steps
@@ -39,7 +39,7 @@ class ChainState:
 
 
 def check_origin(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuse draws of another posterior, or by another sampler: they cannot be gone on with.
+    """Refuse draws of another posterior, or by another sampler: they cannot be resumed.
 
     Args:
         found: what draws are of, by name: words, numbers, and floats that are fingerprints of data.
@@ -61,7 +61,7 @@ def check_origin(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         if isinstance(own, list):
             own, known = ([part for part in a if part not in b] for a, b in ((own, known), (known, own)))
         raise ValueError(
-            f"expected draws that this sampler can go on with, {name} {own}; got {known}. Build the sampler as it was "
+            f"expected draws that this sampler can resume, {name} {own}; got {known}. Build the sampler as it was "
             "built for them, or begin anew, in another directory."
         )
 

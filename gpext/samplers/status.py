@@ -6,13 +6,13 @@ from enum import Enum
 
 
 class SamplingStatus(Enum):
-    """The outcome of sampling; the value says what to do about it."""
+    """The outcome of sampling; the value is a sentence with advice."""
 
     MIXED = "the chains agree, every split R-hat below 1.01"
-    NOT_MIXED = "the chains do not agree yet; go on with run(..., resume=draws)"
-    INTERRUPTED = "interrupted; go on with run(..., resume=draws)"
+    NOT_MIXED = "the chains do not agree yet; continue with run(..., resume=draws)"
+    INTERRUPTED = "interrupted; continue with run(..., resume=draws)"
     NOT_WRITTEN = (
-        "the directory could not be written to; the last draws are in memory, go on with run(..., resume=draws)"
+        "the directory could not be written to; the last draws are in memory, continue with run(..., resume=draws)"
     )
     DIVERGED = (
         "a chain has left the hyperparameters at which the model can be evaluated; start again with a smaller step "

@@ -1,6 +1,6 @@
 """Storage of draws: in memory, or chunk by chunk in a directory, so that memory does not grow with their number.
 
-With a chunk goes the state of the chains at its last draw, so that a run that was killed can go on from there; while
+With a chunk goes the state of the chains at its last draw, so that a killed run can resume from there; while
 they warm up, their state alone. Where several ranks have chains, each hands its draws to all, and the first of them
 writes.
 """
@@ -130,7 +130,7 @@ class Store:
         return self.num_draws - self.chunks.num_draws
 
     def open(self) -> None:
-        """Write to the directory what there is already: draws from elsewhere, and where the chains are.
+        """Write the draws to resume from and the state of the chains to the directory.
 
         Raises:
             OSError: it could not be written; nothing is lost.
@@ -178,7 +178,7 @@ class Store:
             self.chunks = chunks
 
     def flush_if_due(self) -> None:
-        """Write what there is to the directory when :class:`gpext.files.Pace` says so: no more is lost with a process.
+        """Write the new draws when :class:`gpext.files.Pace` is due: a killed process loses only later ones.
 
         Raises:
             OSError: as :meth:`flush`.

@@ -2,7 +2,7 @@ r"""The preconditioner of K + D that costs least: L L' + D of a rank that pays, 
 
 Whether neighbours help is tried by two solves with the data around one, so few that factorisations take no time. They
 are as dense there as all are, and what L leaves is as rough; only what is longer than that neighbourhood is lost, which
-a few neighbours do not know either. In many dimensions nobody is near, and that may be nearly all there is: so
+a few neighbours do not know either. In many dimensions no datum is near another, so that this may be nearly everything;
 neighbours must explain something of a datum's variance, too.
 
 A matrix that is far from low rank and not too large has all of its Cholesky factor in single precision instead, where
@@ -40,11 +40,11 @@ from gpext.solvers.single_precision import Block, SinglePrecisionPreconditioner,
 
 _TRIED = 400  # data
 _SAVED = 0.3  # about what neighbours save where they help, of the most steps that it can take
-_LAST = 150  # columns of L: what one of them took from the trace tells the largest eigenvalues of what is left
+_LAST = 150  # columns of L, whose share of the trace estimates the largest eigenvalue of the remainder
 _WORTH = 0.85  # of the steps, on the data tried: more and they are not taken
 _EXPLAINED = 0.05  # of the variance: where neighbours explain less, what L leaves is alike everywhere, if at all
 _TRIAL = 2e9  # what it costs, see `partial_cholesky`
-_COLUMNS = 2.5  # times what the formula says: about what columns of L take
+_COLUMNS = 2.5  # times the formula: about the time that columns of L take
 _GROUPED = 200.0  # what an entry of L costs for each of the data together with which it is used, likewise
 
 
@@ -111,7 +111,7 @@ def automatic_preconditioner(
 
 
 def _single_precision_costs_less(L: Tensor, diagonal: Tensor, noise: Tensor, tolerance: float) -> bool:
-    """Return whether the whole factor in single precision costs less than going on from the first columns of L (n, k).
+    """Return whether the factor in single precision costs less than continuing from the first columns of L (n, k).
 
     What columns take from the trace, on average of a block, is about an eigenvalue of K, and falls as a power of their
     number; the most steps, of the best number of columns, are about what is taken after columns that are rather more.

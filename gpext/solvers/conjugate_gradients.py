@@ -108,7 +108,7 @@ def conjugate_gradients(
 
 
 def check_system(matvec: Product, b: Tensor, start: Tensor, tolerance: float, max_steps: int | None) -> None:
-    """Raise unless right-hand sides and starts are floating, finite and of one shape, and the rest is what it says."""
+    """Raise unless right-hand sides and starts are floating, finite and of one shape, and options are valid."""
     if not callable(matvec):
         raise TypeError(
             f"matvec must be a function v -> A v; got {type(matvec).__name__}. That of a matrix is A.matmul."

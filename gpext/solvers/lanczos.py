@@ -48,7 +48,7 @@ def lanczos_log_det(
     Args:
         matvec: v -> A v for (..., n, R); A symmetric positive definite.
         size: n.
-        num_probes: R; from n on there is no error over probes. One alone knows no standard error: nan. In units of
+        num_probes: R; from n on there is no error over probes. A single probe has no standard error: nan. In units of
             that, the error of the mean has Student's law of R - 1 degrees of freedom: of 5 probes it is beyond 4.6 in
             one case of a hundred, of 40 beyond 2.7.
         num_steps: products with A, n R numbers kept for each; the condition number of A decides how many are enough.

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding_bag
 Entries = Callable[[Tensor, Tensor], Tensor]  # rows and columns, each (B,) -> those entries of K (B,)
 
 NUM_NEIGHBOURS = 5
-_LITTLE = 0.01  # of the noise: who has less variance left has no neighbours and is nobody's
+_LITTLE = 0.01  # of the noise: a datum with less variance left has no neighbours, and is no neighbour
 _SLACK = 1.0  # neighbours may be farther by this share than the nearest: several times as fast to find
 _AXES = 8  # in more dimensions neighbours are sought along as many principal axes
 _NUMBERS = 2**22  # at a time

@@ -9,7 +9,7 @@ determinant want it. With S A S, whose diagonal is one, neither the scale of K n
 ten leaves the range of float32.
 
 U, n^2 / 2 numbers of four bytes, is made a panel of rows at a time, each from the panels above it and from entries of A
-that nobody else stores:
+that are not stored anywhere:
 
     U_ss' U_ss = B_ss,   U_st = N B_st,   N = U_ss'^-1,   B = S A S - (panels above)' (panels above)
 

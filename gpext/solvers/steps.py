@@ -2,7 +2,7 @@ r"""The steps of conjugate gradients, for several right-hand sides at once [Hest
 
     z = P^-1 r,   p = z + (r'z / r'z before) p,   increment a p and residual r - a A p,   a = r'z / p'A p
 
-The solution is the sum of the increments; who asks for them decides where to stop and what to do with them.
+The solution is the sum of the increments; the caller decides where to stop and what to do with them.
 """
 
 from __future__ import annotations

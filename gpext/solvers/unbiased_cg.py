@@ -65,7 +65,7 @@ def unbiased_cg(
         share_columns: whether the columns of an estimate end together, with the P_j of the slowest. A run lasts until
             its last column has ended, so that this saves products; but x~_a' B x~_b of two columns a and b of one
             estimate is biased then.
-        max_steps: most products, beyond which the estimate is not unbiased, and the status says so; 10 n by default.
+        max_steps: most products, beyond which the estimate is not unbiased, as the status then states; 10 n by default.
         generator: for the truncations, on the CPU.
 
     Raises:

@@ -22,11 +22,11 @@ _CURE = "Repeat the call that wrote it, or give another directory."
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written; training goes on, and the last one written stays."""
+    """A checkpoint could not be written; training continues, and the last one written stays."""
 
 
 class Checkpoint:
-    """A file that training goes on from.
+    """A file from which training resumes.
 
     Args:
         directory: made if need be; all ranks wait for rank 0, which alone reads and writes it.
@@ -51,7 +51,7 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for another, as rank 0 sees it."""
+        """Whether another is due, by the clock of rank 0."""
         return self._ranks.rank == 0 and self._pace.is_due()
 
     def read(self, position: Schema) -> tuple[dict[str, Any], list[float]] | None:
@@ -76,9 +76,9 @@ class Checkpoint:
         return state["position"], state["trace"].tolist()
 
     def _checked(self, content: dict[str, Any], position: Schema) -> dict[str, Any]:
-        """Return what a checkpoint says of this rank, if it is one of this run and whole.
+        """Return this rank's part of a checkpoint, if that is complete and of this run.
 
-        One of another run would be taken for this one, and this one's data never seen.
+        With the checkpoint of another run, this run's data would never be used.
         """
         Each(Anything()).check(content["ranks"], f"{self._path}['ranks']")
         if len(content["ranks"]) != self._ranks.size:
@@ -127,7 +127,7 @@ class Checkpoint:
                     save({"mll": _on_cpu(dict(self._mll.state_dict())), "ranks": states}, self._path)
                 except OSError as error:
                     self._warn(str(error))
-            self._ranks.any(False)  # no rank goes on, or home, before it is there
+            self._ranks.any(False)  # no rank continues, or returns, before the file is there
 
     def _warn(self, reason: str) -> None:
         if self._ranks.rank == 0:

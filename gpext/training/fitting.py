@@ -64,7 +64,8 @@ def fit(
     """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
 
     Where torch.distributed is initialised, every rank gives the data it holds, and all end with the same model, that of
-    all the data: a site strategy's sums over data are added up over ranks, and rank 0 says where training starts.
+    all the data: a site strategy's sums over data are added up over ranks, and training starts from the parameters of
+    rank 0.
 
     The full batch of a site strategy begins with q(u) alone, which moves in closed form at the hyperparameters given:
     to that of a thousand data (or of five an inducing point) in the first step, and of ten times as many in the second.
@@ -93,15 +94,15 @@ def fit(
         progress: show a bar on a terminal, or lines in the log "gpext".
         callback: called as callback(step, objective per datum) after every step, with q(u) up to date; returns True to
             stop, all ranks if one does.
-        ranks: who trains together: by default the processes of torch.distributed's default group, if there is one;
-            `Ranks.alone()` for each by itself.
+        ranks: the processes that train together: by default torch.distributed's default process group, if there is
+            one; `Ranks.alone()` trains each process by itself.
         checkpoint: with minibatches, a directory to write to every ten seconds, but not before the time of twenty
-            writes has passed, and at the end. Where it holds a checkpoint, training goes on from there, as if it had
-            never ended: a killed run is started again by the same call. One that is damaged, or of another model, other
-            data, batch size or learning rate, is refused.
-        initial: "data" starts the lengthscales that are still as gpytorch makes them, log 2, from the distances between
+            writes has passed, and at the end. If it holds a checkpoint, training resumes from there as if it had never
+            stopped, so that the same call restarts a killed run. A checkpoint that is damaged, or of another model,
+            other data, batch size or learning rate, is refused.
+        initial: "data" initialises lengthscales that still have gpytorch's default, log 2, from the distances between
             the inputs, which helps with more than a few columns; see
-            :func:`gpext.training.initialise_from_data`. The message says which.
+            :func:`gpext.training.initialise_from_data`. The message names them.
 
     Returns:
         The result, also where numbers overflow or a covariance is not positive definite: its status says how training

@@ -107,7 +107,7 @@ def _stages(sizes: list[int], stage_of: Callable[..., _Stage]) -> Iterator[tuple
 
 
 class _Stage:
-    """The collapsed bound of some of the data, as L-BFGS sees it."""
+    """The collapsed bound of a subset of the data as an objective of L-BFGS."""
 
     def __init__(self, run: Run, collapsed: CollapsedBound, ranks: Ranks, *, is_last: bool) -> None:
         self.run, self.collapsed, self.ranks, self.is_last = run, collapsed, ranks, is_last
@@ -130,7 +130,7 @@ class _Stage:
         """Move the sites, report, and return whether to leave.
 
         A larger subset lowers KL / size, which this one has to pay for what it does not know: once a step gains but a
-        small part of that, it is time to go on.
+        small part of that, training moves to the next subset.
         """
         value = float(self.collapsed.refresh().sum()) / self.size
         self.collapsed.commit()
@@ -189,7 +189,7 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
     finally:
         commit()
         inference.restore()
-    # the best point may be one that a line search had seen; and there may have been nothing to train
+    # The best point may be one that a line search had evaluated; and there may have been nothing to train.
     status, value, note = inference.ending(x, y, FitStatus[outcome.name])
     return run.finish(status, note, value)
 

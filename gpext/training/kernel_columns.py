@@ -1,4 +1,4 @@
-"""The columns of the inputs that each kernel of a module sees."""
+"""The columns of the inputs that each kernel of a module depends on."""
 
 from __future__ import annotations
 

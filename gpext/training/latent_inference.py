@@ -1,4 +1,4 @@
-"""The inference inside the objective of a LatentGP while L-BFGS trains it, and what it says where training ends."""
+"""The inference inside the objective of a LatentGP while L-BFGS trains it, and its status at the end of training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LatentInference:
     def keep(self) -> None:
         """Remember the current sites as those of the best parameters, and bound the work at the parameters to come.
 
-        A bound on log p(y) is one at any sites, so that a rule that maximises it may go on at the next evaluation.
+        A bound on log p(y) holds at any sites, so a rule that maximises it may continue at the next evaluation.
         """
         self._best = [model.variational_strategy.sites for model in self.models]
         for model in self.models:
@@ -55,7 +55,7 @@ class LatentInference:
         Args:
             x: training inputs.
             y: training targets.
-            status: what the optimiser says; it stays if every inference has found its posterior.
+            status: that of the optimiser; kept if every inference has found its posterior.
         """
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")

@@ -34,7 +34,7 @@ _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that n
 class SiteStepper:
     """q(u) in closed form at every step; Adam for the rest at every `interval`-th, from the same kernel evaluation.
 
-    In between, K_zz and what it says of the data stay as they are, and a step costs a fifth.
+    In between, K_zz and the whitened data stay as they are, and a step costs a fifth.
     """
 
     objective = float("nan")  # per datum, as of the last step that computed it
@@ -105,7 +105,7 @@ class SiteStepper:
 
         It is computed for a few thousand data at once, those of the steps until the hyperparameters move again, and
         kept while these stay as they are. Which data these are depends on the number of the step alone, so that a
-        resumed run goes on bit for bit.
+        resumed run continues bit for bit.
         """
         size, after = batches.batch_size, (batches.num_drawn - 1) % self.interval  # of the hyperparameters' last step
         if after == 1 or not self._depends:
@@ -287,7 +287,7 @@ class Minibatches:
         return self._order[start * self.batch_size : stop * self.batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` needs to go on from here."""
+        """Return what :meth:`load_state_dict` needs to resume from here."""
         return {"generator": self._epoch_state, "num_drawn": self.num_drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

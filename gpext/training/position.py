@@ -17,9 +17,9 @@ _POSITIVE = Number(least=math.nextafter(0.0, 1.0))
 
 
 def position(batches: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer], objective: float) -> dict[str, Any]:
-    """Return what training goes on from, beside the model: the state of its minibatches and its optimisers.
+    """Return the state from which training resumes, besides the model: that of its minibatches and optimisers.
 
-    `stepped` counts the parameters of which an optimiser knows something: those that have had a gradient.
+    `stepped` counts the parameters for which an optimiser has a state: those that have had a gradient.
     """
     states = [optimizer.state_dict() for optimizer in optimizers]
     known = [{key: each[key] for key in ("state", "param_groups")} for each in states]
@@ -80,6 +80,6 @@ class _Index(Schema):
 
 
 def _adam(parameter: Tensor) -> Record:
-    """Return the schema of what Adam knows of a parameter."""
+    """Return the schema of Adam's state of a parameter."""
     moments = Numbers(tuple(parameter.shape), parameter.dtype)
     return Record({"step": Numbers((), None), "exp_avg": moments, "exp_avg_sq": moments})

@@ -19,10 +19,10 @@ Callback = Callable[[int, float], bool | None]
 
 
 class FitStatus(Enum):
-    """The outcome of training; the value says what to do about it."""
+    """The outcome of training; the value is a sentence with advice."""
 
     CONVERGED = "converged"
-    MAX_STEPS = "stopped at max_steps; call fit again to go on"
+    MAX_STEPS = "stopped at max_steps; call fit again to continue"
     STOPPED = "stopped by the callback"
     STALLED = "no better point was found: the objective is as good as rounding allows, or breaks down beyond"
     INTERRUPTED = "interrupted; the parameters are those of the best (L-BFGS) or last (minibatch) step"
@@ -46,7 +46,7 @@ class FitResult:
             on one.
         message: one sentence on how it went; it names parameters, each by its entries, that have grown or fallen a
             million times, have ended on a bound of their constraint, or have had a gradient of zero throughout.
-        state_dict: pass it as `state` to another `fit` to go on where this one ended (minibatches; picklable).
+        state_dict: pass it as `state` to another `fit` to resume where this one ended (minibatches; picklable).
     """
 
     status: FitStatus

@@ -55,7 +55,7 @@ class _Block:
     x: Tensor  # (..., B, d)
     y: Tensor  # (..., B)
     sites: GaussianSites | None = None  # kept between evaluations
-    proposal: GaussianSites = field(init=False)  # the best ones as seen from the last q
+    proposal: GaussianSites = field(init=False)  # the best ones at the marginals of the last q
     whitened: Tensor = field(init=False)  # A (..., M, B)
     prior_mean: Tensor = field(init=False)  # mu (..., B)
     conditional_variance: Tensor = field(init=False)  # k_ii - q_ii (..., B)

@@ -1,4 +1,4 @@
-"""A natural-gradient step of q(u): what a batch says about it, and how long it may be without lowering a bound."""
+"""A natural-gradient step of q(u): its direction from a batch, and the longest rate that does not lower a bound."""
 
 from __future__ import annotations
 

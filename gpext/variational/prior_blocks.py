@@ -1,4 +1,4 @@
-"""The prior at the inducing points and at data, block by block, as the model's `forward` says.
+"""The prior at the inducing points and at data, block by block, from the model's `forward`.
 
 gpytorch evaluates a slice of a lazy kernel matrix by way of an index computation that costs more than the kernel itself
 at minibatch size. Where the covariance is one kernel at one set of inputs, the blocks are asked of the kernel directly.

@@ -11,7 +11,7 @@ moves q(u) to the same place, and rho = 1 on all the data is exact coordinate as
 itself, tau = -2 dE/dv and nu = dE/dm + tau m, it is that step on the exact ELBO, for any likelihood [Khan & Lin 2017];
 there rho is halved until the bound of the batch, s sum_i E_i - KL(q || p), does not fall.
 
-A likelihood of D latent functions wants D independent q(u), a batch of them: its E_i depends on D marginals. `update`
+A likelihood of D latent functions needs D independent q(u), a batch of them: its E_i depends on D marginals. `update`
 and `gpext.fit` add their divergences up; gpytorch's objectives do where the strategy is wrapped in an
 `IndependentMultitaskVariationalStrategy` with D tasks, and have D entries, each with all the data, where it is not.
 """
@@ -57,7 +57,7 @@ from gpext.variational.prior_blocks import (
     whiten,
 )
 
-_MANY = 1024  # inputs that tell whether a model sees its batch
+_MANY = 1024  # inputs that suffice to test whether a model depends on its batch
 
 
 class SiteVariationalStrategy(VariationalStrategy):

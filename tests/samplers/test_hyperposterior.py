@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_run_is_not_overwritten(kind, tmp_path):
     run(quick(kind), 3, 2, 0, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="another run"):
         run(quick(kind), 3, 2, 0, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="that this sampler can go on with, hyperparameters"):
+    with pytest.raises(ValueError, match="that this sampler can resume, hyperparameters"):
         kind(problem(), ["covar_module.lengthscale"]).load(tmp_path)
     with pytest.raises(FileNotFoundError, match="found none"):
         quick(kind).load(tmp_path / "elsewhere")

@@ -36,7 +36,7 @@ _ROUNDING = 1e-9
 
 
 class InversionError(ValueError):
-    """A phi that cannot be inverted numerically where it has to be; the message says where, and what phi has to be."""
+    """A phi cannot be inverted numerically at some point; the message names the point and the requirement."""
 
 
 class RadialTransform:

@@ -1,4 +1,4 @@
-r"""A three-parameter model of log phi that knows its saddle points and, nearly, its quantiles.
+r"""A three-parameter model of log phi with closed-form saddle points and approximate quantiles.
 
     -(log phi)'(S) = first X^-power,    X = 1 + (S - at) / theta
 

@@ -1,4 +1,4 @@
-"""Normal distributions of latent values whose variances are what their covariance says, however small.
+"""Normal distributions of latent values whose variances are those of their covariance, however small.
 
 gpytorch raises every variance below 1e-10 (1e-6 in float32) to that number and warns that it is negative; a latent
 function of outputscale 1e-12, or the posterior of a thousand float32 data, has such variances and no fault.

@@ -1,6 +1,6 @@
 """A finite mixture sum_j w_j p_j(y) of distributions that need not be of one family or share parameters.
 
-torch's `MixtureSameFamily` wants all components in the parameters of one distribution object; predictive distributions
+torch's `MixtureSameFamily` needs all components in the parameters of one distribution object; predictive distributions
 of several models are several objects.
 """
 

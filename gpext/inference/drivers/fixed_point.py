@@ -31,7 +31,7 @@ _MEMORY = 10
 _MOST_HALVINGS = 30
 _PATIENCE = 100  # steps
 _RISE = 1e-9  # of F, relative, that counts as one
-_SHRINKS = 0.99  # of the largest residual, likewise: where F has no digits left, it may go on to shrink slowly
+_SHRINKS = 0.99  # of the largest residual, likewise: when F has no digits left, the residual may still shrink slowly
 _CG_TOLERANCE = 0.03
 _MOST_CG_STEPS = 50
 
@@ -54,7 +54,7 @@ class Iterate:
 
     @property
     def proposal(self) -> GaussianSites:
-        """The best sites as seen from here."""
+        """The best sites at the current marginals."""
         return self.terms.best_sites(self.mean)
 
     @property

@@ -40,7 +40,7 @@ def solve_scalar(
     """Return the best site of every datum for its own cavity, by damped natural-gradient or Newton steps.
 
     Every datum has its own step length: doubled (up to one) after a step that raises its objective, halved after one
-    that does not and is taken back. One whose natural-gradient steps have become short goes on with Newton's.
+    that does not and is taken back. A datum whose natural-gradient steps have become short takes Newton steps instead.
 
     Args:
         terms: F_i and its derivatives at given marginals.

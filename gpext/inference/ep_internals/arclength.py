@@ -54,7 +54,7 @@ class Branch:
 
     Attributes:
         end: the solution at t = 1, or None.
-        farthest: without one, a solution of about the largest t that was seen, if it is of use; None if none is at
+        farthest: without one, a solution of about the largest t that was reached, if it is of use; None if none is at
             larger t than the first.
         places: near solutions, in their order.
         trace: log Z after each evaluation.

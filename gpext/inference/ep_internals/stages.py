@@ -321,7 +321,7 @@ class Search:
     def name(self, found: Match) -> str:
         """Return the rule, its power to the last digit, which solutions with wide cavities need, and its stages."""
         power = repr(float(found.power)).removesuffix(".0")
-        return f"EP(power={power}), {', '.join(self.stages) or 'as it stood'}"
+        return f"EP(power={power}), {', '.join(self.stages) or 'no step needed'}"
 
     def status(self, found: Match) -> Status:
         """Return how it ended."""

@@ -27,7 +27,7 @@ class Combined(gpytorch.kernels.Kernel):
     """A kernel whose sums and products are those of this file, and whose predictions have accurate solves."""
 
     def prediction_strategy(self, *args: Any, **kwargs: Any) -> LazyPrediction:
-        """Return how an ExactGP predicts; gpytorch asks for it."""
+        """Return the prediction strategy of an ExactGP; called by gpytorch."""
         return LazyPrediction(*args, **kwargs)
 
     def __add__(self, other: gpytorch.kernels.Kernel) -> gpytorch.kernels.Kernel:

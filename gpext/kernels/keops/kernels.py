@@ -18,7 +18,7 @@ from gpext.parallel import Ranks, check_ranks
 
 
 class LazyKernel(Combined):
-    """The base of kernels that are radial in features of their inputs: a subclass says which.
+    """The base of kernels that are radial in features of their inputs, which a subclass defines.
 
     Args:
         backend: "auto" for gpytorch's own matrices up to `gpytorch.settings.max_cholesky_size`, and for operators that
@@ -136,7 +136,7 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
 
 
 def sharing_ranks(module: torch.nn.Module) -> Ranks:
-    """Return who makes the products of a module's lazy kernels together; one rank for nobody else."""
+    """Return the ranks that share the products of a module's lazy kernels; a single rank if they are not shared."""
     shared = (m.ranks for m in module.modules() if isinstance(m, LazyKernel) and m.ranks.size > 1)
     return next(shared, Ranks.alone())
 

@@ -1,6 +1,6 @@
 r"""Nodes that lie close together where one of several functions changes, whatever their widths are.
 
-A trapezoidal sum wants steps that the narrowest of the functions can bear, over the range of the widest. In the
+A trapezoidal sum needs steps short enough for the narrowest function over the range of the widest. In the
 coordinate
 
     t(u) = sum_k asinh((u - c_k) / w_k)

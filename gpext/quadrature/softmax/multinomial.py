@@ -74,7 +74,7 @@ def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> 
 
 
 def _multinomial(m: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrate prod A_k du about its peak, where Laplace's approximation of every A_k says that it vanishes."""
+    """Integrate prod A_k du about its peak, up to where Laplace's approximation of every A_k vanishes."""
     trials = _with_a_trial(y)
     n = trials.sum(-1)
 

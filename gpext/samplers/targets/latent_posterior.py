@@ -91,7 +91,7 @@ class Target(ChainTarget):
 
     @property
     def described(self) -> torch.nn.Module:
-        """The model, or what there is of one."""
+        """The model, or the likelihood if there is none."""
         return self.likelihood
 
     @property
