@@ -25,11 +25,11 @@ def honest(row: Row) -> bool:
 def factorisations(row: Row) -> int:
     """Return the operations in Cholesky factorisations of an N by N matrix, n^3 / 3.
 
-    An evaluation: its own, one for the variances, and one for up to N / 6 sites of negative precision or none. A second-order
-    step also has V, 9, three products for the normal equations in 2 N unknowns, 18, and their factorisation, 8; a step
-    along a branch V from the inverse of the factor, 2, and for up to N / 6 sites not positive, 2, one product, 6, and
-    the LU factorisation of the derivatives with half of the unknowns eliminated, 2; so do derivatives next to an
-    earlier result.
+    An evaluation has 3: its own factorisation, one for the variances, and at most one for up to N / 6 sites of negative
+    precision. A second-order step also computes V, 9, three products for the normal equations in 2 N unknowns, 18, and
+    factorises these, 8. A step along a branch computes V from the inverse of the factor, 2, and for up to N / 6 sites
+    that are not positive, 2, one product, 6, and the LU factorisation of the derivatives with half of the unknowns
+    eliminated, 2; so do derivatives next to an earlier result.
     """
     return 3 * row["looks"] + 35 * row["second_order"] + 12 * (row["along"] + row.get("derivatives", 0))
 
