@@ -52,7 +52,7 @@ class CAVI(Rule):
     Serves any likelihood with an augmentation. It starts at the prior's marginals by default.
 
     Args:
-        max_steps: most steps taken.
+        max_steps: maximum number of steps.
         tolerance: converged when no site would move the mean of its own marginal by more than this many standard
             deviations, or its variance by more than this fraction, if it alone were updated.
         jitter: added to the diagonal of the prior covariance; the augmented posterior needs none.

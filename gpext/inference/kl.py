@@ -4,8 +4,8 @@ r"""The best Gaussian approximation under a bound on the expected log likelihood
 
 is stationary where V^-1 = K^-1 + diag(tau), tau_i = -2 df_b/dv_i, and K^-1 (m - mu) = df_b/dm [KMM12 Eqs. 7, 8]: at
 Gaussian sites. For the bounds of :mod:`gpext.bounds` on log-concave likelihoods there is one such point. Others, such
-as the Student-t, may have several, and the first that is met can be below the bound of CAVI: with an augmentation KL
-climbs from CAVI's sites as well and keeps the higher end, so that CAVI <= KL <= log p(y).
+as the Student-t, may have several, and the first that is found can be below the bound of CAVI. If there is an
+augmentation, KL therefore also starts from CAVI's sites and keeps the higher optimum, so that CAVI <= KL <= log p(y).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class KL(Rule):
     returns a distribution with `log_prob`.
 
     Args:
-        bound: what stands for E_q[log p(y | f)]: any of `gpext.bounds`; the exact expectation by default.
+        bound: the bound that replaces E_q[log p(y | f)], any of `gpext.bounds`; the exact expectation by default.
         schedule: "parallel" moves all sites at once, accelerated, one Cholesky factorisation and one triangular solve a
             sweep. "sequential" is KMM12's Algorithm 1: after three parallel steps site by site, each raising the bound,
             in blocks; it takes about half as many sweeps, dearer while the sites move far, and serves one posterior of
             one latent. "auto" is parallel, the faster of the two on all data measured (`benchmarks/concave_kl.py`), but
             continues sequentially if 60 steps are not enough (prior variances of 1e6, say).
-        max_steps: most steps taken.
+        max_steps: maximum number of steps.
         tolerance: converged when no site would move the mean of its own marginal by more than this many standard
             deviations, or its variance by more than this fraction, if it alone were updated. The default leaves
             relative errors of some 1e-6 in the derivatives of the evidence.

@@ -46,7 +46,7 @@ class Laplace(Rule):
     Serves the likelihoods that :class:`Taylor` does. It starts at the prior mean by default.
 
     Args:
-        max_steps: most Newton steps.
+        max_steps: maximum number of Newton steps.
         tolerance: converged when a Newton step is shorter than this, in posterior standard deviations; or, where
             rounding is larger, when steps below 1e-7 no longer halve, or steps below 1e-4 of which psi has no digits.
             Its error in log Z is of that order.

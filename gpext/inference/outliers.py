@@ -46,7 +46,7 @@ class OutlierReport:
         tail_probability: twice the smaller of P(Y <= y_i) and P(Y >= y_i) under the same prediction, at most 1
             (..., N), as in :class:`InferenceResult`; nan without a distribution function.
         relative_log_loo: log_loo less its expectation under the same prediction, for data without a tail probability
-            (..., N); nan for the others, and where the likelihood does not say p(y | f) as a distribution.
+            (..., N); nan for the others, and where the likelihood has no p(y | f) as a distribution.
         near_zero: relative precision below which a site counts as near zero.
     """
 
@@ -98,7 +98,7 @@ class OutlierReport:
 
 
 def outlier_report(result: InferenceResult, *, near_zero: float = 0.1) -> OutlierReport:
-    """Return what the sites and the leave-one-out predictions of an inference say about each datum.
+    """Return the site and the leave-one-out prediction of each datum, and how surprising it is.
 
     Args:
         result: of any rule. Under Laplace the precision is the curvature at the mode, under CAVI never negative.

@@ -48,13 +48,13 @@ class InferenceResult:
         log_evidence: lower bound on, or approximation of, log p(y), shape (...); differentiable (once) in the prior and
             in the likelihood's parameters, the way through the sites included (which is none at a stationary point).
         status: how the iteration ended.
-        num_steps: how many steps it took, each about one Cholesky factorisation and one triangular solve; what a start
-            has cost is not counted.
+        num_steps: number of steps, each about one Cholesky factorisation and a triangular solve; the cost of finding
+            a start is not included.
         trace: the evidence after each step, (num_steps, ...).
-        message: one sentence on how it went.
+        message: the rule, its steps and how it ended, in one sentence.
         conditioned: the prior conditioned on the sites, float64.
         dtype: that of the prior, and of what is returned.
-        targets: what was conditioned on.
+        targets: those of the data.
         log_density: (targets, mean, variance) -> log int p(y | f) N(f | mean, variance) df; of coupled latents it takes
             the covariances of each datum (..., D, D, N).
         two_sided_tail: likewise, -> twice the smaller tail of that distribution beyond y, nan if it has no cdf.

@@ -19,7 +19,7 @@ class ComparedRule:
 
     Attributes:
         name: of the rule.
-        log_evidence: what it makes of log p(y), summed over a batch; nan if it does not apply.
+        log_evidence: its value for log p(y), summed over a batch; nan if it does not apply.
         log_loo: mean leave-one-out log density of a datum.
         seconds: of the inference, from cold.
         num_steps: Cholesky factorisations.
@@ -53,10 +53,10 @@ class Comparison:
 @torch.inference_mode(False)
 @torch.no_grad()
 def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> Comparison:
-    """Run several rules on a model as it is, each from cold, and return what they say; the model does not change.
+    """Run several rules on a model, each from cold, and return a table of their results; the model does not change.
 
     Args:
-        model: a LatentGP; its own rule and sites are as before afterwards.
+        model: a LatentGP; its own rule and sites are restored afterwards.
         rules: KL(), EP(), Laplace(), CAVI() and Taylor() by default. Those that do not apply are named.
 
     Raises:

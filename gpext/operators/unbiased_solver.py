@@ -24,7 +24,7 @@ class UnbiasedSolver:
             kernel is a lazy one and nothing is kept or controlled, nearest neighbours complete it, or all of a Cholesky
             factor in float32 takes its place, 1.5 GiB at most (`gpext.solvers.single_precision.MOST_STORED`).
         keep: the preconditioner's root from solve to solve, of one model; None to make it anew for each matrix.
-        max_steps: most products with A in one solve; 10 n by default.
+        max_steps: maximum number of products with A in one solve; 10 n by default.
         log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another
             matrix, has neighbours or is in float32 (nearly log|A| then), or without one the sum of the logarithms of
             the diagonal, above; "lanczos": an estimate by stochastic Lanczos quadrature, at its own cost.

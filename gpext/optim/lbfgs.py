@@ -48,7 +48,7 @@ def minimize_lbfgs(
             from one call to the next (inner variables that are kept), but must not get worse. gpext's warnings are
             passed on from points where it is finite.
         parameters: what is optimised.
-        max_steps: most iterations, of all runs together.
+        max_steps: maximum number of iterations, of all runs together.
         tolerance: a run has converged when three successive iterations improve the objective by less than this each,
             and the minimisation when a whole run improves it by less than three times this.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the

@@ -58,7 +58,7 @@ class SGLD(torch.optim.Optimizer):
         generator: for the noise, on the CPU; seeded from torch's global one by default.
 
     Raises:
-        TypeError: a generator that is none, or a preconditioner or V that is no tensor.
+        TypeError: a generator, a preconditioner or V of another type.
         ValueError: a learning rate that is not positive and finite, or a preconditioner or V that does not fit.
 
     Example:

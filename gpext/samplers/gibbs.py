@@ -35,7 +35,7 @@ from gpext.samplers.targets.latent_posterior import ModelTarget, Target
 class GibbsSampler(Sampler[GibbsDraws]):
     """Exact posterior draws by alternating w and f, many chains at once.
 
-    Every chain begins at a draw of the prior of f and at the model's hyperparameters.
+    Every chain starts at a draw of the prior of f and at the model's hyperparameters.
 
     Args:
         prior: p(f) at the training inputs (..., N); or a :class:`gpext.models.LatentGP`, which brings likelihood and

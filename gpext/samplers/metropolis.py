@@ -1,8 +1,8 @@
 r"""Metropolis-Hastings over hyperparameters with exact marginal likelihoods: the reference for up to some 2000 data.
 
-A Gaussian random walk in the logarithms of what is only bounded below, and in unconstrained space else. While warming
-up its covariance follows that of the chain, beginning with the curvature at the mode, and its size the acceptance
-[Haario et al. 2001, Andrieu & Thoms 2008]; then both stay as they are.
+A Gaussian random walk, in logarithms of parameters that are only bounded below and in unconstrained space otherwise.
+During the warm-up its covariance adapts to that of the chain, starting from the curvature at the mode, and its size to
+the acceptance [Haario et al. 2001, Andrieu & Thoms 2008]; then both are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORGETTING = 2.0  # the covariance is of the last 3/4 of the steps or so: the e
 
 @dataclass(frozen=True)
 class RandomWalk:
-    """The state of the random walk of a chain beside its place."""
+    """The state of the random walk of a chain besides its position."""
 
     value: float  # log p(theta | y) at the place
     mean: Tensor  # of the chain (P,)

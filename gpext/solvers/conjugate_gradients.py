@@ -45,7 +45,7 @@ def conjugate_gradients(
         start: x0, of the shape of b; zero by default.
         precondition: r -> P^-1 r, P symmetric positive definite and near A.
         tolerance: converged where |b - A x| <= tolerance |b|, in every column.
-        max_steps: most products; 10 n by default.
+        max_steps: maximum number of products; 10 n by default.
         cheap_matvec: less accurate products in place of `matvec` but where the residual is checked, for example in
             float32: each start then solves to a few digits, and the true residual corrects it (iterative refinement).
 

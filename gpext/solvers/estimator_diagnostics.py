@@ -109,7 +109,7 @@ def estimator_diagnostics(
         tolerance: where the random part begins.
         survival: P_j.
         share_columns: whether columns end together.
-        max_steps: most products.
+        max_steps: maximum number of products.
         num_draws: N, at least 1.
         matter: relative size of what is left from which on increments matter.
 

@@ -1,4 +1,4 @@
-"""One call that trains: `fit(mll, x, y)`; what it does with which objective is in :mod:`gpext.training`."""
+"""One call that trains, `fit(mll, x, y)`; :mod:`gpext.training` describes how, for each kind of objective."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def fit(
         y: targets (N,), (..., N), or (N, T) for a multitask model.
         batch_size: None for the full batch, or the size of minibatches, over all ranks, of which each draws its share
             from what it holds; see the table in :mod:`gpext.training`.
-        max_steps: most steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
+        max_steps: maximum number of steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
         learning_rate: of Adam, with minibatches; a `state` brings its own.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
             :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N: 1 for the full

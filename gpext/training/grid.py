@@ -4,8 +4,8 @@ r"""Integration over one hyperparameter on a grid [JVV11 Sec. 6.2, "EP3"].
     w_j        = q(theta_j, nu_j | D) / sum_k q(theta_k, nu_k | D)
 
 The hyperparameter nu stays at each of a few values while all others are trained; each value counts by the evidence that
-it reaches. One that the data say little about, such as the degrees of freedom of a Student-t, is not pinned to a
-point estimate then.
+it reaches. A hyperparameter on which the data carry little information, such as the degrees of freedom of a Student-t,
+is then not reduced to a point estimate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GridFit:
         parameter: the name of the hyperparameter.
         values: where it was held, (J,), increasing.
         mlls: a trained copy of the objective for each value, in eval mode.
-        results: how each training ended. One that has not converged counts by what it reached.
+        results: of each training. One that has not converged counts by the evidence that it reached.
         log_evidence: N times the objective at the end, (J,): the log evidence (or its bound) plus the log densities of
             registered priors; -inf where training broke down at its start.
         weights: (J,), of sum one.
@@ -112,7 +112,7 @@ def fit_grid(
         log_prior: (J,) values -> (J,) log prior masses of the grid points, up to a constant. Without it, all have the
             same (a uniform prior in whatever scale they are equally spaced), unless a prior is registered that depends
             on the parameter: then a point has that prior's density times its share of the range.
-        max_steps: most L-BFGS iterations for each value, 200 by default.
+        max_steps: maximum number of L-BFGS iterations for each value, 200 by default.
         tolerance: of each training, as in :func:`gpext.fit`.
         progress: show a bar on a terminal, or lines in the log "gpext".
 
@@ -123,7 +123,7 @@ def fit_grid(
     Raises:
         ValueError: no such scalar parameter, a value that its constraint refuses, values that do not increase, both a
             log_prior and a registered prior, no value with a finite evidence; bad data, as :func:`gpext.fit`.
-        KeyboardInterrupt: on Ctrl-C; half a grid is no integral.
+        KeyboardInterrupt: on Ctrl-C; there is no result of a part of the grid.
 
     Example:
         >>> grid = gpext.fit_grid(mll, train_x, train_y)  # doctest: +SKIP

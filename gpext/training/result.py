@@ -39,12 +39,12 @@ class FitResult:
     Attributes:
         status: how it ended.
         objective: the objective per datum at the end: of a site strategy's full batch the bound that `hyperparameters`
-            names, else what the mll says; of minibatches its mean over the last epoch.
+            names, else the value of the mll; of minibatches its mean over the last epoch.
         num_steps: L-BFGS iterations and minibatch steps.
         seconds: time spent.
         trace: the objective per datum after each step, (num_steps,), float64; of a subset or a minibatch while training
             on one.
-        message: one sentence on how it went; it names parameters, each by its entries, that have grown or fallen a
+        message: one sentence on the outcome; it names parameters, each by its entries, that have grown or fallen a
             million times, have ended on a bound of their constraint, or have had a gradient of zero throughout.
         state_dict: pass it as `state` to another `fit` to resume where this one ended (minibatches; picklable).
     """

@@ -162,7 +162,7 @@ def climb(
         problem: prior, likelihood and targets.
         terms: F_i and its derivatives at given marginals.
         starts: sites to begin at.
-        max_steps: most steps.
+        max_steps: maximum number of steps.
         tolerance: of the residual.
         accelerate: whether to mix the last steps.
         curvature: couples the latents of a datum, see :func:`coupled_target`.

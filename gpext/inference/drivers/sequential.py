@@ -64,7 +64,7 @@ def sweep_sequentially(
         terms: F_i of all data.
         terms_at: F_i of some of the data.
         start: where to begin.
-        max_sweeps: most sweeps.
+        max_sweeps: maximum number of sweeps.
         tolerance: of the residual.
     """
     state = SequentialState(problem, start)

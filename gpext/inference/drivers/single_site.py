@@ -47,7 +47,7 @@ def solve_scalar(
         cavity_shift: b (..., N).
         cavity_precision: r (..., N), positive.
         sites: where to start, with r + tau > 0.
-        max_steps: most steps: evaluations of the terms, six of them for Newton's.
+        max_steps: maximum number of steps: evaluations of the terms, six of them for Newton's.
         tolerance: relative accuracy of the marginals.
     """
     b, r = cavity_shift, cavity_precision
