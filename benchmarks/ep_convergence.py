@@ -1,22 +1,22 @@
-r"""Does expectation propagation arrive, where, at what cost, and is its evidence right [JVV11 Secs. 3, 5]?
+r"""Does expectation propagation converge, where, at what cost, and is its evidence right [JVV11 Secs. 3, 5]?
 
 Parts, any of which may be named on the command line:
 
-* random: Student-t problems of two families, regular and hard; in what share EP arrives at power 1, and at any power.
+* random: Student-t problems of two families, regular and hard; the share that EP solves at power 1, and at any power.
 * map: lengthscale by magnitude, for the two one-dimensional examples of JVV11's Figure 1: around the best evidence, as
-  in Figure 4, and in a much larger region; the stage that arrived, and the evidence. Draws a figure.
+  in Figure 4, and in a much larger region; the stage that converged, and the evidence. Draws a figure.
 * ais: the evidence by EP at powers 1 and 1/2, Laplace and KL against annealed importance sampling, at settings drawn
   from the map.
 * standard: the plain iteration, parallel and sequential, at several dampings, and the double loop, on a coarse map.
-* speed: one inference of 2000 data, in units of as many Cholesky factorisations as it looks at sites.
+* speed: one inference on 2000 data, in units of as many Cholesky factorisations as it has site evaluations.
 
-"Arrives" is checked from outside: the residual of moment matching at the power that the result states, its integrals by
-adaptive quadrature instead of the rule that EP itself uses, has to be below 1e-4.
+Convergence is checked independently: the residual of moment matching at the power that the result states, with
+integrals by adaptive quadrature instead of the rule that EP itself uses, has to be below 1e-4.
 
     OMP_NUM_THREADS=1 python -m benchmarks.ep_convergence --output benchmarks/results/ep.jsonl --figure docs/ep_map.png
     python -m benchmarks.ep_convergence --quick
 
-Every row is appended to the output as it is done; what is there is not done again.
+Every row is appended to the output when it is done; existing rows are not computed again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SIDES = {"near": 40, "far": 20}  # of the maps
 
 
 def inferred(problem: StudentTProblem, rule: EP) -> Row:
-    """Return how EP did on a problem, and whether that is true."""
+    """Return how EP ended on a problem, with an independent check of its result."""
     started = time.perf_counter()
     try:
         result = rule.infer(problem.prior, problem.likelihood, problem.targets)
@@ -66,7 +66,7 @@ def inferred(problem: StudentTProblem, rule: EP) -> Row:
 
 
 def described(problem: StudentTProblem, result: InferenceResult, seconds: float) -> Row:
-    """Return how EP did, and whether that is true."""
+    """Return how EP ended, with an independent check of its result."""
     power = stated_power(result)
     second_order, along, derivatives = (
         sum(int(count) for count in re.findall(rf"(\d+) {stage}", result.message))
@@ -102,7 +102,7 @@ def residual(problem: StudentTProblem, result: InferenceResult, power: float) ->
 
 
 def is_finite(result: InferenceResult) -> bool:
-    """Whether evidence, sites and marginals are finite and the variances positive."""
+    """Return whether evidence, sites and marginals are finite and the variances positive."""
     mean, variance = result.conditioned.mean, result.conditioned.variance
     values = (result.log_evidence, mean, variance, result.sites.shift, result.sites.precision)
     return all(bool(value.isfinite().all()) for value in values) and bool((variance > 0).all())
@@ -193,7 +193,7 @@ def _timed(problem: StudentTProblem) -> Row:
     started = time.perf_counter()
     result = EP().infer(problem.prior, problem.likelihood, problem.targets)
     seconds = time.perf_counter() - started
-    looks = result.num_steps + 1  # and the first, at the prior
+    looks = result.num_steps + 1  # plus the evaluation at the prior
     ratio = seconds / (looks * statistics.median(alone))
     negative = int((result.sites.precision < 0).sum())
     return {"status": result.status.name, "looks": looks, "seconds": seconds, "ratio": ratio, "negative": negative}
@@ -218,7 +218,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and print the tables."""
+    """Run the missing rows, and print the tables."""
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     ledger, quick = Ledger(options.output), options.quick

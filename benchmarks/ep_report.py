@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.ep_convergence`: what became of the problems, and whether the results say so."""
+"""The tables of `benchmarks.ep_convergence`: how the problems ended, and whether the results state it correctly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTED = ("looks", "second_order", "along", "derivatives")  # the counts in a r
 
 
 def honest(row: Row) -> bool:
-    """Whether the status says what the residual says."""
+    """Return whether the status agrees with the residual."""
     says = {"CONVERGED": row.get("power") == 1, "REDUCED_POWER": row.get("power", 1) < 1}
     return is_matched(row) and says[row["status"]] if row["status"] in says else row["status"] in Status.__members__
 
@@ -35,7 +35,7 @@ def factorisations(row: Row) -> int:
 
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
-    """Return what became of some problems, in a line."""
+    """Return one line of the table: a summary of how some problems ended."""
     one = [row for row in rows if is_matched(row) and row["power"] == 1]
     any_power = [row for row in rows if is_matched(row)]
     looks = [row["looks"] for row in rows if "looks" in row]

@@ -1,7 +1,7 @@
-r"""EP's maps as a grid of hyperparameters is walked: each setting starts from its neighbour's result.
+r"""EP's maps when a grid of hyperparameters is walked: each setting starts from its neighbour's result.
 
 `benchmarks.ep_convergence map` infers every setting of lengthscale and magnitude from cold. A grid, or the path of an
-optimiser, has neighbours: here the walk begins at the middle, which has about the best evidence, and goes on to the
+optimiser, has neighbours: here the walk begins in the middle, which has about the best evidence, and proceeds to a
 neighbour of the setting with the best evidence so far, starting from its result (`EP().infer(..., start=result)`).
 If that does not converge at power 1 within 14 evaluations, the setting half-way between (in the logarithms) is inferred
 first, and where that does not help the setting starts from cold. All that was tried counts.
@@ -10,7 +10,7 @@ first, and where that does not help the setting starts from cold. All that was t
     python -m benchmarks.ep_walk --quick
 
 With the output of `ep_convergence map` (and its `ais`) in the same file the evidence is compared with that from cold
-(and by sampling). A map that is not complete is begun again.
+(and by sampling). An incomplete map is computed from the beginning.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from benchmarks.tables import table_of
 from gpext.inference import EP, InferenceResult
 
 SIDE, QUICK = 40, 2
-LOOKS = 14  # of an attempt from a neighbour
+LOOKS = 14  # site evaluations of an attempt from a neighbour
 SAME = 1e-3  # nats
 Place = tuple[int, int]
 Setting = tuple[float, float]
 
 
 def walk(example: Example, side: int) -> list[Row]:
-    """Return the row of each setting, in the order in which they were come to."""
+    """Return the row of each setting, in the order in which the settings were visited."""
     settings = {(i, j): (a, b) for i, j, a, b in grid(example, "near", side)}
     middle = (side // 2, side // 2)
     results: dict[Place, InferenceResult] = {}
@@ -74,7 +74,7 @@ def walk(example: Example, side: int) -> list[Row]:
 def _visit(
     example: Example, setting: Setting, begun: tuple[Setting, InferenceResult] | None
 ) -> tuple[Row, InferenceResult | None]:
-    """Return the row of a setting with all that it has cost, and its result."""
+    """Return the row of a setting with its total cost, and its result."""
     spent: list[Row] = []
     problem = example.problem(*setting)
     result, came = None, "from a neighbour"
@@ -134,7 +134,7 @@ def report(ledger: Ledger) -> str:
 
 
 def _compared(ledger: Ledger, number: int, rows: Sequence[Row]) -> list[str]:
-    """Return how the evidence differs from that of the map from cold, and by sampling."""
+    """Return how the evidence differs from that of the map from cold, and from that by sampling."""
     notes = []
     cold = {row["key"].removeprefix("map/"): row for row in ledger.of(f"map/near/{number}/")}
     pairs = [(row, cold[key]) for row in rows if (key := row["key"].removeprefix("walk/")) in cold]
@@ -174,7 +174,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Walk what is missing, print the tables, and draw the maps from cold and walked."""
+    """Walk the missing maps, print the tables, and draw the maps from cold and walked."""
     options = parse(arguments)
     ledger = measure_and_report(options, run, report)
     if options.figure is not None:

@@ -231,7 +231,7 @@ def ep(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
         OURS: (lambda: EP().infer(prior, likelihood, y), 1),
         "gpytorch NGD": (lambda: variational_posterior(x, y), 1),
     }
-    about = f"n = {n}, logit, {found.num_steps} looks at sites, {found.status.name.lower()}"
+    about = f"n = {n}, logit, {found.num_steps} site evaluations, {found.status.name.lower()}"
     return Job(calls, gpu_counts.ep(n, found.num_steps), "inference", about)
 
 

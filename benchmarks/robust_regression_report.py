@@ -20,13 +20,13 @@ ENOUGH_FOLDS = 5  # to resample folds
 STANDARD_EP = ("EP1", "EP2", "EP3")
 HEAD = """# Robust regression: Student-t models by Laplace, EP, CAVI and KL
 
-The comparison of JVV11 (Sec. 6.2, Fig. 6 and Tab. 1) by `python -m benchmarks.robust_regression`, which says what the
-data sets, the folds and the methods are. GA: Gaussian noise; 1: nu = 4; 2: nu trained; 3: nu integrated on the paper's
-grid; EPf: EP of power 1/2; CAVI: the factorising approximation, fVB. Every model begins at the same hyperparameters and
-is trained once, without hyperpriors (the paper's are flat on its scales). MLPD: mean log predictive density, of the
-observations or, for Friedman, of the noiseless test values under the posterior of f; MAE: mean absolute error; both in
-the units of the data. In brackets: 95 % intervals by the Bayesian bootstrap over the test points. "Significantly" is
-where such an interval of the difference excludes zero."""
+The comparison of JVV11 (Sec. 6.2, Fig. 6 and Tab. 1) by `python -m benchmarks.robust_regression`, whose docstring
+describes the data sets, the folds and the methods. GA: Gaussian noise; 1: nu = 4; 2: nu trained; 3: nu integrated on
+the paper's grid; EPf: EP of power 1/2; CAVI: the factorising approximation, fVB. Every model starts from the same
+hyperparameters and is trained once, without hyperpriors (the paper's are flat on its scales). MLPD: mean log predictive
+density, of the observations or, for Friedman, of the noiseless test values under the posterior of f; MAE: mean absolute
+error; both in the units of the data. In brackets: 95 % intervals by the Bayesian bootstrap over the test points.
+"Significantly" means that such an interval of the difference excludes zero."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@
 #
 # Chan, *Multivariate Generalized Gaussian Process Models*, arXiv 1311.0360, 2013 [Cha13].
 #
-# An angle is two numbers, its cosine and sine; a composition of three parts is three, and they sum to one. Treating the
-# numbers one by one forgets what they are together. The paper gives each datum D latent functions
+# An angle is two numbers, its cosine and sine; a composition of three parts is three numbers that sum to one. Treating
+# the numbers one by one ignores these constraints. The paper gives each datum D latent functions
 # $\eta(x) \in \mathbb R^D$, independent Gaussian processes a priori, and joins them in the likelihood, any member of
 # the multivariate exponential family:
 #
@@ -27,8 +27,8 @@
 #
 # 1. Four functions, T, b, h and a, and the link $\theta(\eta)$ are all that inference needs.
 # 2. One expansion of the likelihood at a point chosen beforehand (Taylor) is a regression with fixed targets; repeated
-#    until it stays, it is Laplace's approximation. For classes they are label regression and multi-class GPC.
-# 3. The cost is D Cholesky factorisations and one more, not one of size nD.
+#    until convergence, it is Laplace's approximation. For classes the two are label regression and multi-class GPC.
+# 3. The cost is D + 1 Cholesky factorisations, not one of size nD.
 # 4. New members: the von Mises process for angles, and the Dirichlet process for proportions.
 
 # %%
@@ -67,8 +67,8 @@ generator = torch.Generator().manual_seed(0)
 SMOKE = "GPEXT_SMOKE" in os.environ  # sizes for continuous integration
 
 # %% [markdown]
-# A model is gpytorch's: a mean and a kernel, with a batch of D for D latent functions. Everything below uses this one;
-# the kernel's parameters, each latent's own, maximise the approximate evidence.
+# A model is written as in gpytorch: a mean and a kernel, with a batch of D for D latent functions. Everything below
+# uses this one; the kernel's parameters, separate for each latent, maximise the approximate evidence.
 
 
 # %%
@@ -126,8 +126,8 @@ def conditional(eta):  # for draws only
 heteroscedastic = ExponentialFamilyLikelihood(2, statistic, log_partition, log_base, link, conditional=conditional)
 
 # %% [markdown]
-# Such a Hessian, a block for each datum without known structure, costs one system of size nD. gpext says so in a
-# warning, here expected. With two hundred data that is nothing to worry about.
+# Such a Hessian, with a block of unknown structure for each datum, costs one system of size nD. gpext warns about this,
+# as expected here. With two hundred data the cost is no problem.
 
 # %%
 warnings.simplefilter("ignore", DenseBlocksWarning)
@@ -167,14 +167,13 @@ axes[1].legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# The band is of new observations, and widens where the data do. The noise level is a curve with an uncertainty of its
-# own.
+# The band is for new observations, and widens where the data do. The noise level is a curve with its own uncertainty.
 #
 # ## 2. Three views of classes
 #
 # With T(y) the counts of K classes in N trials and $b(\theta) = \log \sum_j e^{\theta_j}$, the family is the
-# multinomial. In one trial, Laplace's approximation is multi-class Gaussian-process classification; here is Rasmussen
-# and Williams' Algorithm 3.3 in its plainest form, everything inverted, beside it:
+# multinomial. In one trial, Laplace's approximation is multi-class Gaussian-process classification; for comparison,
+# here is Rasmussen and Williams' Algorithm 3.3 in its plainest form, with explicit inverses:
 
 # %%
 K_CLASSES = 3
@@ -217,8 +216,9 @@ regression = covariance @ torch.linalg.solve(covariance + K_CLASSES * torch.eye(
 print(f"label regression: means differ by {(taylor.conditioned.mean - regression.mT).abs().max():.0e}")
 
 # %% [markdown]
-# Regression on labels is the first Newton step towards Laplace, as the paper says. How much is left to go is seen in
-# the class probabilities; and with twenty trials a datum, counts instead of labels, in how much more the data say.
+# Regression on labels is the first Newton step towards Laplace, as the paper says. The class probabilities show how
+# much remains after it; and with twenty trials per datum, counts instead of labels, they show how much more information
+# the data carry.
 
 # %%
 trials = MultinomialLogitLikelihood(K_CLASSES, 20)
@@ -242,14 +242,14 @@ axes[0].legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# Dashed is the truth, and the ticks on top are the labels.
+# The dashed lines are the truth, and the ticks on top are the labels.
 #
 # ## 3. What it costs
 #
-# The blocks of the multinomial's Hessian are a diagonal plus rank one, $n (\mathrm{diag}\, \pi - \pi \pi^\top)$;
-# those of the von Mises, Dirichlet and Beta members too. Conditioning on the diagonals takes a Cholesky factor for
-# each latent, and the rank-one rest a single one more, of size n. The same likelihood from T and b alone, blocks of
-# which nothing is known, needs the system of size nD:
+# The blocks of the multinomial's Hessian are a diagonal plus rank one, $n (\mathrm{diag}\, \pi - \pi \pi^\top)$; those
+# of the von Mises, Dirichlet and Beta members have the same form. Conditioning on the diagonals takes a Cholesky factor
+# for each latent, and the rank-one remainder only one more, of size n. The same likelihood defined by T and b alone,
+# whose blocks have no known structure, needs the system of size nD:
 
 # %%
 n = 60 if SMOKE else 200
@@ -285,16 +285,17 @@ ax.legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# The two are the same approximation, and agree. One grows as D + 1 factorisations do, the other towards the cube of D.
+# The two are the same approximation, and agree. The cost of one grows like D + 1 factorisations, that of the other
+# towards the cube of D.
 #
 # ## 4. Angles
 #
 # The von Mises distribution is the exponential family of a direction: $T(y) = (\cos y, \sin y)$,
 # $b(\eta) = \log I_0(|\eta|)$. The latent vector points where the angle may be, and its length is the concentration.
 #
-# The paper's experiment: a triangle, turned by an unknown heading, its corners seen with noise of 0.1; the heading is
-# to be told from the six coordinates. Linear kernels suffice, as turned corners are linear in the cosine and sine of
-# the heading. (The paper takes the better of a linear and an RBF kernel.)
+# In the paper's experiment a triangle is rotated by an unknown heading, and its corners are observed with noise of 0.1;
+# the heading is to be predicted from the six coordinates. Linear kernels suffice, as rotated corners are linear in the
+# cosine and sine of the heading. (The paper takes the better of a linear and an RBF kernel.)
 
 
 # %%
@@ -353,12 +354,12 @@ plt.show()
 
 # %% [markdown]
 # The arrows' length is $|E[e^{iy}]|$, one where the angle is certain; an arc around the circle holds 95 % of the
-# prediction, and the dot on it is the true heading. On the right, what the likelihood turns into them: a long vector is
-# a sure one.
+# prediction, and the dot on it is the true heading. On the right are the latent vectors that the likelihood turns into
+# these predictions: a long vector means certainty.
 #
-# Now the error over the number of training triangles. What the paper's Gaussian-process regression regresses it does
-# not say; here are both choices, the angle itself and its cosine and sine. The last is the heading of the nearest
-# neighbour.
+# Next, the error as a function of the number of training triangles. The paper does not state the target of its
+# Gaussian-process regression; here are both choices, the angle itself and its cosine and sine. The last method predicts
+# the heading of the nearest neighbour.
 
 
 # %%
@@ -412,19 +413,19 @@ for name, values in errors.items():
     print(f"{name:24s}" + "".join(f"{size:5d}: {e:5.2f}" for size, e in zip(sizes, values.mean(0), strict=True)))
 
 # %% [markdown]
-# A few trials only, to be read with care; `benchmarks/multivariate_efd.py` has the paper's fifty of each size, and
-# tests of significance. To regress the angle itself is bad, since it jumps; the von Mises process does not mind. Nor do
-# regressions of cosine and sine, where linear kernels make them nearly the optimal rule: what those lack is a density
-# on the circle.
+# These are only a few trials, to be read with care; `benchmarks/multivariate_efd.py` has the paper's fifty of each
+# size, and tests of significance. Regression on the angle itself is bad, since the angle jumps, which does not affect
+# the von Mises process. Nor does it affect regressions of cosine and sine, which linear kernels make nearly the optimal
+# rule here, but which do not provide a density on the circle.
 #
-# With ten triangles a linear kernel can point at every training heading exactly, and the evidence then wants latent
-# vectors of any length. That is where few data ask for a prior on the kernel's scale.
+# With ten triangles a linear kernel can point at every training heading exactly, and the evidence then favours
+# arbitrarily long latent vectors. With so few data the kernel's scale needs a prior.
 #
 # ### Credible arcs
 #
-# Integrated over the uncertainty of $\eta$ the prediction is a mixture of von Mises distributions, and no longer one
-# of them: its tails are longer, it may be skewed, and far from data it is flat. gpext's arcs are the mixture's. Here is
-# a direction that goes round with x, known best in the middle, where there are no data:
+# Integrated over the uncertainty of $\eta$, the prediction is a mixture of von Mises distributions and no longer a von
+# Mises distribution itself: its tails are longer, it may be skewed, and far from data it is flat. gpext's arcs are
+# those of the mixture. Here is a direction that rotates with x, known best in the middle, where there are no data:
 
 # %%
 n = 40 if SMOKE else 160
@@ -463,8 +464,8 @@ axes[1].legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# Near data the two arcs agree, in the gap and beyond the data less so. Do the arcs hold what they promise? Of draws
-# from the prediction, surely; of new data, as far as the model is right:
+# The two arcs agree near data, and less so in the gap and beyond the data. Do the arcs have the stated coverage? They
+# do for draws from the prediction; for new data, as far as the model is right:
 
 # %%
 inside = (grid > 0) & (grid < 10)
@@ -483,7 +484,7 @@ print(f"distribution function at new data: mean {pit.mean():.3f}, variance {pit.
 # The Dirichlet has $T(y) = \log y$ and parameters $\theta = \log(1 + e^\eta)$, positive as they must be. The paper's
 # first task is to recover probabilities from a coarse version of them: points around three Gaussians, the posterior
 # probabilities of their components, set to zero below 0.2 and normalised anew. Zeros have no logarithm; gpext refuses
-# them and names the smoothing, which is taken here.
+# them with an error that names a smoothing, which is used here.
 
 # %%
 centres = torch.tensor([[0.0, 1.2], [-1.1, -0.7], [1.1, -0.7]])
@@ -512,9 +513,9 @@ smooth = (coarse * (n - 1) + 1 / 3) / n
 model = train(points, smooth, dirichlet)
 
 # %% [markdown]
-# Beside it, what the paper compares with: a classifier for each component against the rest, normalised. (A Gaussian
-# process classifier takes labels, so each coarse probability is rounded to one; the paper does not say what it does.)
-# The errors are at fresh points, drawn like the others.
+# Beside it is the method that the paper compares with: a classifier for each component against the rest, normalised. (A
+# Gaussian process classifier takes labels, so each coarse probability is rounded to one; the paper does not say how it
+# obtains labels.) The errors are at fresh points, drawn in the same way.
 
 
 # %%
@@ -554,7 +555,7 @@ plt.show()
 
 # %% [markdown]
 # Red, green and blue are the three probabilities. A prediction is a distribution on the triangle, again a mixture; its
-# region of highest density is found from draws, with an error that it states. Four places, from the middle outwards:
+# region of highest density is estimated from draws, and its error is stated. Four places, from the middle outwards:
 
 # %%
 places = torch.tensor([[0.0, 0.0], [0.0, 0.9], [-1.0, 0.1], [1.8, 0.4]])
@@ -583,6 +584,6 @@ print(f"the probability of a region is 0.9 up to a standard error of {region.sta
 # ## What to take along
 #
 # * T, b, h, a and a link make a likelihood; the members that gpext ships have closed forms and cost O(D n^3).
-# * Taylor is label regression and its like: one step, no iteration. Laplace goes on to the mode.
+# * Taylor is label regression and its analogues: one step, no iteration. Laplace continues to the mode.
 # * `likelihood(model(x))` is the whole prediction: `mean`, `log_prob`, draws; for angles `cdf`, `icdf` and
 #   `credible_arc`; for proportions `credible_region`.

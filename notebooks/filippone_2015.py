@@ -22,9 +22,9 @@
 #
 # $$ g_i = -\tfrac12 \operatorname{tr} K^{-1} \partial_i K + \tfrac12\, y^\top K^{-1} (\partial_i K) K^{-1} y , $$
 #
-# and forgives gradients that are only right on average. So a few systems $K s = b$ are solved a step, each solve
-# stopped at random such that its expectation is the solution; no matrix is stored or factorised. This notebook goes
-# that way in five lines of change to a script in gpytorch:
+# and forgives gradients that are only right on average. So a few systems $K s = b$ are solved per step, and each solve
+# is stopped at random such that its expectation is the solution; no matrix is stored or factorised. This notebook does
+# so by changing five lines of a gpytorch script:
 #
 # 1. a lazy kernel in place of a stored one,
 # 2. what solves cost: the condition number, and preconditioners,
@@ -70,9 +70,9 @@ def seed(number=0):
 # ## 1. The model, with a lazy kernel
 #
 # The paper's model is $k(x, x') = \sigma \exp(-\tau |x - x'|^2) + \lambda \delta_{xx'}$. The data here are
-# scikit-learn's diabetes set: ten measurements of 442 patients and the progress of the disease a year later. The
-# kernel is gpytorch's but for the module it comes from: `keops.RBFKernel` computes products with $K$ without storing
-# it. The paper does not state its priors; these are wide log-normal ones.
+# scikit-learn's diabetes set: ten measurements of 442 patients and the progress of the disease a year later. The kernel
+# is the same as in gpytorch, except for the module it comes from: `keops.RBFKernel` computes products with $K$ without
+# storing it. The paper does not state its priors; these are wide log-normal ones.
 
 # %%
 x, y = load_diabetes(return_X_y=True)
@@ -135,11 +135,12 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# **Solves that stop at random.** The solution is a sum of increments. Take those up to a coarse residual, then go on
-# with a coin: whatever increment comes after $j$ more steps is divided by the chance $P_j$ of having come so far. The
-# mean is the solution for any $P_j$ fixed beforehand, but not every law can show it. Below, the error of means of many
-# estimates against their number. gpext's law falls as fast as what is left of the solution does. The published one
-# falls much faster, like $\exp(-j^2 / 2)$: it is as unbiased on paper, and never reaches the tail.
+# **Solves that stop at random.** The solution is a sum of increments. Take the increments up to a coarse residual, then
+# toss a coin before each further step: the increment after $j$ more steps is divided by the probability $P_j$ of
+# getting that far. The mean is the solution for any $P_j$ fixed beforehand, but with some laws no practical number of
+# draws shows it. Below is the error of means of many estimates against their number. gpext's law decays as fast as the
+# remainder of the solution. The published one decays much faster, like $\exp(-j^2 / 2)$: it is just as unbiased on
+# paper, but never reaches the tail.
 
 # %%
 noise = 1e-3
@@ -170,9 +171,9 @@ plt.show()
 # %% [markdown]
 # ## 3. Unbiased gradients
 #
-# `UnbiasedMarginalLogLikelihood` takes the place of `ExactMarginalLogLikelihood`. Four vectors of random signs
-# estimate the trace; of the quadratic term two independent truncations of one run are multiplied, for the square of an
-# unbiased estimate is not one of the square.
+# `UnbiasedMarginalLogLikelihood` takes the place of `ExactMarginalLogLikelihood`. Four vectors of random signs estimate
+# the trace; for the quadratic term two independent truncations of one run are multiplied, since the square of an
+# unbiased estimate is not an unbiased estimate of the square.
 
 # %%
 mll = UnbiasedMarginalLogLikelihood(model.likelihood, model, num_probes=4)
@@ -195,10 +196,10 @@ for (name, _), r, m, s, e in zip(
 # %% [markdown]
 # ## 4. Langevin steps
 #
-# $\theta \leftarrow \theta + \tfrac\epsilon2 M g + \mathcal N(0, \epsilon M)$. `SGLD` is a torch optimiser; the loop
-# is anyone's training loop, and its iterates are draws. Two things the sampler below takes care of are to be seen
-# here: the loss is the log posterior itself, *not* divided by the number of data, and the log Jacobian of gpytorch's
-# constraints belongs to it (it is left out here, which makes the priors flat in another coordinate).
+# $\theta \leftarrow \theta + \tfrac\epsilon2 M g + \mathcal N(0, \epsilon M)$. `SGLD` is a torch optimiser; the loop is
+# an ordinary training loop, and its iterates are draws. It shows two things that the sampler below takes care of: the
+# loss is the log posterior itself, *not* divided by the number of data, and the log Jacobian of gpytorch's constraints
+# belongs to it (it is left out here, which makes the priors flat in another coordinate).
 
 # %%
 optimizer = SGLD(model.parameters(), lr=0.05, preconditioner=torch.tensor([0.05, 1.0, 0.5]), generator=seed())
@@ -212,8 +213,8 @@ for _ in range(20 if SMOKE else 100):
 print(f"length scale after {len(trace)} steps of the loop: {trace[-1]:.2f}")
 
 # %% [markdown]
-# `SGLDSampler(mll)` does the rest: it starts its chains about the mode of a subset, takes $M$ from the curvature
-# there, adds Jacobians, learns how noisy the gradients are and takes that noise off its own, and reports on
+# `SGLDSampler(mll)` does the rest: it starts its chains near the mode of a subset, takes $M$ from the curvature there,
+# adds Jacobians, estimates the noise of the gradients and subtracts it from the injected noise, and reports on
 # convergence. The reference is a random walk with exact marginal likelihoods, `MetropolisHastings`.
 
 # %%
@@ -252,11 +253,11 @@ axes[1, 0].legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Above, marginals of the logarithms; below, traces of the Langevin chains, which forget in some tens of draws, later
-# where a chain has gone far out into the tail. With hundreds of draws the histograms and the differences printed above
-# still have errors of their own; `langevin.to_arviz()` has ArviZ say how large they are, and
-# `run(..., resume=langevin)` goes on. At this size the random walk is the better choice. At tens of thousands of data
-# it cannot take a step, and this is what is left.
+# Above, marginals of the logarithms; below, traces of the Langevin chains, which decorrelate within some tens of draws,
+# more slowly where a chain has gone far out into the tail. With hundreds of draws the histograms and the differences
+# printed above still have noticeable errors; ArviZ estimates them from `langevin.to_arviz()`, and
+# `run(..., resume=langevin)` continues the chains. At this size the random walk is the better choice. At tens of
+# thousands of data it cannot take a step, and Langevin dynamics remains feasible.
 #
 # ## 5. Predictions
 
@@ -273,14 +274,14 @@ for name, log_prob in (
 
 # %% [markdown]
 # With so many data for three parameters, averaging changes predictions little; it is the parameters themselves whose
-# error bars matter here. With few data it is otherwise: the last section has some.
+# error bars matter here. With few data this changes: the last section has an example.
 #
 # ## 6. Beyond the paper: noise that is not Gaussian
 #
-# The paper leaves other likelihoods to the future. A Student-t is a Gaussian whose variance is itself random: given
-# the scales w of all data, hyperparameters see a regression with a noise $1 / \tau_i$ of its own at each datum, and
-# Langevin steps go on as before. `AugmentedSGLDSampler` alternates them with draws of w and of the latent function,
-# for every likelihood of gpext that has an augmentation; the scale of the noise is drawn as well.
+# The paper leaves other likelihoods to the future. A Student-t is a Gaussian whose variance is itself random: given the
+# scales w of all data, the model is a regression with a separate noise variance $1 / \tau_i$ for each datum, and
+# Langevin steps apply as before. `AugmentedSGLDSampler` alternates them with draws of w and of the latent function, for
+# every likelihood of gpext that has an augmentation; the scale of the noise is drawn as well.
 
 # %%
 rng = np.random.default_rng(1)
@@ -332,14 +333,14 @@ axes[1].set(xlabel="length scale", ylabel="output scale", title="draws of the ke
 plt.show()
 
 # %% [markdown]
-# Three outliers, one of them some twenty standard deviations of the noise away, leave the curve where it is. Beyond
-# the data the band is wider than any single fit would make it: the length scale and the output scale are not known
-# well, and they are tied to each other.
+# Three outliers, one of them some twenty standard deviations of the noise away, do not move the curve. Beyond the data
+# the band is wider than any single fit would make it: the length scale and the output scale are not known well, and
+# they are tied to each other.
 #
 # ## What to take along
 #
 # * `keops` kernel, `UnbiasedMarginalLogLikelihood`, `SGLD`: three swaps turn a gpytorch script into draws.
-# * A law of random truncation must fall no faster than the increments; a preconditioner makes both steep.
-# * `SGLDSampler(...).run(...)` returns a `HyperPosterior`: `.draws`, `.to_arviz()`, `.predict(x)`, and the chains to go
-#   on from; with `checkpoint=` it survives being killed.
+# * A law of random truncation must fall no faster than the increments; a preconditioner makes both decay fast.
+# * `SGLDSampler(...).run(...)` returns a `HyperPosterior`: `.draws`, `.to_arviz()`, `.predict(x)`, and the state from
+#   which to resume the chains; with `checkpoint=` a run survives being killed.
 # * For other likelihoods, `AugmentedSGLDSampler(model)`; where factorisations are cheap, also `GibbsSampler(model)`.

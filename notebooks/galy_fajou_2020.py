@@ -17,10 +17,10 @@
 # Galy-Fajou, Wenzel and Opper, *Automated Augmented Conjugate Inference for Non-conjugate Gaussian Process Models*,
 # AISTATS 2020 [GWO20].
 #
-# A Gaussian process with a non-Gaussian likelihood is easy again if the likelihood is a scale mixture of Gaussians:
-# give each datum an auxiliary precision $\omega_i$, and given all of these the model is Gaussian. The trick is old for
-# the Student-t and famous for the logistic. The paper's point is that it needs no cleverness: all of it follows from
-# one function of one variable,
+# Inference with a non-Gaussian likelihood becomes easy if the likelihood is a scale mixture of Gaussians: give each
+# datum an auxiliary precision $\omega_i$, and given all of these the model is Gaussian. The trick is old for the
+# Student-t and famous for the logistic. The paper's point is that it needs no cleverness: all of it follows from one
+# function of one variable,
 #
 # $$ p(y \mid f) = C\, e^{g(y) f}\, \varphi\big(h(f, y)^2\big), \qquad h^2 = \alpha(y) - \beta(y) f + \gamma(y) f^2 . $$
 #
@@ -62,7 +62,7 @@ SMOKE = "GPEXT_SMOKE" in os.environ  # sizes for continuous integration
 # ## 1. From $\varphi$ alone to a likelihood
 #
 # Take $\varphi(r) = e^{1 - \sqrt{1 + r}}$, a smooth relative of the Laplace density: round at the top, exponential in
-# the tails. (With $h = y - f$ it is the hyperbolic distribution; we shall not use that we know.)
+# the tails. (With $h = y - f$ it is the hyperbolic distribution; we shall not use this fact.)
 
 
 # %%
@@ -77,8 +77,8 @@ density = noise.log_prob(y).exp()
 print(f"total mass {torch.trapezoid(density, y):.6f}, standard deviation {noise.variance.sqrt():.4f}")
 
 # %% [markdown]
-# Not every function will do. A Gaussian-shaped bump with a flat top, say, is no mixture of Gaussians, and gpext says at
-# which derivative it fails:
+# Not every function works. A Gaussian-shaped bump with a flat top, say, is not a mixture of Gaussians, and gpext's
+# error states at which derivative it fails:
 
 # %%
 try:
@@ -90,8 +90,8 @@ except ValueError as error:
 # ## 2. $E[\omega]$ by automatic differentiation
 #
 # The density of $\omega$ given $c = |h|$ is a tilted $p(\omega)$, and may be ugly. Inference needs only its mean, which
-# is a derivative: $E[\omega \mid c] = -\varphi'(c^2) / \varphi(c^2)$. For the known likelihoods that must reproduce
-# what people derived by hand; for ours, $1 / (2\sqrt{1 + c^2})$.
+# is a derivative: $E[\omega \mid c] = -\varphi'(c^2) / \varphi(c^2)$. For the known likelihoods this must reproduce the
+# results derived by hand; for ours, $1 / (2\sqrt{1 + c^2})$.
 
 # %%
 c = torch.linspace(0.05, 5, 100)
@@ -149,13 +149,13 @@ smallest = (result.trace.diff() / result.trace[-1].abs()).min()
 print(f"bound on log p(y): {result.log_evidence.item():.4f}; smallest relative increase in a step {smallest:.1e}")
 
 # %% [markdown]
-# The smallest increase is zero to rounding: the bound rises until it stands still.
+# The smallest increase is zero to rounding: the bound rises until it is stationary.
 #
 # ## 4. Robust regression
 #
-# One datum in eight is spoilt, always upwards. Gaussian noise (its variance chosen by maximum likelihood) has to
-# believe them; the Student-t gives them a small weight. We flag what keeps less than a tenth of the largest possible
-# weight.
+# One datum in eight is corrupted, always upwards. A model with Gaussian noise (its variance chosen by maximum
+# likelihood) has to fit these data; the Student-t gives them a small weight. We flag data whose weight is less than a
+# tenth of the largest possible one.
 
 # %%
 grid = torch.linspace(-0.3, 10.3, 300)
@@ -216,8 +216,8 @@ for name, likelihood in {"Student-t": student_t, "Laplace": laplace, "Matern-3/2
     print(f"{name:12s} gap per datum: smallest {gap.min():.4f}, mean {gap.mean():.4f}, largest {gap.max():.4f} nats")
 
 # %% [markdown]
-# The gap is a matter of how uncertain $f_i$ is compared with the noise. Along a one-dimensional cut, for a datum at
-# zero and $q(f) = N(m, v)$ with Laplace noise of unit scale:
+# The gap depends on how uncertain $f_i$ is compared with the noise. Along a one-dimensional cut, for a datum at zero
+# and $q(f) = N(m, v)$ with Laplace noise of unit scale:
 
 # %%
 laplace.noise = 1.0
@@ -240,8 +240,8 @@ laplace.noise = 0.04
 # ## 6. A new likelihood from a kernel
 #
 # Any positive definite radial function is a $\varphi$, so every stationary kernel that is valid in all dimensions is
-# also a noise density. The paper's example is the Matern-3/2. Written down as a user would, from the kernel's formula,
-# it must agree with the class that gpext ships with hand-made moments.
+# also a noise density. The paper's example is the Matern-3/2. Defined by the kernel's formula alone, as a user would
+# write it, it must agree with gpext's own class, whose moments are derived by hand.
 
 # %%
 rho = 0.2
@@ -313,8 +313,8 @@ print(
 # %% [markdown]
 # ## 8. Classification
 #
-# The logistic is $\varphi(r) = 1 / \cosh\sqrt r$ with $h = f / 2$ and $g = y - 1/2$: the same code, the Polya-Gamma
-# augmentation without naming it. Two interleaved half circles:
+# The logistic is $\varphi(r) = 1 / \cosh\sqrt r$ with $h = f / 2$ and $g = y - 1/2$: the same code yields the
+# Polya-Gamma augmentation without naming it. Two interleaved half circles:
 
 # %%
 from sklearn.datasets import make_moons
@@ -352,8 +352,8 @@ plt.show()
 # The same augmentation gives a sampler of the exact posterior. Both conditionals are known: $\omega_i$ has the tilted
 # density $\pi(\omega \mid c) \propto e^{-c^2 \omega}\, p(\omega)$ at $c = |h(f_i)|$: a Polya-Gamma, gamma, inverse
 # Gaussian or generalised inverse Gaussian variable for the likelihoods of the paper, and $f$ given $\omega$ is
-# Gaussian. For a $\varphi$ of your own, $\omega$ is drawn by inverting its Laplace transform $\varphi(s + c^2) /
-# \varphi(c^2)$ numerically. Here both ways for the logistic, whose $\omega$ is twice a
+# Gaussian. For a user-defined $\varphi$, $\omega$ is drawn by inverting its Laplace transform
+# $\varphi(s + c^2) / \varphi(c^2)$ numerically. Here are both methods for the logistic, whose $\omega$ is twice a
 # Polya-Gamma variable:
 
 # %%
@@ -379,8 +379,8 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# The sampler takes a prior, a likelihood and targets, as the rules do. On the data of section 4 it tells what the
-# variational posterior is worth. Split R-hat below 1.01 says that the chains agree.
+# The sampler takes a prior, a likelihood and targets, as the rules do. On the data of section 4 it shows how good the
+# variational posterior is. Split R-hat below 1.01 indicates that the chains agree.
 
 # %%
 from gpext.samplers import GibbsSampler
@@ -406,9 +406,9 @@ ratio = (result.posterior.variance.detach().sqrt() / sd).median()
 print(f"CAVI's standard deviations are {ratio:.2f} times the exact ones (median)")
 
 # %% [markdown]
-# How fast does it mix? The autocorrelation of $f$ along a chain, for three likelihoods; independent draws of $f$ given
-# $\omega$ as in the paper, and over-relaxed ones, which step past the mean of $f$ given $\omega$ and so alternate about
-# it. Their negative autocorrelation makes averages more accurate.
+# How fast does it mix? The plot shows the autocorrelation of $f$ along a chain for three likelihoods, with independent
+# draws of $f$ given $\omega$ as in the paper and with over-relaxed ones, which step past the mean of $f$ given $\omega$
+# and so alternate about it. Their negative autocorrelation makes averages more accurate.
 
 
 # %%
@@ -440,9 +440,9 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# Hyperparameters move as well, if the sampler is given a model whose parameters have priors: by slice sampling, with
-# $f$ integrated out where the kernel moves and $\omega$ integrated out where the likelihood does. Predictions average a
-# Gaussian for each draw; nothing is drawn anew. `draws.to_arviz()` hands everything to ArviZ.
+# Hyperparameters are sampled as well if the sampler is given a model whose parameters have priors: by slice sampling,
+# with $f$ integrated out for the kernel's parameters and $\omega$ integrated out for those of the likelihood.
+# Predictions average one Gaussian per draw, without further sampling. `draws.to_arviz()` passes everything to ArviZ.
 
 # %%
 from gpytorch.priors import GammaPrior, LogNormalPrior
@@ -482,6 +482,6 @@ plt.show()
 #
 # * A likelihood is one completely monotone function; the rest is differentiation and one Cholesky factor a step.
 # * The bound rises at every step, and no step size has to be chosen.
-# * The same identity gives an exact sampler, whose steps need no tuning either.
+# * The same identity gives an exact sampler, which needs no tuning either.
 # * The price of the bound is that it is looser. That matters for hyperparameters: `gpext.fit` takes their gradients
 #   from the bound without augmentation, unless told `hyperparameters="augmented"`.

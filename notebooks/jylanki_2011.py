@@ -16,17 +16,17 @@
 #
 # Jylänki, Vanhatalo and Vehtari, *Robust Gaussian Process Regression with a Student-t Likelihood*, JMLR 2011 [JVV11].
 #
-# With Student-t noise a datum far from all others is given up: the likelihood is not log-concave, its curvature changes
-# sign, and the posterior can have several modes. Expectation propagation (EP) finds Gaussian sites
+# With Student-t noise a datum far from all others is effectively ignored: the likelihood is not log-concave, its
+# curvature changes sign, and the posterior can have several modes. Expectation propagation (EP) finds Gaussian sites
 # $\tilde t_i(f) \propto \exp(\nu_i f - \tau_i f^2 / 2)$ such that each marginal $N(m_i, v_i)$ has the mean and the
 # variance of the tilted distribution
 #
 # $$ \hat p_i(f) \propto \frac{N(f \mid m_i, v_i)}{\tilde t_i(f)^\eta}\, p(y_i \mid f)^\eta , $$
 #
 # with the power $\eta = 1$, or $\eta < 1$ for fractional EP. The paper's claims: the plain iteration fails on such data
-# and a guarded one converges; EP describes what the data leave open better than Laplace's approximation and
-# factorising variational Bayes, which pick a mode; and its evidence is good enough to train on. At full size all of
-# this takes five to ten minutes.
+# and a guarded one converges; EP describes the remaining uncertainty better than Laplace's approximation and
+# factorising variational Bayes, which pick a mode; and its evidence is good enough for training. At full size this
+# notebook takes five to ten minutes.
 
 # %%
 import itertools
@@ -115,10 +115,10 @@ examples = [
 ]
 
 # %% [markdown]
-# For the truth we sample. A Student-t density to a power $\beta$ is a scale mixture of Gaussians, so Gibbs steps are
-# available for every $\beta$; *annealed importance sampling* takes many chains from the prior ($\beta = 0$) to the
-# posterior ($\beta = 1$), and its weights give the evidence as well. Each chain ends with noise precisions
-# $\tau$ given which $f(x)$ is Gaussian; the average of these Gaussians is a smooth estimate of its density.
+# Sampling provides the truth. A Student-t density to a power $\beta$ is a scale mixture of Gaussians, so Gibbs steps
+# are available for every $\beta$; *annealed importance sampling* takes many chains from the prior ($\beta = 0$) to the
+# posterior ($\beta = 1$), and its weights give the evidence as well. Each chain ends with noise precisions $\tau$ given
+# which $f(x)$ is Gaussian; the average of these Gaussians is a smooth estimate of its density.
 
 
 # %%
@@ -206,14 +206,15 @@ axes[1, 0].legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# In example 1 the data around the gap decide, both outliers are given up, and all agree on the mean of f(2). EP has the
-# standard deviation of the samples, 0.13; Laplace and CAVI, which is the paper's factorising variational Bayes, are too
-# sure, with 0.11. In example 2 the posterior has a mode at each outlier and something in between. EP is one Gaussian
-# wide enough for all of it, with a standard deviation of 3.4 where the samples have 1.9; power 0.5, Laplace and CAVI
-# sit on the mode at 3, with 0.18, 0.09 and 0.11. All this is at the same hyperparameters; the paper also samples them.
+# In example 1 the data around the gap decide, both outliers are ignored, and all methods agree on the mean of f(2). EP
+# has the standard deviation of the samples, 0.13; Laplace and CAVI, which is the paper's factorising variational Bayes,
+# are too confident, with 0.11. In example 2 the posterior has a mode at each outlier and something in between. EP is
+# one Gaussian wide enough to cover all of this, with a standard deviation of 3.4 where the samples have 1.9; power 0.5,
+# Laplace and CAVI sit on the mode at 3, with 0.18, 0.09 and 0.11. All this is at the same hyperparameters; the paper
+# also samples them.
 #
 # The log evidence is right to 0.02 by EP in example 1. In example 2 EP is 0.5 above the sampled one and power 0.5 is
-# 0.5 below; Laplace and CAVI miss 3.8 and 3.5 nats.
+# 0.5 below; Laplace and CAVI are off by 3.8 and 3.5 nats.
 #
 # ## 2. The plain iteration
 #
@@ -316,22 +317,22 @@ for ax in [*axes[1, :-1], axes[0, -1]]:
 plt.show()
 
 # %% [markdown]
-# Small ticks are sweeps after which some cavity is improper, so that there is no evidence. None of the plain ways
-# arrives at power 1. The parallel one ends where the sites are no posterior any more, after 7 sweeps at $\delta = 0.5$
-# and after 25 at $\delta = 0.1$: both outliers, data 1 and 2, lose their positive precision together. The sequential
-# one keeps swinging at $\delta = 0.8$, until sites have no proper cavity and are never touched again. (In the paper
-# $\delta = 0.5$ arrives in the end; on our data it gets stuck too.) At power 0.5 the undamped parallel iteration
-# arrives in 49 sweeps, as in the paper.
+# Small ticks are sweeps after which some cavity is improper, so that there is no evidence. None of the plain iterations
+# converges at power 1. The parallel one ends where the sites no longer make a posterior, after 7 sweeps at
+# $\delta = 0.5$ and after 25 at $\delta = 0.1$: both outliers, data 1 and 2, lose their positive precision together.
+# The sequential one keeps oscillating at $\delta = 0.8$, until sites have no proper cavity and are never updated again.
+# (In the paper $\delta = 0.5$ converges in the end; on our data it gets stuck too.) At power 0.5 the undamped parallel
+# iteration converges in 49 sweeps, as in the paper.
 #
 # There is a solution at power 1: both outliers have small negative precisions, -0.11 and -0.21, against 2.6 and 2.0 of
-# their neighbours. gpext's curve is several attempts in a row: sweeps, sweeps from the sites of CAVI, and last a
-# branch of solutions that arrives, from a likelihood so wide that there is no outlier to one of the width asked for.
-# The paper's double loop is another way there.
+# their neighbours. gpext's curve shows several attempts in a row: sweeps, sweeps from the sites of CAVI, and finally a
+# branch of solutions that leads from a likelihood so wide that there is no outlier to one of the requested width. The
+# paper's double loop is another way to this solution.
 #
 # ## 3. The evidence as a function of the hyperparameters
 #
-# The paper's Figure 4, in small: EP with the stage that arrived, EP at power 0.5, and annealed importance sampling, for
-# example 2. The contours are at the same levels in all three.
+# This is a small version of the paper's Figure 4 for example 2: EP with the stage that converged, EP at power 0.5, and
+# annealed importance sampling. The contours are at the same levels in all three.
 
 # %%
 stages = {
@@ -391,11 +392,11 @@ figure.legend(patches, stages, loc="outside lower center", ncols=len(stages), fo
 plt.show()
 
 # %% [markdown]
-# The crosses, the best setting of each, are in the same place. Near the best EP is too high, by 0.6 nats on the average
-# of the settings within 10 nats, and power 0.5 too low, by 0.9: the paper finds the same signs. At 3 of the 81
-# settings no solution at power 1 was found. The result says so (`REDUCED_POWER`), and the evidence is that of the
-# largest power that had one. Over the whole map power 0.5 is nearer to the samples, by 0.9 nats on the average against
-# 1.8. `docs/expectation_propagation.md` has larger maps.
+# The crosses, the best setting of each, are in the same place. Near the best setting EP is too high, by 0.6 nats on
+# average over the settings within 10 nats, and power 0.5 is too low, by 0.9: the paper finds the same signs. At 3 of
+# the 81 settings no solution at power 1 was found. The result states this (`REDUCED_POWER`), and the evidence is that
+# of the largest power that had one. Over the whole map power 0.5 is closer to the samples, off by 0.9 nats on average
+# compared with 1.8. `docs/expectation_propagation.md` has larger maps.
 #
 # ## 4. Which data were set aside
 #
@@ -448,8 +449,8 @@ plt.show()
 
 # %% [markdown]
 # The four moved data (circled) come first in the report, with the smallest leave-one-out densities. The sites of all
-# that are off by more than the noise widen the posterior, so a negative precision is no verdict: 18 data have one. It
-# says how much a datum contributes, and the density how surprising it is.
+# data that deviate by more than the noise widen the posterior, so a negative precision alone does not identify an
+# outlier: 18 data have one. The precision measures how much a datum contributes, and the density how surprising it is.
 #
 # ## 5. Degrees of freedom on a grid
 #
@@ -484,14 +485,14 @@ axes[1].legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# The evidence is flat below $\nu = 2$, 3.5 nats lower at 4.3 and 14 at 20: the tails are heavy, and how heavy exactly
-# the data do not say. The fitted $\nu$ is one point of that range. Here the prediction hardly depends on it: the
-# integrated density is 15 % lower at a distance of 1.5, and the same in the middle.
+# The evidence is flat below $\nu = 2$, 3.5 nats lower at 4.3 and 14 at 20: the tails are heavy, but the data do not
+# determine how heavy exactly. The fitted $\nu$ is one point of that range. Here the prediction hardly depends on it:
+# the integrated density is 15 % lower at a distance of 1.5, and the same in the middle.
 #
 # ## What to take along
 #
-# * Where data conflict the posterior has several modes; EP covers them, the others settle on one.
-# * Plain EP fails just there, damped or not, at the setting of the best evidence in example 2.
-# * `EP()` goes on along branches of solutions, and a result states the power at which its moments match.
+# * Where data conflict the posterior has several modes; EP covers them, the other methods settle on one.
+# * Plain EP fails in that case, damped or not, at the setting of the best evidence in example 2.
+# * `EP()` continues along branches of solutions, and a result states the power at which its moments match.
 # * EP's evidence is closer than Laplace's and CAVI's; at power 1 it is somewhat high where there are several modes.
-# * `outlier_report(result)` says which data were set aside; `gpext.fit_grid` integrates over degrees of freedom.
+# * `outlier_report(result)` shows which data were set aside; `gpext.fit_grid` integrates over degrees of freedom.

@@ -17,14 +17,14 @@
 # Khan, Mohamed and Murphy, *Fast Bayesian Inference for Non-Conjugate Gaussian Process Regression*, NIPS 2012 [KMM12].
 #
 # With any likelihood but the Gaussian, the posterior of a Gaussian process is not Gaussian. Take the Gaussian
-# $q(f) = N(m, V)$ that is best for a lower bound on the evidence:
+# $q(f) = N(m, V)$ that maximises a lower bound on the evidence:
 #
 # $$ \log p(y) \ge \sum_i f_b(y_i, m_i, v_i) - \mathrm{KL}\big(q(f) \,\|\, p(f)\big), \qquad
 #    f_b(y_i, m_i, v_i) \le E_{N(m_i, v_i)}[\log p(y_i \mid f_i)], \quad v_i = V_{ii} . $$
 #
 # The paper has three claims: there are bounds $f_b$ as tight as one likes; the problem is concave, so there is one
-# optimum; and going through the data one by one finds it in a handful of sweeps. We look at each, then let gpext train
-# models this way. Nothing below needs more than a minute.
+# optimum; and going through the data one by one finds it in a handful of sweeps. We check each claim, then train models
+# this way with gpext. Nothing below needs more than a minute.
 
 # %%
 import os
@@ -57,7 +57,7 @@ SMOKE = "GPEXT_SMOKE" in os.environ  # sizes for continuous integration
 # ## 1. Bounds on $E[\log \sigma(f)]$
 #
 # For two classes $\log p(y = 1 \mid f) = \log \sigma(f) = -\log(1 + e^{-f})$, whose expectation has no closed form.
-# There are three families of bounds: a parabola that touches at a point of its own choice (Jaakkola), a parabola of the
+# There are three families of bounds: a parabola that touches at an optimised point (Jaakkola), a parabola of the
 # largest curvature (Bohning), and the paper's choice, R pieces of parabolas. gpext also has the expectation itself,
 # `Quadrature`, so the gaps can be seen:
 
@@ -86,8 +86,9 @@ plt.show()
 
 # %% [markdown]
 # The gap of one parabola grows with the variance; that of the pieces never exceeds their own largest gap, 5e-2 nats for
-# 3 pieces and 1.4e-4 for 20. Hence the claim that with enough pieces they always beat Jaakkola's bound. How many are
-# enough depends on the variance: at v = 0.1 Jaakkola's parabola is tighter than 5 pieces, at v = 0.01 than 10.
+# 3 pieces and 1.4e-4 for 20. Hence the claim that the piecewise bound with enough pieces always beats Jaakkola's bound.
+# How many are enough depends on the variance: at v = 0.1 Jaakkola's parabola is tighter than 5 pieces, at v = 0.01 than
+# 10.
 #
 # ## 2. Concave in what?
 #
@@ -144,11 +145,11 @@ plt.show()
 # ## 3. One optimum, in a handful of sweeps
 #
 # The paper's Algorithm 1 visits the data one by one: the best $v_i$ for datum i alone is a scalar problem, and V
-# follows by rank one. gpext moves $m_i$ along with $v_i$. Its other schedule moves all sites at once, and guards and
-# accelerates the steps: more sweeps, but each costs little more than a Cholesky factorisation. The first three sweeps
-# are of this kind in both, being the cheaper start. The kernel is
-# $\sigma^2 \exp(-\frac{1}{2} |x - x'|^2 / s^2)$ at four settings from the paper's table, the data are scikit-learn's
-# breast cancer.
+# follows by a rank-one update. gpext moves $m_i$ along with $v_i$. Its other schedule moves all sites at once, with
+# safeguarded and accelerated steps: it takes more sweeps, but each costs little more than a Cholesky factorisation. The
+# first three sweeps of both schedules are of this kind, as the cheaper start. The kernel is
+# $\sigma^2 \exp(-\frac{1}{2} |x - x'|^2 / s^2)$ at four settings from the paper's table; the data are scikit-learn's
+# breast cancer set.
 
 # %%
 features, labels = load_breast_cancer(return_X_y=True)
@@ -187,8 +188,8 @@ axes[2].legend(fontsize=9)
 plt.show()
 
 # %% [markdown]
-# The dashed line is 1e-3 nats, the increase at which the paper stops. The start does not matter either; here are ten
-# random ones, for the setting where both are slowest:
+# The dashed line is 1e-3 nats, the increase at which the paper stops. The initial values do not matter either; here are
+# ten random ones, for the setting where both are slowest:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -210,12 +211,12 @@ print(f"{'exact':10s} {exact:10.4f}")
 
 # %% [markdown]
 # With posteriors as wide as here ($\sigma = e^3$), one parabola costs many nats of evidence, twenty pieces almost
-# nothing. The exact expectation, gpext's default, costs about as much as they do, and there is nothing to choose.
+# nothing. The exact expectation, gpext's default, costs about as much as they do, and needs no choice.
 #
 # ## 4. A model that trains
 #
 # `LatentGP` is gpytorch's `ExactGP` for any likelihood: a mean, a kernel, and the inference as an argument. Two classes
-# along a line, with a probability that we know:
+# along a line, with a known probability:
 
 
 # %%
@@ -236,10 +237,10 @@ grid = torch.linspace(-1, 11, 241)
 truth = torch.sigmoid(3 * torch.sin(1.2 * grid))
 
 # %% [markdown]
-# The bound can be held against the evidence itself: with sites $t_i$ and their normaliser Z,
-# $p(y) = Z\, E_q[\prod_i p(y_i \mid f_i) / t_i(f_i)]$, an average over draws from q. And the leave-one-out densities
-# $\log p(y_i \mid y_{-i})$ that come with every result, from the cavities of the sites, against inference repeated
-# without datum i.
+# The bound can be compared with the evidence itself: with sites $t_i$ and their normaliser Z,
+# $p(y) = Z\, E_q[\prod_i p(y_i \mid f_i) / t_i(f_i)]$, an average over draws from q. The leave-one-out densities
+# $\log p(y_i \mid y_{-i})$ that come with every result, from the cavities of the sites, can be compared with inference
+# repeated without datum i.
 
 
 # %%
@@ -305,7 +306,7 @@ plt.show()
 # KL's bound lies a twentieth of a nat below the evidence. Laplace's approximation, which is no bound, misses it by
 # more, and the augmented bound of CAVI by more than a nat. The curves hardly show it: the dotted edges are KL's band
 # again, and only CAVI's is clearly narrower. The leave-one-out densities come for free and are nearly right for KL and
-# Laplace. The cavities of CAVI flatter it by a nat; for that rule, repeat the inference.
+# Laplace. The cavities of CAVI overstate its densities by a nat; for that rule, repeat the inference.
 #
 # ## 5. Counts
 #
@@ -400,6 +401,6 @@ plt.show()
 # ## What to take along
 #
 # * A Gaussian of full covariance takes two numbers a datum, has one optimum, and comes with a bound on the evidence.
-# * It is concave in $(m, L)$ with $V = L L'$, not in $(m, V)$; the start does not matter all the same.
+# * The bound is concave in $(m, L)$ with $V = L L'$, not in $(m, V)$; the initial values do not matter all the same.
 # * Enough pieces make any bound tight; the exact expectation is tight from the outset.
-# * `LatentGP(x, y, likelihood, inference)` takes each of these rules, and any likelihood of one latent.
+# * `LatentGP(x, y, likelihood, inference)` accepts each of these rules, and any likelihood of one latent.

@@ -14,15 +14,15 @@
 # %% [markdown]
 # # Gaussian processes inside Pyro programs
 #
-# A Gaussian process is often one part of a larger model: groups with offsets of their own, an unknown noise scale, a
+# A Gaussian process is often one part of a larger model: groups with separate offsets, an unknown noise scale, a
 # calibration constant. Pyro writes such models as programs, and `gpext.ppl` gives them two statements,
 #
 # $$ \texttt{latent\_gp}: \quad v \sim N(0, I), \quad f = \mu + L v, \quad L L^\top = K,
 #    \qquad\qquad \texttt{observe}: \quad \times\; p(y \mid f), $$
 #
 # with any likelihood of gpext or gpytorch. Below, one program is sampled in two ways, by NUTS and by Gibbs sampling
-# within Pyro; then NUTS serves as the reference for three approximations; at last Pyro's SVI trains a sparse model. All
-# figures in the text come from the cells above them and depend on the machine where they are times.
+# within Pyro; then NUTS serves as the reference for three approximations; finally Pyro's SVI trains a sparse model. All
+# numbers in the text come from the cells above them; times depend on the machine.
 
 # %%
 import os
@@ -55,7 +55,8 @@ generator = torch.Generator().manual_seed(0)
 # %% [markdown]
 # ## 1. Four instruments, one signal
 #
-# Four instruments measure the same function of time. Each has an offset, and about one reading in ten is wrong by much.
+# Four instruments measure the same function of time. Each has an offset, and about one reading in ten is wrong by a
+# large amount.
 
 # %%
 num_groups, num_data = 4, 24 if SMOKE else 48
@@ -69,9 +70,9 @@ wrong = torch.rand(num_data, generator=generator) < 0.1
 y = torch.where(wrong, y + 4 * torch.randn(num_data, generator=generator), y)
 
 # %% [markdown]
-# The program says so. The offsets have zero mean, since the level of all instruments together is the signal's, and an
-# unknown spread. The noise is Student-t with 4 degrees of freedom; its squared scale has a gpytorch prior, which
-# `pyro_sample_from_prior` turns into a sample site.
+# The program states this model. The offsets have zero mean, since the level of all instruments together is the
+# signal's, and an unknown spread. The noise is Student-t with 4 degrees of freedom; its squared scale has a gpytorch
+# prior, which `pyro_sample_from_prior` turns into a sample site.
 
 # %%
 kernel = RBFKernel()
@@ -93,12 +94,12 @@ def program():
 # %% [markdown]
 # ## 2. NUTS and Gibbs
 #
-# NUTS moves all sites at once. It sees the whitened values $v$, whose prior is $N(0, I)$ whatever the kernel. Every
+# NUTS moves all sites at once. It works on the whitened values $v$, whose prior is $N(0, I)$ whatever the kernel. Every
 # step of its trajectory is an evaluation of the program with its gradient.
 #
-# `GibbsKernel` uses what the likelihood knows: the Student-t is a mixture of Gaussians over their precisions $w$. It
-# draws $w$ given $f$, then all of $f$ given $w$ from a Gaussian, both exactly, and lets NUTS move the few other sites
-# while $v$ is held.
+# `GibbsKernel` uses the structure of the likelihood: the Student-t is a mixture of Gaussians over their precisions $w$.
+# It draws $w$ given $f$, then all of $f$ given $w$ from a Gaussian, both exactly, and lets NUTS move the few other
+# sites while $v$ is held fixed.
 
 # %%
 short = partial(NUTS, max_tree_depth=3)  # at most 7 steps: v moves next, and with it what the others may do
@@ -122,8 +123,8 @@ for site in ("f", "offset", "spread", "noise_prior"):
 print(f"{'CPU seconds':14}" + "".join(f"{seconds[name]:10.1f}" for name in draws))
 
 # %% [markdown]
-# In the run that this text was written with, Gibbs had about twice as many effective draws of $f$ and of the offsets a
-# second as NUTS (9.0 of each against 4.6 and 5.0), and as many of the noise scale (3.1 against 2.9).
+# In the run that this text was written with, Gibbs had about twice as many effective draws of $f$ and of the offsets
+# per second as NUTS (9.0 of each against 4.6 and 5.0), and about as many of the noise scale (3.1 against 2.9).
 #
 # The two must agree about the posterior. The differences of their means, in standard errors that allow for the
 # correlation of the draws, should look like draws of N(0, 1):
@@ -152,7 +153,7 @@ for axis in axes:
 plt.show()
 
 # %% [markdown]
-# And the signal itself, with each reading moved by the posterior mean of its instrument's offset:
+# Next, the signal itself, with each reading moved by the posterior mean of its instrument's offset:
 
 # %%
 f = draws["Gibbs"].samples["f"].flatten(0, 1)
@@ -204,10 +205,10 @@ plt.show()
 # %% [markdown]
 # ## 4. SVI through gpytorch's Pyro model
 #
-# gpytorch's `PyroGP` takes gpext's variational strategy and likelihoods. `TraceMeanField_ELBO` has the divergence in
-# closed form and estimates the rest by draws of $f$; gpytorch's own loop, with `VariationalELBO`, integrates each datum
-# by quadrature. Both train q(u) by natural gradients, and kernel, mean and noise by Adam, with steps that shrink to
-# nothing. The data are the readings less the true offsets.
+# gpytorch's `PyroGP` works with gpext's variational strategy and likelihoods. `TraceMeanField_ELBO` computes the
+# divergence in closed form and estimates the rest by draws of $f$; gpytorch's own loop, with `VariationalELBO`,
+# integrates each datum by quadrature. Both train q(u) by natural gradients, and kernel, mean and noise by Adam, with
+# step sizes that decay to zero. The data are the readings less the true offsets.
 
 
 # %%
@@ -274,7 +275,7 @@ plt.show()
 # * `latent_gp` and `observe` put a Gaussian process and any likelihood into a Pyro program; offsets, scales and
 #   hyperparameters are sites like any others.
 # * `sample_posterior(NUTS(program), ...)` is the reference. `GibbsKernel` takes the place of NUTS where the likelihoods
-#   that see $f$ have an augmentation; it refuses the others by name.
+#   that depend on $f$ have an augmentation; it refuses the others by name.
 # * Draws judge approximations: here the means of KL and EP are right to within the reference's own error, and their
 #   standard deviations to 8 %, its error included; those of CAVI are too small by up to 19 %.
 # * gpytorch's Pyro models work with gpext's strategy and likelihoods, and SVI ends where gpytorch's own loop does, to
