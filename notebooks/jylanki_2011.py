@@ -393,10 +393,10 @@ plt.show()
 
 # %% [markdown]
 # The crosses, the best setting of each, are in the same place. Near the best setting EP is too high, by 0.6 nats on
-# average over the settings within 10 nats, and power 0.5 is too low, by 0.9: the paper finds the same signs. At 3 of
+# average over the settings within 10 nats, and power 0.5 is too low, by 0.9: the paper finds the same signs. At 2 of
 # the 81 settings no solution at power 1 was found. The result states this (`REDUCED_POWER`), and the evidence is that
 # of the largest power that had one. Over the whole map power 0.5 is closer to the samples, off by 0.9 nats on average
-# compared with 1.8. `docs/expectation_propagation.md` has larger maps.
+# compared with 1.9. `docs/expectation_propagation.md` has larger maps.
 #
 # ## 4. Which data were set aside
 #
