@@ -19,6 +19,7 @@ from types import ModuleType
 from gpext import (
     augmentations,
     bounds,
+    designs,
     distributions,
     inference,
     kernels,
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "augmentations",
     "bounds",
+    "designs",
     "distributions",
     "fit",
     "fit_grid",

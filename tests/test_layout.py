@@ -20,6 +20,7 @@ ROOMS = [
     "parallel",
     "schema",
     "linalg",
+    "designs",
     "special",
     "files",
     "quadrature",

@@ -14,6 +14,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
+from gpext.designs import Design
 from gpext.inference import KL, InferenceResult, Rule
 from gpext.inference.problem import check_support
 from gpext.likelihoods import LatentLikelihood
@@ -41,6 +42,9 @@ class LatentGP(ApproximateGP):
         inducing_inputs: Z (M, d), for thousands of data: the prior is then the sparse one of M inducing inputs (FITC),
             a step takes O(N M^2), and Z is learnt as `variational_strategy.sparse_inputs`. See
             :func:`gpext.variational.kmeans_inducing_points`. None for the exact prior.
+        design: A (N, P), a :class:`gpext.designs.Design`, if the N data see h = A f of the values at P inputs X (P, d):
+            comparisons, sums, averages. In train mode the model then returns the prior of h; the posterior is of f, and
+            another design at new inputs, `design(model(x))`, gives that of new data. None if datum i sees f_i.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
@@ -72,11 +76,12 @@ class LatentGP(ApproximateGP):
         inference: Rule | None = None,
         *,
         inducing_inputs: Tensor | None = None,
+        design: Design | None = None,
     ) -> None:
         train_inputs = _columns("inputs", train_inputs)
         if not isinstance(likelihood, Likelihood):
             raise TypeError(f"expected a likelihood of gpext or gpytorch; got {likelihood!r}.")
-        _check(train_inputs, train_targets, likelihood)
+        _check(train_inputs, train_targets, likelihood, design)
         if inference is not None:
             check_rule(inference)
         if inducing_inputs is not None:
@@ -89,7 +94,7 @@ class LatentGP(ApproximateGP):
                     f"{tuple(inducing_inputs.shape)}."
                 )
         rule = KL() if inference is None else inference
-        super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs))
+        super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design))
         self.likelihood = likelihood
         bound_noise(likelihood, train_targets)
         object.__setattr__(self, "_train_targets", train_targets)
@@ -103,6 +108,11 @@ class LatentGP(ApproximateGP):
     def train_targets(self) -> Tensor:
         """The training targets."""
         return self._train_targets
+
+    @property
+    def design(self) -> Design | None:
+        """The design, if the data see linear functions of f."""
+        return self.variational_strategy.design
 
     @property
     def inference(self) -> Rule:
@@ -120,7 +130,12 @@ class LatentGP(ApproximateGP):
         return self.variational_strategy.result()
 
     def set_train_data(
-        self, inputs: Tensor | Sequence[Tensor] | None = None, targets: Tensor | None = None, strict: bool = True
+        self,
+        inputs: Tensor | Sequence[Tensor] | None = None,
+        targets: Tensor | None = None,
+        strict: bool = True,
+        *,
+        design: Design | None = None,
     ) -> None:
         """Replace the training data; parameters stay as they are, the sites start anew.
 
@@ -128,6 +143,7 @@ class LatentGP(ApproximateGP):
             inputs: new X, or None to keep it.
             targets: new y, or None to keep it.
             strict: demand the shapes, dtypes and devices of the current data, as gpytorch does.
+            design: new A, or None to keep it.
 
         Raises:
             RuntimeError: `strict`, and they differ.
@@ -148,9 +164,10 @@ class LatentGP(ApproximateGP):
                             f"cannot modify {attribute} of {name} (expected {expected}, found {found}); pass "
                             "strict=False to allow it."
                         )
-        _check(new_inputs, new_targets, self.likelihood)
+        new_design = self.design if design is None else design
+        _check(new_inputs, new_targets, self.likelihood, new_design)
         bound_noise(self.likelihood, new_targets)
-        self.variational_strategy.set_inputs(new_inputs)
+        self.variational_strategy.set_inputs(new_inputs, new_design)
         object.__setattr__(self, "_train_targets", new_targets)
 
     def get_fantasy_model(self, inputs: Tensor, targets: Tensor, **kwargs: Any) -> LatentGP:
@@ -163,7 +180,13 @@ class LatentGP(ApproximateGP):
 
         Raises:
             TypeError, ValueError: as the constructor.
+            NotImplementedError: the model has a design, which more data would have to extend.
         """
+        if self.design is not None:
+            raise NotImplementedError(
+                "more data of a model with a design need a design of all of them: call set_train_data(inputs, targets, "
+                "strict=False, design=...) on a copy of the model."
+            )
         inputs = _columns("inputs", inputs)
         check_tensor("targets", targets)
         check_dtype(inputs, self.train_inputs[0])
@@ -232,11 +255,20 @@ def check_rule(rule: Any) -> None:
         raise TypeError(f"inference must be an instance of a rule of gpext.inference, such as KL(); got {rule!r}.")
 
 
-def _check(inputs: Tensor, targets: Tensor, likelihood: Likelihood) -> None:
+def _check(inputs: Tensor, targets: Tensor, likelihood: Likelihood, design: Design | None) -> None:
     check_tensor("targets", targets)
+    if not isinstance(design, Design | None):
+        raise TypeError(f"expected a gpext.designs.Design; got {type(design).__qualname__}. See designs.rows_of.")
     if inputs.dim() < 2 or inputs.size(-2) == 0:
         raise ValueError(f"expected at least one datum, inputs (..., N, d); got shape {tuple(inputs.shape)}.")
-    if inputs.size(-2) not in targets.shape[-2:]:
+    if design is not None:
+        data = likelihood.datum_shape(targets) if isinstance(likelihood, LatentLikelihood) else targets.shape
+        if design.shape != (*data[-1:], inputs.size(-2)):
+            raise ValueError(
+                f"expected a design of a row a target and a column an input, {(*data[-1:], inputs.size(-2))}; got "
+                f"{tuple(design.shape)}."
+            )
+    elif inputs.size(-2) not in targets.shape[-2:]:
         raise ValueError(
             f"inputs and targets must be equally many; got {tuple(inputs.shape)} and {tuple(targets.shape)}."
         )

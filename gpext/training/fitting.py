@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gpext.checks import check_finite, check_tensor, whole_number_or_none
+from gpext.designs import Design
 from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
@@ -236,7 +237,7 @@ def _checked(
             f"a LatentGP has no q(u) to train by {type(mll).__qualname__}: its objective is "
             "gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)."
         )
-    _check_data(mll.likelihood, x, y)
+    _check_data(mll.likelihood, x, y, mll.model.design if isinstance(mll.model, LatentGP) else None)
     strategy, bound, multitask = _site_strategy(mll)
     if batch_size is None and any(isinstance(m, TrilNaturalVariationalDistribution) for m in mll.modules()):
         raise ValueError(
@@ -335,7 +336,7 @@ def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy 
     return strategy, "augmented" if augmented else "exact", multitask
 
 
-def _check_data(likelihood: Any, x: Tensor, y: Tensor) -> None:
+def _check_data(likelihood: Any, x: Tensor, y: Tensor, design: Design | None) -> None:
     if isinstance(x, DataLoader | Dataset):
         raise TypeError(
             f"fit takes tensors of inputs and targets; got a {type(x).__name__}. Stack it, x, y = dataset[:] of a "
@@ -347,7 +348,7 @@ def _check_data(likelihood: Any, x: Tensor, y: Tensor) -> None:
         raise ValueError(
             f"expected inputs (..., N, d) and targets (..., N); got {tuple(x.shape)} and {tuple(y.shape)}."
         )
-    num_data = _number(x)
+    num_data = _number(x) if design is None else design.num_data
     data = likelihood.datum_shape(y) if isinstance(likelihood, LatentLikelihood) else y.shape
     if data and num_data not in (data[-1], data[0]):  # the tasks of a multitask model come last
         raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")

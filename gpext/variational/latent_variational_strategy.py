@@ -28,6 +28,7 @@ from torch import Tensor
 
 from gpext.bounds import num_latents
 from gpext.callers import warn_caller
+from gpext.designs import Design
 from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
@@ -85,12 +86,20 @@ class LatentVariationalStrategy(_VariationalStrategy):
         train_inputs: (..., N, d).
         rule: how to infer.
         sparse_inputs: Z (M, d) for the sparse prior, learnt with the hyperparameters; None for the exact one.
+        design: A (N, P), if datum i sees (A f)_i of the values f at P inputs; None if it sees f_i.
     """
 
     def __init__(
-        self, model: ApproximateGP, train_inputs: Tensor, rule: Rule, sparse_inputs: Tensor | None = None
+        self,
+        model: ApproximateGP,
+        train_inputs: Tensor,
+        rule: Rule,
+        sparse_inputs: Tensor | None = None,
+        design: Design | None = None,
     ) -> None:
-        super().__init__(model, train_inputs, _Sites(train_inputs.size(-2), train_inputs), False)
+        num_data = train_inputs.size(-2) if design is None else design.num_data
+        super().__init__(model, train_inputs, _Sites(num_data, train_inputs), False)
+        self.design = design
         # Data are no part of a state dict, as with ExactGP: one that is loaded keeps the inputs its targets belong to.
         self.register_buffer("inducing_points", self.inducing_points, persistent=False)
         self.rule = rule
@@ -114,19 +123,24 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self.variational_params_initialized.fill_(1)
         self._result = None
 
-    def set_inputs(self, train_inputs: Tensor) -> None:
-        """Replace the training inputs; the sites start anew."""
-        self.inducing_points = train_inputs
-        self._variational_distribution = _Sites(train_inputs.size(-2), train_inputs)
+    def set_inputs(self, train_inputs: Tensor, design: Design | None = None) -> None:
+        """Replace the training inputs and the design; the sites start anew."""
+        self.inducing_points, self.design = train_inputs, design
+        num_data = train_inputs.size(-2) if design is None else design.num_data
+        self._variational_distribution = _Sites(num_data, train_inputs)
         self.variational_params_initialized.fill_(0)
         self._result = None
 
     @property
     def prior_distribution(self) -> MultivariateNormal:
-        """p(f) at the training inputs."""
+        """p(f) at the training inputs, or p(A f) with a design."""
         if self.sparse_inputs is None:
-            return self.model.forward(self.inducing_points)
+            prior = self.model.forward(self.inducing_points)
+            return prior if self.design is None else self.design(prior)
         mean, root, rest = self._sparse_prior(self.inducing_points, self.sparse_inputs)
+        if self.design is not None:
+            mean, root = self.design.times(mean), self.design.times_matrix(root)
+            rest = (self._variance_of_rows(self.design) - root.square().sum(-1)).clamp_min(0)  # by rounding alone
         covariance = LowRankRootAddedDiagLinearOperator(LowRankRootLinearOperator(root), DiagLinearOperator(rest))
         return MultivariateNormal(mean, covariance)
 
@@ -144,9 +158,21 @@ class LatentVariationalStrategy(_VariationalStrategy):
         rest = rest.clamp_min(0)  # with jitter in K_zz, it is negative by rounding alone
         return joint.mean[..., size:], root.to(x.dtype), rest.to(x.dtype)
 
+    def _variance_of_rows(self, design: Design) -> Tensor:
+        """Return the prior variances a_i' K a_i (..., N), from the covariances of the inputs of one row each."""
+        index, weights = design.padded()
+        x = self.inducing_points[..., index, :]  # (..., N, E, d)
+        if num_latents(self.model.likelihood) is not None:
+            x = x.unsqueeze(-3)
+        blocks = dense_covariance(self.model.forward(x).lazy_covariance_matrix)
+        if num_latents(self.model.likelihood) is not None:
+            blocks = blocks.movedim(-3, -4)  # (..., D, N, E, E)
+        weights = weights.to(blocks)
+        return torch.einsum("ne,...nef,nf->...n", weights, blocks, weights)
+
     @property
     def variational_distribution(self) -> MultivariateNormal:
-        """q(f) at the training inputs."""
+        """q(f) at the training inputs, or q(A f) with a design."""
         return self.result().posterior
 
     def kl_divergence(self) -> Tensor:
@@ -205,12 +231,16 @@ class LatentVariationalStrategy(_VariationalStrategy):
         joint = self.model.forward(torch.cat([train_x, x], dim=-2))
         covariance = joint.lazy_covariance_matrix
         cross = covariance[..., :size, size:].to_dense()
+        if self.design is not None:
+            cross = self.design.times_matrix(cross)
         return conditioned.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
 
     def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
         """Return p(f) (with `prior`) or q(f) at inputs x; the sparse prior is that of the training inputs alone."""
         if not prior:
             return self.forward(x)
+        if self.design is not None and self.training:
+            return self.prior_distribution
         if self.sparse_inputs is not None and torch.equal(x, self.inducing_points):
             return self.prior_distribution
         return self.model.forward(x, **kwargs)

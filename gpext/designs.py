@@ -1,0 +1,216 @@
+r"""Data that see linear functions of the latent values, h = A f with a sparse A (N, P), in place of one value each.
+
+    p(h) = N(A mu, A K A'),     cov(f_*, h) = K_{*X} A'
+
+The site of datum i is then one on h_i = a_i' f, and no rule of inference needs to know A. A row of two entries compares
+two latent values; one of many adds up the cells of a map or the days of a month.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
+from torch import Tensor
+
+from gpext.checks import check_finite, check_tensor, show_index, whole_number
+
+
+class Design(torch.nn.Module):
+    """A sparse matrix A (N, P); called with a distribution of f at P inputs, it returns that of h = A f.
+
+    Its buffers move with the model that it is given to, and are not part of a state dict, as data are not.
+
+    Args:
+        rows: of the entries that are not zero (E,), whole numbers.
+        columns: likewise (E,).
+        weights: the entries (E,).
+        shape: (N, P).
+
+    Raises:
+        TypeError: rows or columns that are not whole numbers.
+        ValueError: an index out of range, weights that are not finite, or a row without entries.
+
+    Example:
+        >>> import torch
+        >>> design = pairs(torch.tensor([[0, 2], [1, 0]]), 3)
+        >>> design.times(torch.tensor([1.0, 5.0, 7.0]))
+        tensor([-6.,  4.])
+    """
+
+    rows: Tensor
+    columns: Tensor
+    weights: Tensor
+
+    def __init__(self, rows: Tensor, columns: Tensor, weights: Tensor, shape: tuple[int, int]) -> None:
+        super().__init__()
+        for name, values in (("rows", rows), ("columns", columns), ("weights", weights)):
+            check_tensor(name, values)
+        if not (rows.shape == columns.shape == weights.shape and rows.dim() == 1):
+            raise ValueError(
+                "rows, columns and weights must be equally long vectors; got shapes "
+                f"{tuple(rows.shape)}, {tuple(columns.shape)} and {tuple(weights.shape)}."
+            )
+        num_rows, num_columns = (whole_number(name, n, 1) for name, n in zip(("N", "P"), shape, strict=True))
+        rows, columns = _index("rows", rows, num_rows), _index("columns", columns, num_columns)
+        check_finite("weights", weights)
+        entries = torch.sparse_coo_tensor(
+            torch.stack([rows, columns]), weights, (num_rows, num_columns), check_invariants=False
+        ).coalesce()
+        if not weights.is_floating_point():
+            entries = entries.to(torch.get_default_dtype())
+        index, weights = entries.indices(), entries.values()
+        empty = (torch.bincount(index[0], weights != 0, num_rows) == 0).nonzero()
+        if len(empty):
+            raise ValueError(
+                f"every datum must see some latent value; row {int(empty[0])} of the design has no entry other than 0."
+            )
+        self.shape = torch.Size((num_rows, num_columns))
+        for name, values in (("rows", index[0]), ("columns", index[1]), ("weights", weights)):
+            self.register_buffer(name, values, persistent=False)
+
+    @property
+    def num_data(self) -> int:
+        """N, the number of rows."""
+        return self.shape[0]
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """Return A v (..., N) for vectors (..., P)."""
+        return self.times_matrix(vectors.unsqueeze(-1)).squeeze(-1)
+
+    def times_matrix(self, matrix: Tensor) -> Tensor:
+        """Return A M (..., N, S) for matrices (..., P, S), differentiable in M."""
+        if matrix.size(-2) != self.shape[1]:
+            raise ValueError(
+                f"the design has {self.shape[1]} columns, one for each latent value; got {matrix.size(-2)} of these."
+            )
+        columns = matrix.movedim(-2, 0)
+        found = torch.sparse.mm(self._matrix(matrix), columns.reshape(len(columns), -1))
+        return found.view(self.shape[0], *columns.shape[1:]).movedim(0, -2)
+
+    def congruence(self, covariance: Tensor) -> Tensor:
+        """Return A K A' (..., N, N) for symmetric K (..., P, P)."""
+        return self.times_matrix(self.times_matrix(covariance).mT)
+
+    def dense(self) -> Tensor:
+        """Return A (N, P)."""
+        return self._matrix(self.weights).to_dense()
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Return the columns of each row's entries and these (N, E), with zeros where a row has less than E."""
+        sizes = torch.bincount(self.rows, minlength=self.shape[0])
+        place = torch.arange(len(self.rows), device=self.rows.device) - (sizes.cumsum(0) - sizes)[self.rows]
+        columns, weights = (t.new_zeros(self.shape[0], int(sizes.max())) for t in (self.columns, self.weights))
+        columns[self.rows, place], weights[self.rows, place] = self.columns, self.weights
+        return columns, weights
+
+    def take(self, index: Tensor | slice) -> Design:
+        """Return the rows of the data at `index`, of the same latent values."""
+        wanted = torch.arange(self.shape[0], device=self.rows.device)[index]
+        place = torch.full((self.shape[0],), -1, device=self.rows.device)
+        place[wanted] = torch.arange(len(wanted), device=self.rows.device)
+        rows = place[self.rows]
+        kept = rows >= 0
+        return Design(rows[kept], self.columns[kept], self.weights[kept], (len(wanted), self.shape[1]))
+
+    def _matrix(self, like: Tensor) -> Tensor:
+        index = torch.stack([self.rows, self.columns])
+        return torch.sparse_coo_tensor(
+            index, self.weights.to(like), self.shape, is_coalesced=True, check_invariants=False
+        )
+
+    def forward(self, function_dist: MultivariateNormal) -> MultivariateNormal:
+        """Return N(A mu, A K A') for N(mu, K) of f (..., P), or of each of D latents."""
+        covariance = self.congruence(function_dist.lazy_covariance_matrix.to_dense())
+        # As an operator: gpytorch would factorise a matrix, which is singular if there are more data than inputs.
+        return MultivariateNormal(self.times(function_dist.mean), to_linear_operator(covariance))
+
+    def extra_repr(self) -> str:
+        """Return the shape and the number of entries."""
+        return f"{tuple(self.shape)}, {len(self.rows)} entries"
+
+
+def pairs(index: Tensor, num_inputs: int) -> Design:
+    """Return the design of comparisons: datum i sees f_a - f_b for a row (a, b) of the index (N, 2).
+
+    With a Bernoulli likelihood the class 1 then means that a was preferred to b, by a logit or a probit of the
+    difference [Chu & Ghahramani 2005, Bradley & Terry 1952].
+
+    Args:
+        index: of the inputs compared (N, 2).
+        num_inputs: P.
+
+    Raises:
+        TypeError, ValueError: as :class:`Design`, or an input compared with itself.
+    """
+    check_tensor("index", index)
+    if index.dim() != 2 or index.size(-1) != 2:
+        raise ValueError(f"expected pairs (N, 2) of indices; got shape {tuple(index.shape)}.")
+    same = (index[:, 0] == index[:, 1]).nonzero()
+    if len(same):
+        row = int(same[0])
+        raise ValueError(f"a pair must be of two inputs; row {row} compares {int(index[row, 0])} with itself.")
+    rows = torch.arange(len(index), device=index.device).repeat_interleave(2)
+    weights = torch.tensor([1.0, -1.0], dtype=torch.float64, device=index.device).repeat(len(index))
+    return Design(rows, index.reshape(-1), weights, (len(index), num_inputs))
+
+
+def sums(groups: Tensor, weights: Tensor | None = None) -> Design:
+    """Return the design of totals: datum g sees the sum of w_p f_p over the inputs p of group g.
+
+    Args:
+        groups: of each input (P,), whole numbers from 0 to G - 1; every one of these has to occur.
+        weights: w_p (P,), such as areas or days; ones by default.
+
+    Raises:
+        TypeError, ValueError: as :class:`Design`; a group that does not occur is a row without entries.
+    """
+    check_tensor("groups", groups)
+    if groups.dim() != 1 or len(groups) == 0:
+        raise ValueError(f"expected the group of each input, a vector (P,); got shape {tuple(groups.shape)}.")
+    weights = torch.ones(len(groups), dtype=torch.float64, device=groups.device) if weights is None else weights
+    columns = torch.arange(len(groups), device=groups.device)
+    return Design(groups, columns, weights, (int(groups.max()) + 1, len(groups)))
+
+
+def averages(groups: Tensor, weights: Tensor | None = None) -> Design:
+    """Return the design of weighted means over groups: :func:`sums`, each row divided by its sum of weights.
+
+    Raises:
+        TypeError, ValueError: as :func:`sums`, or weights that are not positive.
+    """
+    total = sums(groups, weights)
+    if not bool((total.weights > 0).all()):
+        raise ValueError(f"weights of an average must be positive; got a smallest of {float(total.weights.min()):g}.")
+    sizes = torch.zeros_like(total.weights[:1]).expand(total.num_data).clone()
+    sizes = sizes.index_add_(0, total.rows, total.weights)
+    return Design(total.rows, total.columns, total.weights / sizes[total.rows], (total.num_data, total.shape[1]))
+
+
+def _index(name: str, values: Tensor, size: int) -> Tensor:
+    """Return indices as int64.
+
+    Raises:
+        TypeError: they are not whole numbers.
+        ValueError: one is out of range.
+    """
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"{name} must be whole numbers, indices; got {values.dtype}.")
+    values = values.long()
+    outside = ((values < 0) | (values >= size)).nonzero()
+    if len(outside):
+        place = tuple(outside[0].tolist())
+        raise ValueError(f"{name} must be from 0 to {size - 1}; got {int(values[place])} at index {show_index(place)}.")
+    return values
+
+
+def rows_of(matrix: Any) -> Design:
+    """Return the design of a matrix (N, P), dense or sparse."""
+    check_tensor("matrix", matrix)
+    if matrix.dim() != 2:
+        raise ValueError(f"expected a matrix (N, P); got shape {tuple(matrix.shape)}.")
+    entries = matrix.to_sparse_coo().coalesce()
+    rows, columns = entries.indices()
+    return Design(rows, columns, entries.values(), (matrix.size(0), matrix.size(1)))
