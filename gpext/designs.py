@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor, show_index, whole_number
+from gpext.distributions import LatentNormal
 
 
 class Design(torch.nn.Module):
@@ -90,9 +92,37 @@ class Design(torch.nn.Module):
         found = torch.sparse.mm(self._matrix(matrix), columns.reshape(len(columns), -1))
         return found.view(self.shape[0], *columns.shape[1:]).movedim(0, -2)
 
+    def transposed_times(self, vectors: Tensor) -> Tensor:
+        """Return A' v (..., P) for vectors (..., N)."""
+        if vectors.size(-1) != self.shape[0]:
+            raise ValueError(f"the design has {self.shape[0]} rows, one for each datum; got {vectors.size(-1)} of these.")
+        rows = vectors.movedim(-1, 0)
+        found = torch.sparse.mm(self._matrix(vectors).mT, rows.reshape(len(rows), -1))
+        return found.view(self.shape[1], *rows.shape[1:]).movedim(0, -1)
+
     def congruence(self, covariance: Tensor) -> Tensor:
         """Return A K A' (..., N, N) for symmetric K (..., P, P)."""
         return self.times_matrix(self.times_matrix(covariance).mT)
+
+    def row_variances(self, covariance: Tensor) -> Tensor:
+        """Return the diagonal of A K A' (..., N) for symmetric K (..., P, P)."""
+        index, weights = self.padded()
+        weights = weights.to(covariance)
+        total = torch.zeros_like(covariance[..., :1, 0]).expand(*covariance.shape[:-2], self.shape[0])
+        for e in range(index.size(1)):  # a pair of entries at a time: N numbers at once, not N E^2
+            row = covariance[..., index[:, e, None], index] * weights
+            total = total + weights[:, e] * row.sum(-1)
+        return total
+
+    def gram(self, precision: Tensor) -> Tensor:
+        """Return A' diag(t) A (..., P, P) for vectors t (..., N)."""
+        index, weights = self.padded()
+        size = self.shape[1]
+        pairs_of = (weights.unsqueeze(-1) * weights.unsqueeze(-2)).to(precision)  # (N, E, E)
+        place = (index.unsqueeze(-1) * size + index.unsqueeze(-2)).flatten()
+        values = (precision[..., None, None] * pairs_of).flatten(-3)
+        found = values.new_zeros(*precision.shape[:-1], size * size).index_add(-1, place, values)
+        return found.unflatten(-1, (size, size))
 
     def dense(self) -> Tensor:
         """Return A (N, P)."""
@@ -122,14 +152,49 @@ class Design(torch.nn.Module):
         )
 
     def forward(self, function_dist: MultivariateNormal) -> MultivariateNormal:
-        """Return N(A mu, A K A') for N(mu, K) of f (..., P), or of each of D latents."""
-        covariance = self.congruence(function_dist.lazy_covariance_matrix.to_dense())
-        # As an operator: gpytorch would factorise a matrix, which is singular if there are more data than inputs.
-        return MultivariateNormal(self.times(function_dist.mean), to_linear_operator(covariance))
+        """Return N(A mu, A K A') for N(mu, K) of f (..., P), or of each of D latents; lazily if N > P."""
+        covariance: LinearOperator = DesignLinearOperator(function_dist.lazy_covariance_matrix, design=self)
+        if self.shape[0] <= self.shape[1]:
+            covariance = to_linear_operator(covariance.to_dense())
+        return LatentNormal(self.times(function_dist.mean), covariance)
 
     def extra_repr(self) -> str:
         """Return the shape and the number of entries."""
         return f"{tuple(self.shape)}, {len(self.rows)} entries"
+
+
+class DesignLinearOperator(LinearOperator):
+    """The covariance A K A' (..., N, N) of h = A f.
+
+    Args:
+        covariance: K (..., P, P), symmetric.
+        design: A (N, P).
+    """
+
+    def __init__(self, covariance: LinearOperator | Tensor, *, design: Design) -> None:
+        covariance = to_linear_operator(covariance)
+        super().__init__(covariance, design=design)
+        self.covariance, self.design = covariance, design
+
+    def _size(self) -> torch.Size:
+        n = self.design.num_data
+        return torch.Size((*self.covariance.batch_shape, n, n))
+
+    def _transpose_nonbatch(self) -> DesignLinearOperator:
+        return self
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs if rhs.dim() > 1 else rhs.unsqueeze(-1)
+        inner = self.covariance.matmul(self.design.transposed_times(columns.mT).mT)
+        found = self.design.times_matrix(inner)
+        return found if rhs.dim() > 1 else found.squeeze(-1)
+
+    def _diagonal(self) -> Tensor:
+        return self.design.row_variances(self.covariance.to_dense())
+
+    def to_dense(self) -> Tensor:
+        """Return A K A' (..., N, N)."""
+        return self.design.congruence(self.covariance.to_dense())
 
 
 def pairs(index: Tensor, num_inputs: int) -> Design:

@@ -9,6 +9,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 
 import gpext
 from gpext import designs
@@ -227,3 +228,54 @@ def test_bad_designs_are_refused():
         Model(y, BernoulliLogitLikelihood(), design=designs.pairs(PAIRS, len(X)))
     with pytest.raises(TypeError, match=r"expected a gpext\.designs\.Design; got Tensor"):
         Model(y, BernoulliLogitLikelihood(), design=torch.eye(2))
+
+
+SEVERAL = torch.randint(len(X), (40, 2), generator=GENERATOR)
+SEVERAL = SEVERAL[SEVERAL[:, 0] != SEVERAL[:, 1]]
+MORE = designs.pairs(SEVERAL, len(X))  # comparisons than items
+COUNTS = torch.arange(MORE.num_data) % 3
+MORE_CASES = {
+    "logit": (BernoulliLogitLikelihood, (COUNTS > 0).double(), ()),
+    "student-t": (StudentTLikelihood, (COUNTS - 1.0).double(), ()),
+    "softmax": (lambda: MultinomialLogitLikelihood(3), COUNTS, (3,)),
+}
+
+
+@pytest.mark.parametrize("rule", ["EP", "KL", "Laplace"])
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_more_data_than_inputs_are_inferred_in_the_space_of_the_inputs(case, rule):
+    """The dense covariance A K A' under the same rule gives the same evidence, derivatives and predictions of f."""
+    if (case, rule) == ("softmax", "EP"):
+        pytest.skip("EP serves one latent")
+    make, y, latents = MORE_CASES[case]
+    model = Model(y, make().double(), RULES[rule], latents=latents, design=MORE)
+    value, gradient = evidence_and_gradient(model)
+    joint = model.forward(torch.cat([X, NEW]))
+    mu, K, n = joint.mean, joint.covariance_matrix, len(X)
+    prior = MultivariateNormal(MORE.times(mu[..., :n]), to_linear_operator(MORE.congruence(K[..., :n, :n])))
+    dense = RULES[rule].infer(prior, model.likelihood, y)
+    torch.testing.assert_close(value * MORE.num_data, dense.log_evidence, rtol=1e-10, atol=1e-10)
+    expected = torch.autograd.grad(dense.log_evidence / MORE.num_data, list(model.parameters()), retain_graph=True)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
+    cross = MORE.times_matrix(K[..., :n, n:])
+    with torch.no_grad():
+        exact = dense.conditioned.predict(mu[..., n:], cross, to_linear_operator(K[..., n:, n:]))
+        found = model.eval()(NEW)
+    torch.testing.assert_close(found.mean, exact.mean, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found.covariance_matrix, exact.covariance_matrix, rtol=1e-6, atol=1e-8)
+
+
+def test_the_covariance_of_more_data_than_inputs_is_lazy():
+    """Products, diagonal and dense form of A K A' agree with dense algebra."""
+    K = torch.randn(2, len(X), len(X), dtype=F64, generator=GENERATOR)
+    K = K @ K.mT
+    operator = designs.DesignLinearOperator(K, design=MORE)
+    dense = MORE.dense() @ K @ MORE.dense().mT
+    right = torch.randn(2, MORE.num_data, 3, dtype=F64, generator=GENERATOR)
+    torch.testing.assert_close(operator.to_dense(), dense)
+    torch.testing.assert_close(operator @ right, dense @ right)
+    torch.testing.assert_close(operator.mT @ right[0, :, 0], dense @ right[0, :, 0])
+    torch.testing.assert_close(operator.diagonal(dim1=-2, dim2=-1), dense.diagonal(dim1=-2, dim2=-1))
+    t = torch.randn(2, MORE.num_data, dtype=F64, generator=GENERATOR)
+    torch.testing.assert_close(MORE.gram(t), MORE.dense().mT @ (t.unsqueeze(-1) * MORE.dense()))
+    torch.testing.assert_close(MORE.transposed_times(t), t @ MORE.dense())

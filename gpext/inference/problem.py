@@ -20,7 +20,7 @@ from gpext.inference.expected_density import expected_log_density
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
-from gpext.posteriors import DensePrior, JointPosterior, LowRankPrior, Posterior, Prior
+from gpext.posteriors import DensePrior, DesignPrior, JointPosterior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites, JointSites
 
@@ -84,8 +84,13 @@ class Problem:
                 f"expected targets of shape (..., {num_data}) like the prior; got {tuple(targets.shape)}{among}."
                 f"{_remedy(likelihood, targets, num_data)}"
             )
-        structured = LowRankPrior.of(mean, prior.lazy_covariance_matrix, jitter)
-        known: Prior = DensePrior.of(mean, prior.covariance_matrix, jitter) if structured is None else structured
+        covariance = prior.lazy_covariance_matrix
+        known: Prior | None = LowRankPrior.of(mean, covariance, jitter)
+        designed = DesignPrior.of(mean, covariance, jitter)
+        if designed is not None:
+            known, jitter = designed
+        if known is None:
+            known = DensePrior.of(mean, prior.covariance_matrix, jitter)
         if not bool(mean.isfinite().all() and known.is_finite):
             raise HyperparameterError(
                 "the prior has NaN or infinite entries; check the inputs and the kernel's parameters."

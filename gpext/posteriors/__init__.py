@@ -6,6 +6,7 @@ from gpext.posteriors.block import BlockPosterior, condition_blocks
 from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.dense_prior import DensePrior
+from gpext.posteriors.design_prior import DesignPrior, predict_latent
 from gpext.posteriors.fast_covariance import fast_covariance
 from gpext.posteriors.fixed_sites import FixedSites
 from gpext.posteriors.inducing import (
@@ -25,13 +26,14 @@ from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
 
 Posterior = DensePosterior | LowRankPosterior
-Prior = DensePrior | LowRankPrior
+Prior = DensePrior | LowRankPrior | DesignPrior
 
 __all__ = [
     "BlockPosterior",
     "CoupledPosterior",
     "DensePosterior",
     "DensePrior",
+    "DesignPrior",
     "FixedSites",
     "InducingPosterior",
     "JointPosterior",
@@ -55,6 +57,7 @@ __all__ = [
     "fast_covariance",
     "forward_solve",
     "lower_blocks",
+    "predict_latent",
     "prior_gradients",
     "project",
     "squared_norms",

@@ -188,6 +188,11 @@ class LowRankPosterior:
         solved = torch.linalg.solve_triangular(self.chol.mT, self._whitened, upper=True)
         return self._weight.unsqueeze(-1) * solved.mT
 
+    @property
+    def response_parts(self) -> tuple[Tensor, Tensor]:
+        """The vector t (..., N) and the matrix Z (..., M, N) of R = diag(t) - Z'Z."""
+        return self._weight, self._whitened * self._weight.unsqueeze(-2)
+
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N)."""
         inner = self._solve(_project(self.root, vector / self._stretch))

@@ -90,6 +90,11 @@ class LowRankJointPosterior(JointPosterior):
         solved = solved.view(*solved.shape[:-2], latents, -1, latents, size)  # A^-1 Phi'
         return torch.einsum("...den,...dmen->...dnm", self._precision, solved)
 
+    @property
+    def response_parts(self) -> tuple[Tensor, Tensor]:
+        """The blocks T (..., D, D, N) and the matrix Z (..., D M, D, N) of R = T - Z'Z."""
+        return self._precision, torch.einsum("...ken,...edn->...kdn", self._whitened, self._precision)
+
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., D, N)."""
         inner = self._solve(times(self.root.mT, self._passed_back(vector)))

@@ -30,7 +30,7 @@ from gpext.bounds import num_latents
 from gpext.callers import warn_caller
 from gpext.designs import Design
 from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
-from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise
+from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise, predict_latent
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 from gpext.variational.prior_blocks import FactorCache, dense_covariance, outside_inference_mode, split_covariance
 
@@ -232,6 +232,9 @@ class LatentVariationalStrategy(_VariationalStrategy):
         covariance = joint.lazy_covariance_matrix
         cross = covariance[..., :size, size:].to_dense()
         if self.design is not None:
+            if isinstance(conditioned, LowRankPosterior | LowRankJointPosterior):
+                rest = covariance[..., size:, size:]
+                return predict_latent(conditioned, self.design, joint.mean[..., size:], cross, rest)
             cross = self.design.times_matrix(cross)
         return conditioned.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
 
