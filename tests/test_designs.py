@@ -20,7 +20,9 @@ from gpext.likelihoods import (
     PoissonLikelihood,
     StudentTLikelihood,
 )
+from gpext.samplers import AugmentedSGLDSampler, GibbsSampler
 from tests.members import F64
+from tests.statistics import block_means, misfit
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.linspace(0, 3, 7, dtype=F64).unsqueeze(-1)
@@ -279,3 +281,44 @@ def test_the_covariance_of_more_data_than_inputs_is_lazy():
     t = torch.randn(2, MORE.num_data, dtype=F64, generator=GENERATOR)
     torch.testing.assert_close(MORE.gram(t), MORE.dense().mT @ (t.unsqueeze(-1) * MORE.dense()))
     torch.testing.assert_close(MORE.transposed_times(t), t @ MORE.dense())
+
+
+@pytest.mark.parametrize("A", [designs.averages(MONTHS), MORE], ids=["averages", "more"])
+def test_gibbs_draws_from_the_posterior_of_a_design(A):
+    """Moments of f by Gibbs sampling and by EP, which is nearly exact for a Student-t of many degrees of freedom."""
+    y = torch.randn(A.num_data, dtype=F64, generator=GENERATOR)
+    likelihood = StudentTLikelihood().double()
+    likelihood.initialize(deg_free=1e6, noise=0.5)
+    model = Model(y, likelihood, EP(), design=A).eval()
+    draws = GibbsSampler(model).run(1000, 4, 100, progress=False, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        exact, seen = model(NEW), model.result.posterior
+        K = model.forward(torch.cat([X, NEW])).covariance_matrix
+        gain = torch.linalg.pinv(A.congruence(K[: len(X), : len(X)]), rtol=1e-12) @ A.times_matrix(K[: len(X), len(X) :])
+    means = block_means(draws.latent, 25)
+    assert misfit(means, seen.mean, rounding=1e-5) < 1
+    given = model.mean_module.constant.item() + (means - A.times(torch.full_like(X[:, 0], 0.3))) @ gain
+    assert misfit(given, exact.mean, rounding=1e-5) < 1
+    assert misfit(block_means((draws.latent - seen.mean).square(), 25), seen.variance, rounding=1e-5) < 1
+    predicted = draws.predict(NEW, num_draws=4000)
+    torch.testing.assert_close(predicted.mean, given.mean(0).to(predicted.mean), rtol=1e-6, atol=1e-6)
+
+
+def test_a_design_is_refused_where_data_have_to_be_at_inputs():
+    y = (COUNTS - 1.0).double()
+    model = Model(y, StudentTLikelihood().double(), design=MORE)
+    with pytest.raises(TypeError, match="serves a design"):
+        AugmentedSGLDSampler(model, hyperparameters=["covar_module.raw_outputscale"])
+    with pytest.raises(TypeError, match="are at no input"):
+        gpext.plots.fitted(model)
+    assert len(gpext.plots.fitted_outliers(model).get_lines()) + 1 > 0
+
+
+def test_hyperparameters_are_integrated_out_with_a_design():
+    """The weights of a grid are those of evidences of all N data, not of P inputs."""
+    y = (COUNTS - 1.0).double()
+    model = Model(y, StudentTLikelihood().double(), Laplace(), design=MORE)
+    mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
+    grid = gpext.fit_grid(mll, X, y, parameter="likelihood.deg_free", values=[3.0, 30.0], max_steps=3, progress=False)
+    evidence = torch.stack([copy.result.log_evidence for copy in grid.models])
+    torch.testing.assert_close(grid.log_evidence, evidence.to(grid.log_evidence), rtol=1e-6, atol=1e-6)

@@ -15,6 +15,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpext.botorch.posterior import ObservationPosterior
+from gpext.designs import Design
 from gpext.inference import Rule
 from gpext.likelihoods import LatentLikelihood
 from gpext.models import LatentGP
@@ -34,7 +35,7 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
         train_targets: y (N,), or (N, 1) as BoTorch has them; best standardised.
         likelihood: of one latent.
         inference: a rule of `gpext.inference`; KL() by default.
-        inducing_inputs: as of :class:`gpext.models.LatentGP`.
+        inducing_inputs, design: as of :class:`gpext.models.LatentGP`.
 
     Raises:
         TypeError, ValueError: as :class:`gpext.models.LatentGP`.
@@ -64,6 +65,7 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
         inference: Rule | None = None,
         *,
         inducing_inputs: Tensor | None = None,
+        design: Design | None = None,
     ) -> None:
         if isinstance(likelihood, LatentLikelihood) and likelihood.num_latents is not None:
             raise ValueError(
@@ -72,7 +74,9 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
             )
         if isinstance(train_targets, Tensor) and train_targets.dim() > 1 and train_targets.size(-1) == 1:
             train_targets = train_targets.squeeze(-1)
-        super().__init__(train_inputs, train_targets, likelihood, inference, inducing_inputs=inducing_inputs)
+        super().__init__(
+            train_inputs, train_targets, likelihood, inference, inducing_inputs=inducing_inputs, design=design
+        )
 
     def posterior(
         self,

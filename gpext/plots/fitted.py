@@ -84,7 +84,7 @@ def fitted_outliers(model: LatentGP, *, num_named: int = 5, ax: Axes | None = No
     if report.index.dim() > 1:
         raise ValueError(f"expected one model; got a batch of shape {tuple(report.index.shape[:-1])}.")
     inputs = model.train_inputs[0]
-    x = inputs.squeeze(-1) if inputs.size(-1) == 1 else None
+    x = inputs.squeeze(-1) if inputs.size(-1) == 1 and model.design is None else None
     # What a site of no curvature is relative to is unknown where no site is regular.
     relative = report.relative_precision.nan_to_num(nan=0.0)
     return outliers(report.log_loo, relative, x=x, order=report.index, num_named=num_named, ax=ax)
@@ -155,6 +155,11 @@ def _data(model: Any) -> tuple[Tensor, Tensor]:
         raise TypeError(
             f"expected a LatentGP or an ExactGP with its data; got {type(model).__name__}. Of any other model predict, "
             "and hand the numbers to predictive_band, surface_map, class_probabilities or class_map."
+        )
+    if isinstance(model, LatentGP) and model.design is not None:
+        raise TypeError(
+            "the data of a model with a design are at no input. Draw f by predictive_band or surface_map of model(x), "
+            "or new data by those of likelihood(design(model(x))) with a design at x."
         )
     (inputs,) = model.train_inputs
     return inputs if inputs.dim() > 1 else inputs.unsqueeze(-1), model.train_targets

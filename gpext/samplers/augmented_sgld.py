@@ -104,6 +104,8 @@ class AugmentedSGLDSampler(Sampler[GibbsDraws]):
     ) -> None:
         if steps < 1 or not (step_size is None or step_size > 0):
             raise ValueError(f"expected steps >= 1 and step_size > 0; got {steps} and {step_size}.")
+        if model.design is not None:
+            raise TypeError("AugmentedSGLDSampler needs a datum at each input; GibbsSampler(model) serves a design.")
         if model.train_targets.dim() != 1:
             raise ValueError(f"expected targets (N,); got {tuple(model.train_targets.shape)}.")
         kind = ModelTarget if solver is None else MatrixFreeTarget

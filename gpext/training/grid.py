@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from gpext.distributions import Mixture
+from gpext.models import LatentGP
 from gpext.progress import Progress
 from gpext.training.fitting import fit
 from gpext.training.result import FitResult, FitStatus
@@ -249,4 +250,6 @@ def _num_terms(mll: MarginalLogLikelihood, x: Tensor) -> int:
     if isinstance(mll, ExactMarginalLogLikelihood):
         with torch.no_grad():
             return mll.model.forward(*mll.model.train_inputs).event_shape.numel()
+    if isinstance(mll.model, LatentGP) and mll.model.design is not None:
+        return mll.model.design.num_data
     return x.size(-2) if x.dim() > 1 else len(x)

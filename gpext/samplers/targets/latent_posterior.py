@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
+from gpext.designs import DesignLinearOperator
 from gpext.inference import require_augmentation
 from gpext.inference.gibbs import draw_sites
 from gpext.inference.problem import Problem
@@ -50,6 +52,8 @@ class Target(ChainTarget):
         self, prior: MultivariateNormal, likelihood: AugmentedLikelihood, targets: Tensor, jitter: float
     ) -> None:
         with torch.no_grad():
+            if isinstance(prior.lazy_covariance_matrix, DesignLinearOperator):
+                prior = _dense(prior)
             problem = Problem.of(prior, require_augmentation(likelihood), targets, jitter)
         if not isinstance(problem.prior, DensePrior):
             raise TypeError("GibbsSampler needs the exact prior of f; got a low-rank-plus-diagonal covariance.")
@@ -145,7 +149,7 @@ class ModelTarget(Target):
         self, model: LatentGP, names: Sequence[str] | None, jitter: float, *, logarithms: bool = False
     ) -> None:
         self._take(model, names, logarithms)
-        super().__init__(self._forward(self._x), self.model.likelihood, model.train_targets, jitter)
+        super().__init__(self._dense_prior(), self.model.likelihood, model.train_targets, jitter)
 
     @torch.inference_mode(False)  # a copy made in it would have no parameters that move
     def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
@@ -242,8 +246,8 @@ class ModelTarget(Target):
             HyperparameterError: it is not finite.
         """
         self._moved.write(raw)
-        prior = self._forward(self._x)
-        known = DensePrior.of(prior.mean, dense_covariance(prior.lazy_covariance_matrix), self.jitter)
+        prior = self._dense_prior()
+        known = DensePrior.of(prior.mean, prior.lazy_covariance_matrix.to_dense(), self.jitter)
         if not bool(known.mean.isfinite().all() and known.is_finite):
             raise HyperparameterError("the prior has NaN or infinite entries; check the kernel's parameters.")
         return known
@@ -269,11 +273,18 @@ class ModelTarget(Target):
         size = self._x.size(-2)
         joint = self._forward(torch.cat([self._x, x], -2))
         cross = joint.lazy_covariance_matrix[..., :size, size:].to_dense().double()
+        if self.model.design is not None:
+            cross = self.model.design.times_matrix(cross)
         return joint.mean[..., size:].double(), cross, joint.variance[..., size:].double()
 
     @torch.no_grad()
     def _forward(self, x: Tensor) -> MultivariateNormal:
         return self.model.forward(x)
+
+    @torch.no_grad()
+    def _dense_prior(self) -> MultivariateNormal:
+        """Return the prior of the values that the data depend on."""
+        return _dense(self.model.variational_strategy.prior_distribution)
 
 
 def checked_inputs(x: Tensor, train_x: Tensor) -> Tensor:
@@ -307,6 +318,11 @@ def conditional(
 def above_rounding(variance: Tensor, prior_variance: Tensor) -> Tensor:
     """Return variances that are no less than rounding: at a training input nothing else is left, of either sign."""
     return torch.maximum(variance, torch.finfo(prior_variance.dtype).eps * prior_variance)
+
+
+def _dense(prior: MultivariateNormal) -> MultivariateNormal:
+    """Return the same distribution, its covariance evaluated."""
+    return MultivariateNormal(prior.mean, to_linear_operator(dense_covariance(prior.lazy_covariance_matrix)))
 
 
 def _or_nowhere(log_density: Tensor) -> Tensor:
