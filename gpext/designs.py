@@ -95,7 +95,7 @@ class Design(torch.nn.Module):
     def transposed_times(self, vectors: Tensor) -> Tensor:
         """Return A' v (..., P) for vectors (..., N)."""
         if vectors.size(-1) != self.shape[0]:
-            raise ValueError(f"the design has {self.shape[0]} rows, one for each datum; got {vectors.size(-1)} of these.")
+            raise ValueError(f"the design has {self.shape[0]} rows, one per datum; got {vectors.size(-1)} of these.")
         rows = vectors.movedim(-1, 0)
         found = torch.sparse.mm(self._matrix(vectors).mT, rows.reshape(len(rows), -1))
         return found.view(self.shape[1], *rows.shape[1:]).movedim(0, -1)

@@ -294,7 +294,8 @@ def test_gibbs_draws_from_the_posterior_of_a_design(A):
     with torch.no_grad():
         exact, seen = model(NEW), model.result.posterior
         K = model.forward(torch.cat([X, NEW])).covariance_matrix
-        gain = torch.linalg.pinv(A.congruence(K[: len(X), : len(X)]), rtol=1e-12) @ A.times_matrix(K[: len(X), len(X) :])
+        inner, cross = A.congruence(K[: len(X), : len(X)]), A.times_matrix(K[: len(X), len(X) :])
+        gain = torch.linalg.pinv(inner, rtol=1e-12) @ cross
     means = block_means(draws.latent, 25)
     assert misfit(means, seen.mean, rounding=1e-5) < 1
     given = model.mean_module.constant.item() + (means - A.times(torch.full_like(X[:, 0], 0.3))) @ gain

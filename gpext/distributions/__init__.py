@@ -25,6 +25,7 @@ from gpext.distributions.predictive.latent_mixture import LatentMixture
 from gpext.distributions.predictive.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.distributions.predictive.simplex_region import SimplexRegion
+from gpext.distributions.tails import log_cdf, log_interval, log_survival, log_tail
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
@@ -64,6 +65,10 @@ __all__ = [
     "SimplexRegion",
     "StudentT",
     "VonMises",
+    "log_cdf",
+    "log_interval",
     "log_normalizer",
+    "log_survival",
+    "log_tail",
     "with_cdf",
 ]

@@ -205,7 +205,8 @@ class _Table:
             masses = self.panels.log_masses(log_phi)  # (P + 1,)
             self.log_total = -log_normalizer(log_phi, masses.new_ones(()))
             # P(s > edge) / 2: summed from the far end, so the smallest keep their digits.
-            self.tails = (masses - self.log_total).exp().flip(0).cumsum(0).flip(0)  # (P + 1,)
+            self.log_tails = (masses - self.log_total).flip(0).logcumsumexp(0).flip(0)  # (P + 1,)
+            self.tails = self.log_tails.exp()
 
     def log_moment(self, power: float) -> float:
         """Log E s^power, or inf."""
@@ -218,17 +219,27 @@ class _Table:
 
     def tail(self, s: Tensor) -> Tensor:  # (*shape) of s >= 0
         """P(x > s) <= 1/2: the tail from the next edge, and the rest of this panel by a local rule."""
+        return self.log_tail(s).exp()
+
+    def log_tail(self, s: Tensor) -> Tensor:  # (*shape) of s >= 0
+        """log P(x > s)."""
         edges = self.panels.edges
         last = edges.shape[0] - 1
         panel = (torch.searchsorted(edges, s.contiguous(), right=True) - 1).clamp(max=last)
         right = edges[(panel + 1).clamp(max=last)]
         inside = panel < last
         nodes, log_weights = _rule(torch.where(inside, s, 0.0), torch.where(inside, right, 1.0))
-        local = (log_weights + _evaluate(self.log_phi, nodes.square()) - self.log_total).exp().sum(-1)
-        rest = self.tails[(panel + 1).clamp(max=last)]
+        local = (log_weights + _evaluate(self.log_phi, nodes.square()) - self.log_total).logsumexp(-1)
+        rest = self.log_tails[(panel + 1).clamp(max=last)]
         # Beyond 2^500 only an infinite s is of interest.
-        tail = torch.where(inside, local + rest, torch.where(s.isinf(), 0.0, self.tails[-1]))
+        end = torch.where(s.isinf(), -math.inf, self.log_tails[-1])
+        tail = torch.where(inside, torch.logaddexp(local, rest), end)
         return torch.where(s.isnan(), s, tail)
+
+    def log_cdf(self, z: Tensor) -> Tensor:
+        """log P(x <= z), of either sign."""
+        far = self.log_tail(z.abs().double())
+        return torch.where(z < 0, far, torch.log1p(-far.exp())).to(z.dtype)
 
     def inverse_tail(self, p: Tensor) -> Tensor:  # (*shape) of 0 <= p <= 1/2
         """S with P(x > s) = p: the panel from the table, then safeguarded Newton on log P in s."""
