@@ -5,6 +5,7 @@ from gpext.augmentations.automatic import AutomaticRadial
 from gpext.augmentations.complete_monotonicity import check_completely_monotone
 from gpext.augmentations.exponential import ExponentialRadial
 from gpext.augmentations.matern32 import Matern32Radial
+from gpext.augmentations.power import PowerRadial
 from gpext.augmentations.radial import RadialFunction
 from gpext.augmentations.sech import SechRadial
 from gpext.augmentations.student_t import StudentTRadial
@@ -14,6 +15,7 @@ __all__ = [
     "AutomaticRadial",
     "ExponentialRadial",
     "Matern32Radial",
+    "PowerRadial",
     "RadialFunction",
     "SechRadial",
     "StudentTRadial",

@@ -26,6 +26,10 @@ class ExponentialRadial(RadialFunction):
         """Return the inverse Gaussian of mean 1 / (2 sqrt r) and shape 1/2; Levy at r = 0."""
         return InverseGaussian(self.mean(r), 0.5)
 
+    def mixing_of_power(self, r: Tensor, power: Tensor) -> InverseGaussian:
+        """Return the inverse Gaussian of mean power / (2 sqrt r) and shape power^2 / 2: exp(-power sqrt r)."""
+        return InverseGaussian(power * self.mean(r), 0.5 * power.square())
+
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor:
         """Return -E|z| for z ~ N(gap, variance)."""
         return -folded_mean(gap, variance)

@@ -85,6 +85,17 @@ class RadialFunction(ABC):
         """
         return ScaleMixture(None, r.sqrt(), log_phi=self.log_phi)
 
+    def mixing_of_power(self, r: Tensor, power: Tensor) -> PositiveDistribution:
+        """Return the tilted law of w behind phi^power, where it has a closed form.
+
+        Raises:
+            TypeError: it has none.
+        """
+        raise TypeError(
+            f"the law of the auxiliary variables behind a power of {type(self).__qualname__} has no closed form, which "
+            "Gibbs sampling needs for weights; gpext.inference.CAVI(), KL(), EP() and Laplace() do not."
+        )
+
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return E[log phi(z^2)] for z ~ N(gap, variance) by closed form or fixed rule; None if there is neither."""
         return None

@@ -52,6 +52,10 @@ class SechRadial(RadialFunction):
         """Return 2 PG(b, 2 sqrt r)."""
         return Scaled(PolyaGamma(self.count, 2 * r.sqrt()), 2.0)
 
+    def mixing_of_power(self, r: Tensor, power: Tensor) -> Scaled:
+        """Return 2 PG(power b, 2 sqrt r)."""
+        return SechRadial(power * self.count).mixing(r)
+
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor:
         r"""Return -b E[log cosh z] for z ~ N(gap, variance).
 

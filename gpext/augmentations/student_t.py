@@ -36,6 +36,10 @@ class StudentTRadial(RadialFunction):
         """Return Gamma((nu + 1) / 2, rate nu + r)."""
         return Gamma(0.5 * (self.deg_free + 1), self.deg_free + r)
 
+    def mixing_of_power(self, r: Tensor, power: Tensor) -> Gamma:
+        """Return Gamma(power (nu + 1) / 2, rate nu + r)."""
+        return Gamma(0.5 * power * (self.deg_free + 1), self.deg_free + r)
+
     def expected_log_phi(self, gap: Tensor, variance: Tensor) -> Tensor | None:
         """Return -(nu + 1)/2 E[log(1 + t^2)], t = z / sqrt(nu), unless some t is spread too wide for a fixed rule."""
         variance = variance / self.deg_free

@@ -26,6 +26,7 @@ from gpext.distributions.predictive.latent_normal import LatentNormal, Multitask
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.distributions.predictive.simplex_region import SimplexRegion
 from gpext.distributions.tails import log_cdf, log_interval, log_survival, log_tail
+from gpext.distributions.truncated import Truncated, ZeroInflated
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
@@ -64,7 +65,9 @@ __all__ = [
     "Scaled",
     "SimplexRegion",
     "StudentT",
+    "Truncated",
     "VonMises",
+    "ZeroInflated",
     "log_cdf",
     "log_interval",
     "log_normalizer",

@@ -62,29 +62,35 @@ def log_interval(distribution: Distribution, lower: Tensor, upper: Tensor) -> Te
         TypeError: a distribution whose tails are not known.
     """
     distribution = with_cdf(distribution)
-    is_count = bool(distribution.support.is_discrete)
+    discrete = is_count(distribution)
     lower, upper = torch.broadcast_tensors(lower, upper)
     is_point, is_below, is_above = lower == upper, lower == -torch.inf, upper == torch.inf
     low = torch.where(is_below, torch.where(is_above, 0.0, upper), lower)  # finite, for derivatives
     high = torch.where(is_above, low, upper)
-    first = (low - 1).clamp_min(0) if is_count else low  # P(Y > l - 1) = P(Y >= l)
-    from_zero = is_count & (low <= 0)
+    first = (low - 1).clamp_min(0) if discrete else low  # P(Y > l - 1) = P(Y >= l)
+    from_zero = discrete & (low <= 0)
     below, beyond = log_tail(distribution, high, False), log_tail(distribution, first, True)
-    beyond = torch.where(from_zero, 0.0, beyond) if is_count else beyond
+    beyond = torch.where(from_zero, 0.0, beyond) if discrete else beyond
     # The difference of the two cdfs, or of the two survival functions: of those that are smaller.
     inner_below, inner_beyond = log_tail(distribution, first, False), log_tail(distribution, high, True)
-    inner_below = torch.where(from_zero, -torch.inf, inner_below) if is_count else inner_below
+    inner_below = torch.where(from_zero, -torch.inf, inner_below) if discrete else inner_below
     large = torch.where(below < beyond, below, beyond)
     small = torch.where(below < beyond, inner_below, inner_beyond)
     inside = is_point | is_below | is_above
     gap = torch.where(inside, -1.0, small - large)
-    is_narrow = (gap > -_NARROW) & ~inside & (not is_count)
+    is_narrow = (gap > -_NARROW) & ~inside & (not discrete)
     gap = torch.where(gap > -_NARROW, -1.0, gap)
     result = large + torch.log(-torch.expm1(gap))
     if bool(is_narrow.any()):
         result = torch.where(is_narrow, _integrated(distribution, low, high), result)
     result = torch.where(is_below, below, torch.where(is_above, beyond, result))
     return torch.where(is_point, distribution.log_prob(high), result)
+
+
+def is_count(distribution: Distribution) -> bool:
+    """Return whether a distribution is one of counts, by its support."""
+    support = distribution.support
+    return support is not None and bool(support.is_discrete)
 
 
 @singledispatch

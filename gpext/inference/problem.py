@@ -15,10 +15,11 @@ from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.bounds.contracts import HasJointLogDensity, HasLogDensity
+from gpext.checks import check_tensor
 from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.inference.expected_density import expected_log_density
 from gpext.inference.result import InferenceResult, Status
-from gpext.likelihoods import LatentLikelihood
+from gpext.likelihoods import ComposedLikelihood, LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
 from gpext.posteriors import DensePrior, DesignPrior, JointPosterior, LowRankPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
@@ -62,6 +63,8 @@ class Problem:
             raise TypeError(f"a prior in {mean.dtype} is not supported; use float32 or float64.")
         check_parameters(likelihood)
         check_support(likelihood, targets)
+        if isinstance(likelihood, LatentLikelihood):
+            targets = likelihood.join(targets)
         if isinstance(likelihood, gpytorch.likelihoods.SoftmaxLikelihood):
             raise TypeError(
                 "gpytorch's SoftmaxLikelihood works on samples; use gpext.likelihoods.MultinomialLogitLikelihood("
@@ -244,9 +247,11 @@ def check_support(likelihood: Any, targets: Tensor) -> None:
         TypeError: no tensor, or half precision.
         ValueError: targets are not finite or outside the support.
     """
-    check_targets(targets)
     if isinstance(likelihood, LatentLikelihood):
+        check_tensor("targets", targets)
         likelihood.check(targets)
+    else:
+        check_targets(targets)
     if has_density_of(likelihood, gpytorch.likelihoods.BernoulliLikelihood):
         check_binary(targets)
 
@@ -296,6 +301,13 @@ def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Ten
 
     nan where p(y | f) has several latents or no cumulative distribution function, or a target is several numbers.
     """
+    if isinstance(likelihood, ComposedLikelihood):
+        found = torch.full_like(mean, torch.nan)
+        for part in likelihood.observed(targets, mean):
+            index = part.index
+            tail = two_sided_tail(part.likelihood, part.targets, part.mean, variance[..., index])
+            found = found.index_copy(-1, index, tail.to(found))
+        return found
     side_information = isinstance(likelihood, LatentLikelihood) and likelihood.target_dims(targets) > 0
     if num_latents(likelihood) is None and not side_information:
         targets, mean, variance = torch.broadcast_tensors(targets.to(mean), mean, variance)

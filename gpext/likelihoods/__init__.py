@@ -3,45 +3,60 @@
 from gpext.likelihoods.bayesian_svm import BayesianSVMLikelihood
 from gpext.likelihoods.bernoulli_logit import BernoulliLogitLikelihood
 from gpext.likelihoods.beta import BetaLikelihood
+from gpext.likelihoods.censored import Censored
+from gpext.likelihoods.composed import ComposedLikelihood
 from gpext.likelihoods.dirichlet import DirichletLikelihood
 from gpext.likelihoods.exponential_family import ExponentialFamilyLikelihood
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
+from gpext.likelihoods.mixed import MixedLikelihood
 from gpext.likelihoods.multinomial import MultinomialLogitLikelihood
 from gpext.likelihoods.multivariate_poisson import MultivariatePoissonLikelihood
 from gpext.likelihoods.negative_binomial_log import NegativeBinomialLogLikelihood
 from gpext.likelihoods.negative_binomial_logit import NegativeBinomialLogitLikelihood
 from gpext.likelihoods.noise_floor import NoiseFloor
+from gpext.likelihoods.offset import Offset
 from gpext.likelihoods.ordinal import OrdinalLogitLikelihood, OrdinalProbitLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood
 from gpext.likelihoods.stick_breaking import StickBreakingLikelihood
 from gpext.likelihoods.student_t import StudentTLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood, SuperGaussianLikelihood
+from gpext.likelihoods.truncated import Truncated
 from gpext.likelihoods.von_mises import VonMisesLikelihood
+from gpext.likelihoods.weighted import Weighted
+from gpext.likelihoods.zero_inflated import Hurdle, ZeroInflated
 
 __all__ = [
     "AugmentedLikelihood",
     "BayesianSVMLikelihood",
     "BernoulliLogitLikelihood",
     "BetaLikelihood",
+    "Censored",
+    "ComposedLikelihood",
     "DirichletLikelihood",
     "ExponentialFamilyLikelihood",
+    "Hurdle",
     "JointLikelihood",
     "LaplaceLikelihood",
     "LatentLikelihood",
     "Matern32Likelihood",
+    "MixedLikelihood",
     "MultinomialLogitLikelihood",
     "MultivariatePoissonLikelihood",
     "NegativeBinomialLogLikelihood",
     "NegativeBinomialLogitLikelihood",
     "NoiseFloor",
+    "Offset",
     "OrdinalLogitLikelihood",
     "OrdinalProbitLikelihood",
     "PoissonLikelihood",
     "StickBreakingLikelihood",
     "StudentTLikelihood",
     "SuperGaussianLikelihood",
+    "Truncated",
     "VonMisesLikelihood",
+    "Weighted",
+    "ZeroInflated",
 ]

@@ -91,6 +91,11 @@ class LatentLikelihood(Likelihood, ABC):
 
     num_latents: int | None = None
 
+    @property
+    def target_numbers(self) -> int | None:
+        """The number of numbers in the target of a datum; None if a subclass overrides :meth:`datum_shape` alone."""
+        return 1 if type(self).datum_shape is LatentLikelihood.datum_shape else None
+
     def check(self, targets: Tensor) -> None:
         """Raise unless the targets are finite, of a dtype that the algebra works in, and in the support.
 
@@ -104,6 +109,10 @@ class LatentLikelihood(Likelihood, ABC):
     def datum_shape(self, targets: Tensor) -> torch.Size:
         """Return the shape of the data (..., N), without the last dimensions that belong to one datum; to override."""
         return targets.shape
+
+    def join(self, targets: Tensor) -> Tensor:
+        """Return the targets with the numbers of each datum that the likelihood holds, such as weights, behind them."""
+        return targets
 
     def take(self, targets: Tensor, index: Tensor | slice) -> Tensor:
         """Return the targets of the data at `index`."""

@@ -20,6 +20,7 @@ from gpytorch.constraints import GreaterThan, Positive
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from gpext.likelihoods.composed import ComposedLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
 
 _NOISY = (gpytorch.likelihoods.StudentTLikelihood, gpytorch.likelihoods.LaplaceLikelihood, Matern32Likelihood)
@@ -55,9 +56,13 @@ def noise_floor(targets: Tensor) -> float:
 def bound_noise(likelihood: Any, targets: Tensor) -> None:
     """Keep the noise of a robust likelihood from falling below the floor of these targets; its value stays.
 
-    Nothing happens to a noise that is not trained, that lies below the floor already, or that has a constraint other
+    Of a composed likelihood it is that of the likelihoods inside. Nothing happens to a noise that is not trained, that lies below the floor already, or that has a constraint other
     than `Positive`. Of several data sets the lowest floor counts.
     """
+    if isinstance(likelihood, ComposedLikelihood):
+        for part in likelihood.observed(targets, targets.new_zeros(likelihood.datum_shape(targets))):
+            bound_noise(part.likelihood, part.targets)
+        return
     if not isinstance(likelihood, _NOISY) or not likelihood.raw_noise.requires_grad:
         return
     present, floor, noise = likelihood.raw_noise_constraint, noise_floor(targets), likelihood.noise.clone()

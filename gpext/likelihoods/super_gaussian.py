@@ -56,7 +56,7 @@ class AugmentedLikelihood(LatentLikelihood):
     def knots(self, targets: Tensor) -> Tensor:
         """Return where h^2 is least: phi may have a kink there."""
         centre = self.unchecked_augmentation(targets).center.detach()
-        return floating(centre).expand(torch.broadcast_shapes(centre.shape, targets.shape)).unsqueeze(0)
+        return floating(centre).expand(torch.broadcast_shapes(centre.shape, self.datum_shape(targets))).unsqueeze(0)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] under N(mean, variance), elementwise: :meth:`expected_log_prob` from plain tensors."""

@@ -353,4 +353,5 @@ def _check_data(likelihood: Any, x: Tensor, y: Tensor, design: Design | None) ->
     if data and num_data not in (data[-1], data[0]):  # the tasks of a multitask model come last
         raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")
     check_finite("inputs", x)
-    check_finite("targets", y)
+    if not isinstance(likelihood, LatentLikelihood):  # whose own check knows which may be infinite
+        check_finite("targets", y)

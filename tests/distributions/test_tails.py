@@ -107,7 +107,7 @@ def test_tails_of_poisson_counts(rate):
     torch.testing.assert_close(log_survival(law, k), above, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("total, p", [(0.7, 0.3), (5.0, 0.999), (200.0, 1e-4)])
+@pytest.mark.parametrize(("total", "p"), [(0.7, 0.3), (5.0, 0.999), (200.0, 1e-4)])
 def test_tails_of_negative_binomial_counts(total, p):
     k = tensor(0, 1, 7, 40, 300, 2000)
     p = mpmath.mpf(p)

@@ -222,7 +222,7 @@ class _Table:
         return self.log_tail(s).exp()
 
     def log_tail(self, s: Tensor) -> Tensor:  # (*shape) of s >= 0
-        """log P(x > s)."""
+        """Log P(x > s)."""
         edges = self.panels.edges
         last = edges.shape[0] - 1
         panel = (torch.searchsorted(edges, s.contiguous(), right=True) - 1).clamp(max=last)
@@ -237,7 +237,7 @@ class _Table:
         return torch.where(s.isnan(), s, tail)
 
     def log_cdf(self, z: Tensor) -> Tensor:
-        """log P(x <= z), of either sign."""
+        """Log P(x <= z), of either sign."""
         far = self.log_tail(z.abs().double())
         return torch.where(z < 0, far, torch.log1p(-far.exp())).to(z.dtype)
 

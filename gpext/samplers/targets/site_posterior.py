@@ -127,7 +127,7 @@ def conditional_mode(
     share = min(_SUBSET / len(y), 1.0)
     if share < 1:
         index = torch.randperm(len(y), generator=generator, device="cpu")[:_SUBSET].to(y.device)
-        model.set_train_data(x[index], y[index], strict=False)
+        model.set_train_data(x[index], model.likelihood.take(y, index), strict=False)
     posterior = SitePosterior(model, names, None, jitter)
     likelihood: AugmentedLikelihood = model.likelihood
     for _ in range(_ROUNDS):

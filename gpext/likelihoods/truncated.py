@@ -1,0 +1,80 @@
+"""Observations that exist only between two limits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpext.checks import show_index
+from gpext.distributions import Truncated as TruncatedDistribution
+from gpext.distributions import log_interval
+from gpext.likelihoods.composed import Observed, WrappedLikelihood, inner_log_prob, require_one_number
+from gpext.likelihoods.latent import LatentLikelihood
+
+
+class Truncated(WrappedLikelihood):
+    r"""Data that could only be observed between two limits.
+
+    :math:`\log p(y | f) - \log P(l < Y \le u | f)`, for counts :math:`P(l \le Y \le u | f)`. Data that are there, but
+    of which only the limit is known, are censored instead: :class:`gpext.likelihoods.Censored`.
+    Predictions are of truncated observations; `likelihood.likelihood(model(x))` predicts all.
+
+    Args:
+        likelihood: p(y | f) of numbers or counts, of one latent, whose tails are known, see
+            :func:`gpext.distributions.log_tail`.
+        lower: l, -inf for none.
+        upper: u, inf for none.
+
+    Raises:
+        TypeError: something else than a likelihood of one latent.
+        ValueError: no limit is finite, or the lower one is not below the upper one.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> positive = Truncated(PoissonLikelihood(), lower=1)
+        >>> positive.log_prob(torch.tensor([1.0]), torch.zeros(1))
+        tensor([-0.5413])
+    """
+
+    def __init__(self, likelihood: Likelihood, lower: float = -math.inf, upper: float = math.inf) -> None:
+        super().__init__(likelihood)
+        require_one_number(self)
+        self.lower, self.upper = float(lower), float(upper)
+        if not self.lower < self.upper or (math.isinf(self.lower) and math.isinf(self.upper)):
+            raise ValueError(f"expected limits lower < upper, one of them finite; got {lower} and {upper}.")
+
+    def check_support(self, targets: Tensor) -> None:
+        """Raise ValueError if a target is outside the limits."""
+        wrong = ((targets < self.lower) | (targets > self.upper)).nonzero()
+        if len(wrong):
+            index = tuple(wrong[0].tolist())
+            raise ValueError(
+                f"targets must be between {self.lower:g} and {self.upper:g}; got {float(targets[index]):g} at index "
+                f"{show_index(index)}."
+            )
+
+    def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
+        """Return log p(y | f) - log P(l < Y <= u | f) (..., N)."""
+        value = inner_log_prob(self.likelihood, targets, f)
+        f = f.double()
+        limits = torch.full_like(f, self.lower), torch.full_like(f, self.upper)
+        return value - log_interval(self.likelihood.forward(f), *limits).to(value.dtype)
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> TruncatedDistribution:
+        """Return p(y | f), truncated."""
+        return TruncatedDistribution(self.likelihood.forward(function_samples), self.lower, self.upper)
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> Distribution:
+        """Return p(y) at the marginals of function_dist, of truncated observations."""
+        return LatentLikelihood.marginal(self, function_dist)
+
+    def observed(self, targets: Tensor, mean: Tensor) -> list[Observed]:
+        """Return nothing: truncated data are values of this likelihood alone."""
+        return []
