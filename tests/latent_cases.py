@@ -155,6 +155,58 @@ def stock(kind, **values):
     return make
 
 
+def shaped(kind, shape):
+    def make():
+        likelihood = kind().double()
+        likelihood.shape = torch.tensor(shape, dtype=F64)
+        return likelihood
+
+    return make
+
+
+def positive(generator, n):
+    return (0.8 * torch.randn(n, generator=generator, dtype=F64)).exp()
+
+
+def intervals(generator, n):
+    """Exact, and censored on the left, on the right and on both sides."""
+    y = real(generator, n)
+    kind = torch.arange(n) % 4
+    lower = torch.where(kind == 1, -torch.inf, torch.where(kind == 3, y - 0.7, y))
+    return torch.stack([lower, torch.where(kind == 2, torch.inf, torch.where(kind == 3, y + 0.4, y))], -1)
+
+
+def censored_gaussian():
+    likelihood = likelihoods.Censored(gpytorch.likelihoods.GaussianLikelihood().double())
+    likelihood.likelihood.noise = 0.3
+    return likelihood
+
+
+def with_numbers(targets, low, high):
+    """Targets with a number between two others behind each."""
+
+    def draw(generator, n):
+        y = targets(generator, n)
+        return torch.stack([y, low + (high - low) * torch.rand(n, generator=generator, dtype=F64)], -1)
+
+    return draw
+
+
+def hurdle():
+    likelihood = likelihoods.Hurdle(likelihoods.PoissonLikelihood()).double()
+    likelihood.zero_probability = torch.tensor(0.3, dtype=F64)
+    return likelihood
+
+
+def mixed():
+    members = [likelihoods.PoissonLikelihood(), likelihoods.BernoulliLogitLikelihood()]
+    return likelihoods.MixedLikelihood(members)
+
+
+def of_two_families(generator, n):
+    return torch.stack([binary(generator, n), (torch.arange(n) % 2).double()], -1)
+
+
 JOINT = ("kl", "laplace", "taylor")
 SMOOTH = ("kl", "laplace", "taylor", "ep")
 CASES = {
@@ -168,6 +220,20 @@ CASES = {
     "poisson": Case(likelihoods.PoissonLikelihood, counts, SMOOTH),
     "ordinal_logit": Case(double(lambda: likelihoods.OrdinalLogitLikelihood(4)), classes(4), SMOOTH),
     "ordinal_probit": Case(double(lambda: likelihoods.OrdinalProbitLikelihood(4)), classes(4), SMOOTH),
+    "gamma": Case(shaped(likelihoods.GammaLikelihood, 1.7), positive, SMOOTH),
+    "weibull": Case(shaped(likelihoods.WeibullLikelihood, 1.7), positive, SMOOTH),
+    "log_normal": Case(shaped(likelihoods.LogNormalLikelihood, 0.6), positive, SMOOTH),
+    "log_logistic": Case(shaped(likelihoods.LogLogisticLikelihood, 1.7), positive, SMOOTH),
+    "pareto": Case(shaped(likelihoods.GeneralizedParetoLikelihood, 0.4), positive, ("kl", "laplace", "ep")),
+    "censored": Case(censored_gaussian, intervals, SMOOTH),
+    "weighted": Case(
+        lambda: likelihoods.Weighted(likelihoods.BernoulliLogitLikelihood()),
+        with_numbers(binary, 0.5, 3.0),
+        ("kl", "laplace", "taylor", "cavi", "ep"),
+    ),
+    "offset": Case(lambda: likelihoods.Offset(likelihoods.PoissonLikelihood()), with_numbers(counts, -1, 1), SMOOTH),
+    "hurdle": Case(hurdle, counts, SMOOTH),
+    "mixed": Case(mixed, of_two_families, SMOOTH),
     "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), JOINT, num_latents=3),
     "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), JOINT, num_latents=3),
     "stick_breaking": Case(lambda: likelihoods.StickBreakingLikelihood(3), classes(3), ("kl",), num_latents=2),
@@ -190,4 +256,7 @@ CASES = {
 }
 if "PoissonLikelihood" in gpytorch.likelihoods.__all__:  # from gpytorch 1.15 on
     CASES["stock_poisson"] = Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH)
+# A general family has no distribution object for p(y | f); of those after it a target is no value of the predicted
+# variable, but several numbers.
+NO_DISTRIBUTION = ("stock", "family", "censored", "weighted", "offset", "mixed")
 PAIRS = [(name, rule) for name, case in CASES.items() for rule in case.rules]

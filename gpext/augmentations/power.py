@@ -1,7 +1,8 @@
 """A power of a radial function: a datum that counts as w of them, or as a part of one.
 
 phi^w has w times the E[omega | c] of phi, and the augmented bound only needs log phi(h^2) to be convex in h^2. Draws
-need the law behind phi^w, which has a closed form for powers of the hyperbolic secant, the Student-t and the exponential.
+need the law behind phi^w, which has a closed form for powers of the hyperbolic secant, of the Student-t and of the
+exponential.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from gpext.distributions.predictive.latent_mixture import LatentMixture
 from gpext.distributions.predictive.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.distributions.predictive.simplex_region import SimplexRegion
+from gpext.distributions.survival_times import GeneralizedPareto, LogLogistic
 from gpext.distributions.tails import log_cdf, log_interval, log_survival, log_tail
 from gpext.distributions.truncated import Truncated, ZeroInflated
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
@@ -46,11 +47,13 @@ __all__ = [
     "CompoundVonMises",
     "Gamma",
     "GeneralizedInverseGaussian",
+    "GeneralizedPareto",
     "Independent",
     "InverseGaussian",
     "InversionError",
     "LatentMixture",
     "LatentNormal",
+    "LogLogistic",
     "Matern32",
     "Mixture",
     "MultitaskLatentNormal",

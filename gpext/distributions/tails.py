@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Laplace, LogNormal, Normal
+from torch.distributions import Distribution, Gamma, Laplace, LogNormal, Normal, Weibull
 from torch.distributions.utils import broadcast_all
 
 from gpext.distributions.noise.matern32 import Matern32
 from gpext.distributions.noise.radial_noise import RadialNoise
+from gpext.distributions.survival_times import GeneralizedPareto, LogLogistic
 from gpext.distributions.with_cdf import NegativeBinomial, Poisson, StudentT, by_scipy, with_cdf
 from gpext.special import log_ndtr
 
@@ -151,6 +152,34 @@ def _radial(distribution: RadialNoise, value: Tensor, upper: bool) -> Tensor:
 
 
 @log_tail.register
+def _weibull(distribution: Weibull, value: Tensor, upper: bool) -> Tensor:
+    return _of_hazard((distribution.concentration * _log_ratio(value, distribution.scale)).exp(), upper)
+
+
+@log_tail.register
+def _log_logistic(distribution: LogLogistic, value: Tensor, upper: bool) -> Tensor:
+    z = distribution.shape * _log_ratio(value, distribution.log_scale.exp())
+    return torch.nn.functional.logsigmoid(-z if upper else z)
+
+
+@log_tail.register
+def _pareto(distribution: GeneralizedPareto, value: Tensor, upper: bool) -> Tensor:
+    z = _log_ratio(value, distribution.log_scale.exp()) + distribution.shape.log()
+    return _of_hazard(torch.nn.functional.softplus(z, threshold=700) / distribution.shape, upper)
+
+
+@log_tail.register
+def _gamma(distribution: Gamma, value: Tensor, upper: bool) -> Tensor:
+    log_x, shape = broadcast_all(_log_ratio(value, distribution.rate.reciprocal()), distribution.concentration)
+    compute = _log_gamma_survival if upper else _log_gamma_cdf
+
+    def log_slope(log_x: Tensor, shape: Tensor) -> Tensor:
+        return shape * log_x - log_x.exp() - torch.lgamma(shape)
+
+    return _LogTail.apply(log_x, shape, compute, log_slope, -1 if upper else 1)
+
+
+@log_tail.register
 def _poisson(distribution: Poisson, value: Tensor, upper: bool) -> Tensor:
     log_rate, count = broadcast_all(distribution.rate.log(), value.floor())
     compute = _log_poisson_survival if upper else _log_poisson_cdf
@@ -208,6 +237,32 @@ def _toward(distribution: Any, value: Tensor, upper: bool) -> Tensor:
     return -z if upper else z
 
 
+def _log_ratio(value: Tensor, scale: Tensor) -> Tensor:
+    """Return log(y / scale) of positive y; of others the logarithm of the least number, whose cdf is next to 0."""
+    return value.clamp_min(torch.finfo(scale.dtype).tiny).log() - scale.log()
+
+
+def _of_hazard(hazard: Tensor, upper: bool) -> Tensor:
+    """Return -H, or log(1 - e^-H), of an accumulated hazard H."""
+    return -hazard if upper else torch.log(-torch.expm1(-hazard))
+
+
+def _log_gamma_cdf(log_x: Tensor, shape: Tensor) -> Tensor:
+    from scipy import special
+
+    x = log_x.exp()
+    log_mass = shape * log_x - x - torch.lgamma(shape + 1)
+    return _log_or_sum(by_scipy(special.gammainc, shape, x), log_mass, lambda j: x / (shape + 1 + j))
+
+
+def _log_gamma_survival(log_x: Tensor, shape: Tensor) -> Tensor:
+    from scipy import special
+
+    x = log_x.exp()
+    log_mass = (shape - 1) * log_x - x - torch.lgamma(shape)
+    return _log_or_sum(by_scipy(special.gammaincc, shape, x), log_mass, lambda j: (shape - 1 - j) / x)
+
+
 def _log_student_cdf(z: Tensor, deg_free: Tensor) -> Tensor:
     from scipy import special
 
@@ -261,7 +316,7 @@ def _log_or_sum(known: Tensor, log_mass: Tensor, ratio: Callable[[int], Tensor])
     for j in range(_MOST_TERMS):
         term = torch.where(is_lost, term * ratio(j), 0.0)
         total = total + term
-        if not bool((term > torch.finfo(term.dtype).eps * total).any()):
+        if not bool((term.abs() > torch.finfo(term.dtype).eps * total).any()):
             break
     return torch.where(is_lost, log_mass + torch.where(is_lost, total, 1.0).log(), known.clamp_min(_SMALLEST).log())
 

@@ -31,6 +31,10 @@ class Truncated(Distribution):
         self.base, self.lower, self.upper = with_cdf(base), lower, upper
         super().__init__(self.base.batch_shape, validate_args=False)
 
+    def expand(self, batch_shape: torch.Size, _instance: Truncated | None = None) -> Truncated:
+        """The same distribution, repeated over `batch_shape`."""
+        return Truncated(self.base.expand(batch_shape), self.lower, self.upper)
+
     @property
     def support(self) -> constraints.Constraint | None:
         """Counts or real numbers; outside of the limits the density is zero."""
@@ -129,6 +133,10 @@ class ZeroInflated(Distribution):
         self.base = with_cdf(base)
         self.zero_probability = zero_probability.expand(self.base.batch_shape)
         super().__init__(self.base.batch_shape, validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: ZeroInflated | None = None) -> ZeroInflated:
+        """The same distribution, repeated over `batch_shape`."""
+        return ZeroInflated(self.base.expand(batch_shape), self.zero_probability.expand(batch_shape))
 
     @property
     def support(self) -> constraints.Constraint | None:

@@ -7,9 +7,13 @@ from gpext.likelihoods.censored import Censored
 from gpext.likelihoods.composed import ComposedLikelihood
 from gpext.likelihoods.dirichlet import DirichletLikelihood
 from gpext.likelihoods.exponential_family import ExponentialFamilyLikelihood
+from gpext.likelihoods.gamma import GammaLikelihood
+from gpext.likelihoods.generalized_pareto import GeneralizedParetoLikelihood
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.log_logistic import LogLogisticLikelihood
+from gpext.likelihoods.log_normal import LogNormalLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
 from gpext.likelihoods.mixed import MixedLikelihood
 from gpext.likelihoods.multinomial import MultinomialLogitLikelihood
@@ -25,6 +29,7 @@ from gpext.likelihoods.student_t import StudentTLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood, SuperGaussianLikelihood
 from gpext.likelihoods.truncated import Truncated
 from gpext.likelihoods.von_mises import VonMisesLikelihood
+from gpext.likelihoods.weibull import WeibullLikelihood
 from gpext.likelihoods.weighted import Weighted
 from gpext.likelihoods.zero_inflated import Hurdle, ZeroInflated
 
@@ -37,10 +42,14 @@ __all__ = [
     "ComposedLikelihood",
     "DirichletLikelihood",
     "ExponentialFamilyLikelihood",
+    "GammaLikelihood",
+    "GeneralizedParetoLikelihood",
     "Hurdle",
     "JointLikelihood",
     "LaplaceLikelihood",
     "LatentLikelihood",
+    "LogLogisticLikelihood",
+    "LogNormalLikelihood",
     "Matern32Likelihood",
     "MixedLikelihood",
     "MultinomialLogitLikelihood",
@@ -57,6 +66,7 @@ __all__ = [
     "SuperGaussianLikelihood",
     "Truncated",
     "VonMisesLikelihood",
+    "WeibullLikelihood",
     "Weighted",
     "ZeroInflated",
 ]

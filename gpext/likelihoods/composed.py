@@ -38,6 +38,15 @@ class Observed:
 class ComposedLikelihood(LatentLikelihood):
     """A likelihood of one latent that is made of one other or several, each of gpext or gpytorch, of one latent."""
 
+    def pyro_model(self, function_dist: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Draw f and observe the targets in a Pyro model, by their log density: a target may be several numbers."""
+        import pyro
+
+        with self._plates(function_dist):
+            log_prob = self.log_prob(target, self._sample_latents(function_dist))
+            pyro.factor(f"{self.name_prefix}.y", log_prob)
+        return target
+
     @abstractmethod
     def observed(self, targets: Tensor, mean: Tensor) -> list[Observed]:
         """Return the data that are values of a likelihood inside: for tail probabilities, and for floors of noise."""

@@ -56,8 +56,8 @@ def noise_floor(targets: Tensor) -> float:
 def bound_noise(likelihood: Any, targets: Tensor) -> None:
     """Keep the noise of a robust likelihood from falling below the floor of these targets; its value stays.
 
-    Of a composed likelihood it is that of the likelihoods inside. Nothing happens to a noise that is not trained, that lies below the floor already, or that has a constraint other
-    than `Positive`. Of several data sets the lowest floor counts.
+    Nothing happens to a noise that is not trained, that lies below the floor already, or that has a constraint other
+    than `Positive`. Of several data sets the lowest floor counts; of a composed likelihood, those inside are bounded.
     """
     if isinstance(likelihood, ComposedLikelihood):
         for part in likelihood.observed(targets, targets.new_zeros(likelihood.datum_shape(targets))):

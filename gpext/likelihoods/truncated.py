@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -63,9 +64,19 @@ class Truncated(WrappedLikelihood):
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(y | f) - log P(l < Y <= u | f) (..., N)."""
         value = inner_log_prob(self.likelihood, targets, f)
-        f = f.double()
-        limits = torch.full_like(f, self.lower), torch.full_like(f, self.upper)
-        return value - log_interval(self.likelihood.forward(f), *limits).to(value.dtype)
+        latent = f.double()
+        limits = torch.full_like(latent, self.lower), torch.full_like(latent, self.upper)
+        with torch.no_grad():
+            lost = ~log_interval(self.likelihood.forward(latent), *limits).isfinite()
+        inside = log_interval(self.likelihood.forward(torch.where(lost, 0.0, latent)), *limits)
+        if not bool(lost.any()):
+            return value - inside.to(value.dtype)
+        # f is so far out that all the mass between the limits is at one of them.
+        ends = [torch.as_tensor(end).to(targets) for end in (self.lower, self.upper) if math.isfinite(end)]
+        masses = torch.stack([inner_log_prob(self.likelihood, end, latent).to(value.dtype) for end in ends])
+        found = value - torch.where(lost, masses.amax(0), inside.to(value.dtype))
+        is_end = functools.reduce(torch.logical_or, (targets == end for end in ends))
+        return torch.where(found.isnan(), torch.where(is_end, 0.0, -torch.inf), found)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> TruncatedDistribution:
         """Return p(y | f), truncated."""

@@ -12,14 +12,13 @@ from pyro.util import check_site_shape
 
 from gpext import ppl
 from gpext.variational import SiteVariationalStrategy
-from tests.latent_cases import CASES, augmented
+from tests.latent_cases import CASES, NO_DISTRIBUTION, augmented
 from tests.members import F64, MEMBERS
 from tests.sparse_models import inputs
 from tests.statistics import misfit
 
 N = 12
-# A general family has no distribution object for p(y | f).
-LIKELIHOODS = {name: case for name, case in CASES.items() if not name.startswith(("stock", "family"))}
+LIKELIHOODS = {name: case for name, case in CASES.items() if not name.startswith(NO_DISTRIBUTION)}
 LIKELIHOODS |= {name: augmented(name) for name in MEMBERS if name not in LIKELIHOODS}
 every_likelihood = pytest.mark.parametrize("name", LIKELIHOODS)
 

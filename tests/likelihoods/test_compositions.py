@@ -10,6 +10,7 @@ import pickle
 
 import gpytorch
 import numpy as np
+import pyro
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -382,6 +383,24 @@ def test_minibatches_take_the_numbers_of_their_data(name):
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, len(x))
     result = gpext.fit(mll, x, y, progress=False, max_steps=4, batch_size=2)
     assert math.isfinite(result.objective)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_pyro_program_takes_targets_of_several_numbers(name):
+    """The log density of a program is that of the likelihood, by `observe` and as gpytorch's models call it."""
+    likelihood, y = COMPOSED[name]()
+    f = torch.linspace(-1, 1, 6, dtype=F64)
+    expected = likelihood.log_prob(y, f).sum()
+
+    def observed():
+        gpext.ppl.observe("y", likelihood, f, y)
+
+    def as_gpytorch():
+        likelihood.pyro_model(pyro.distributions.Delta(f), y)
+
+    for program in (observed, as_gpytorch):
+        trace = pyro.poutine.trace(program).get_trace()
+        torch.testing.assert_close(trace.log_prob_sum(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_an_exposure_is_predicted_with():

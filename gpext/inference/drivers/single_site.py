@@ -122,7 +122,11 @@ def slopes(terms: Terms, m: Tensor, v: Tensor, wanted: Tensor | None = None) -> 
     """
     in_m, in_v = _STEP * v.sqrt(), _STEP * v
     found = _differences(terms, m, v, in_m, in_v)
-    short_m, short_v = (_FINE * (d / dd).abs() for d, dd in ((found.f_m, found.f_mm), (found.f_v, found.f_vv)))
+    # A datum whose likelihood is flat has no derivatives at all: any step will do.
+    short_m, short_v = (
+        _FINE * (d / dd).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        for d, dd in ((found.f_m, found.f_mm), (found.f_v, found.f_vv))
+    )
     coarse = (in_m > short_m) | (in_v > short_v)
     coarse = coarse if wanted is None else coarse & wanted
     if not bool(coarse.any()):
