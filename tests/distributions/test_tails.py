@@ -8,6 +8,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from gpext.distributions import (
+    GeneralizedPareto,
+    LogLogistic,
     Matern32,
     NegativeBinomial,
     Poisson,
@@ -116,6 +118,76 @@ def test_tails_of_negative_binomial_counts(total, p):
     law = NegativeBinomial(tensor(total).squeeze(), logits=tensor(float(mpmath.log(p / (1 - p)))).squeeze())
     torch.testing.assert_close(log_cdf(law, k), below, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(log_survival(law, k), above, rtol=1e-9, atol=1e-12)
+
+
+def weibull_tail(y, upper):
+    hazard = (mpmath.mpf(y) / mpmath.mpf("1.9")) ** mpmath.mpf("1.3")
+    return mpmath.exp(-hazard) if upper else 1 - mpmath.exp(-hazard)
+
+
+def log_logistic_tail(y, upper):
+    ratio = (mpmath.mpf(y) / mpmath.mpf("1.9")) ** mpmath.mpf("1.3")
+    return 1 / (1 + ratio) if upper else ratio / (1 + ratio)
+
+
+def pareto_tail(y, upper):
+    far = (1 + mpmath.mpf("1.3") * mpmath.mpf(y) / mpmath.mpf("1.9")) ** (-1 / mpmath.mpf("1.3"))
+    return far if upper else 1 - far
+
+
+def gamma_tail(y, upper):
+    x, shape = mpmath.mpf(y) / mpmath.mpf("1.9"), mpmath.mpf("1.3")
+    limits = (x, mpmath.inf) if upper else (0, x)
+    return mpmath.gammainc(shape, *limits, regularized=True)
+
+
+def log_normal_tail(y, upper):
+    z = (mpmath.log(mpmath.mpf(y)) - mpmath.log(mpmath.mpf("1.9"))) / mpmath.mpf("1.3")
+    return mpmath.ncdf(-z if upper else z)
+
+
+POSITIVE = {  # of a logarithm of the scale and a shape
+    "weibull": (lambda f, k: torch.distributions.Weibull(f.exp(), k), weibull_tail),
+    "log-logistic": (LogLogistic, log_logistic_tail),
+    "pareto": (GeneralizedPareto, pareto_tail),
+    "gamma": (lambda f, k: torch.distributions.Gamma(k, (-f).exp()), gamma_tail),
+    "log-normal": (torch.distributions.LogNormal, log_normal_tail),
+}
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_tails_of_positive_numbers(name):
+    make, exact = POSITIVE[name]
+    f, k, y = tensor(math.log(1.9)).squeeze(), tensor(1.3).squeeze(), tensor(1e-12, 1e-3, 0.7, 2.0, 30.0, 3000.0)
+    for upper, function in ((False, log_cdf), (True, log_survival)):
+        expected = tensor(*(float(mpmath.log(exact(float(each), upper))) for each in y))
+        torch.testing.assert_close(function(make(f, k), y), expected, rtol=1e-11, atol=1e-13)
+    f = torch.full((3,), 0.3, dtype=F64, requires_grad=True)
+    k = tensor(0.7, 1.3, 2.6).requires_grad_()
+    y = tensor(0.2, 1.1, 6.0)
+    for function in (log_cdf, log_survival):
+        assert gradcheck(lambda f, k, g=function: g(make(f, k), y), (f, k), eps=1e-5)
+        assert gradgradcheck(lambda f, g=function: g(make(f, k.detach()), y), f, eps=1e-5)
+
+
+@pytest.mark.parametrize("make", [LogLogistic, GeneralizedPareto])
+def test_distributions_that_torch_has_not(make):
+    """Density, cdf, quantile, moments and draws of one law: by differences, quadrature and the binomial law."""
+    law = make(tensor(0.4), tensor(3.7 if make is LogLogistic else 0.2))
+    y = torch.logspace(-3, 1, 9, dtype=F64)
+    step = 1e-6 * y
+    slope = (law.cdf(y + step) - law.cdf(y - step)) / (2 * step)
+    torch.testing.assert_close(law.log_prob(y).exp(), slope, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(law.icdf(law.cdf(y)), y, rtol=1e-9, atol=1e-12)
+    u = (torch.arange(400000, dtype=F64) + 0.5) / 400000
+    values = law.icdf(u)
+    torch.testing.assert_close(law.mean.squeeze(), values.mean(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(law.variance.squeeze(), values.var(), rtol=3e-2, atol=0)
+    drawn = law.sample(torch.Size([20000]), generator=torch.Generator().manual_seed(0)).squeeze(-1)
+    for q in (0.1, 0.5, 0.9):
+        share = (drawn < law.icdf(tensor(q))).double().mean()
+        assert abs(float(share) - q) < 4.5 * math.sqrt(q * (1 - q) / 20000)
+    assert law.expand(torch.Size([3])).mean.shape == (3,)
 
 
 def test_derivatives_of_counts():

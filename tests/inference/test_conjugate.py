@@ -59,7 +59,7 @@ def test_the_derivatives_say_so(likelihood):
     )
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if name != "stock_gaussian"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if name not in ("stock_gaussian", "log_normal")])
 @pytest.mark.parametrize("mean", [0.0, 300.0])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_no_other_likelihood_is_taken_for_one(name, mean, scale):
