@@ -199,6 +199,21 @@ class ArgumentLikelihood(WrappedLikelihood):
         self.check_argument(argument)
 
 
+def values_of(likelihood: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indices of the data (N,) that are values of the predicted variable, and these values."""
+    if not isinstance(likelihood, ComposedLikelihood):
+        return torch.arange(len(targets), device=targets.device), targets
+    parts = likelihood.observed(targets, floating(targets).new_zeros(likelihood.datum_shape(targets)))
+    found = [(part.index, *values_of(part.likelihood, part.targets)) for part in parts]
+    if not found:
+        return (torch.arange(len(targets), device=targets.device), targets) if targets.dim() == 1 else _none(targets)
+    return torch.cat([index[inner] for index, inner, _ in found]), torch.cat([values for *_, values in found])
+
+
+def _none(targets: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros(0, dtype=torch.long, device=targets.device), floating(targets).new_zeros(0)
+
+
 def inner_numbers(name: str, likelihood: Any) -> int:
     """Return how many numbers a target of a likelihood to be wrapped is.
 

@@ -12,6 +12,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 
 from gpext.distributions.circular.distribution import CircularDistribution
 from gpext.inference import outlier_report
+from gpext.likelihoods.composed import ComposedLikelihood, values_of
 from gpext.models import LatentGP
 from gpext.plots.circle import angle_band
 from gpext.plots.classes import class_probabilities
@@ -60,6 +61,9 @@ def fitted(
     grid = torch.cartesian_prod(*lines).reshape(-1, columns)
     with _evaluated(model):
         predictive = model.likelihood(model(grid))
+        if isinstance(model.likelihood, ComposedLikelihood):  # without weights; of censored data those that are exact
+            index, train_y = values_of(model.likelihood, train_y)
+            train_x = train_x[index]
         draw = _over_one_input if columns == 1 else _over_two_inputs
         return draw(predictive, grid, train_x, train_y, level, ax)
 

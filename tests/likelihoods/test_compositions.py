@@ -469,3 +469,11 @@ def test_langevin_draws_with_offsets():
     model.covar_module.register_prior("outputscale_prior", prior, "outputscale")
     draws = gpext.samplers.AugmentedSGLDSampler(model, step_size=0.1).run(3, 1, 2, progress=False)
     assert bool(draws.latent.isfinite().all())
+
+
+def test_fitted_models_are_drawn_with_the_values_that_were_seen():
+    for name, number in (("weighted", 6), ("offset", 6), ("censored", 1), ("weighted censored", 1), ("hurdle", 6)):
+        likelihood, y = COMPOSED[name]()
+        ax = gpext.plots.fitted(model_of(likelihood, y))
+        drawn = [len(line.get_xdata()) for line in ax.get_lines()] + [len(c.get_offsets()) for c in ax.collections]
+        assert number in drawn, name
