@@ -333,6 +333,7 @@ def test_degenerate_parameters_are_refused(name, rule):
         rule.infer(gaussian(torch.eye(3, dtype=F64)), likelihood, torch.tensor([0.0, 1.0, 5.0], dtype=F64))
 
 
+@as_written()
 def test_next_to_an_optimum_of_kl_there_is_a_solution_at_a_small_power():
     problem = random_problem("hard", 286)
     search = Search(Problem.of(problem.prior, problem.likelihood, problem.targets, 0.0), 1.0, 0.8, 1000, 1e-6)

@@ -73,7 +73,8 @@ def test_a_count_of_zero_under_a_prior_of_enormous_variance(variance):
 def test_sharp_data_under_a_singular_prior_leave_the_bound_its_digits(scale):
     """All latent values are one: log p(y) is an integral over it. Counts outweigh the prior 1e6 to 1e10 times.
 
-    At 1e10 the mean itself is known to half a standard deviation, which costs the bound some tenths of a nat.
+    The bound never exceeds it, and a converged one is next to it. At 1e10, and under some arithmetic at 1e8, rounding
+    leaves half a standard deviation of the mean, which the status reports: that costs some tenths of a nat.
     """
     y = torch.full((35,), 400.0, dtype=F64)
     y[0] = 1.5e6
@@ -86,8 +87,10 @@ def test_sharp_data_under_a_singular_prior_leave_the_bound_its_digits(scale):
 
     zero, knot = torch.zeros(1, dtype=F64), torch.tensor([[at]], dtype=F64)
     exact = float(log_expectation(log_prob, zero, zero + scale, knots=knot))
-    bound = float(KL().infer(prior, likelihood, y).log_evidence)
-    assert exact - (0.5 if scale == 1e6 else 1e-4) < bound < exact + 1e-9 * abs(exact)
+    result = KL().infer(prior, likelihood, y)
+    assert result.status in (Status.CONVERGED, Status.STALLED)
+    slack = 1e-4 if result.status is Status.CONVERGED else 0.5
+    assert exact - slack < float(result.log_evidence) < exact + 1e-9 * abs(exact)
 
 
 def test_counts_of_a_thousand_next_to_zero():
