@@ -16,7 +16,7 @@ distance for the unit of l. There the reference is gpext's own GibbsSampler, who
 
     python -m benchmarks.augmented_sgld --output results/augmented_sgld.jsonl
 
-Interrupted or killed, it goes on where it was: rows that are there are not run again, and gpext's chains go on from
+If interrupted or killed, it resumes: existing rows are not run again, and gpext's chains continue from
 their draws beside the output.
 """
 
@@ -227,7 +227,7 @@ def sampler_of(method: str, model: Model, step_size: float | None) -> GibbsSampl
 def sample(
     sampler: GibbsSampler | AugmentedSGLDSampler, folder: Path | None, *, draws: int, chains: int, warmup: int
 ) -> GibbsDraws:
-    """Return draws, going on from those of a folder if there are any."""
+    """Return draws, continuing those of a folder if there are any."""
     generator = torch.Generator().manual_seed(0)
     found = sampler.load(folder) if folder is not None and list(folder.glob("*.pt")) else None
     while found is None or found.num_draws < draws:  # in parts, so that what is killed has lost one at most

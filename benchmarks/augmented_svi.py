@@ -50,7 +50,7 @@ FURTHER_PROBLEMS: dict[str, tuple[str, ...]] = {
 ALL_PROBLEMS = PROBLEMS | FURTHER_PROBLEMS
 QUICK_PROBLEMS: dict[str, tuple[str, ...]] = {"synthetic_regression": ROBUST, "synthetic_binary": ("logit",)}
 Cell = tuple[str, str, int, str]  # data set, likelihood, minibatch size, float type
-TOLERANCE = 0.01  # nats; a method has arrived when it is this close to the best value of any method
+TOLERANCE = 0.01  # nats; a method has converged when it is this close to the best value of any method
 PACKAGES = ("gpext", "torch", "gpytorch", "linear_operator", "numpy", "scipy", "scikit-learn")
 
 
@@ -195,7 +195,10 @@ def execute(
             run.dataset, run.likelihood, seed=run.seed, num_inducing=run.num_inducing, max_train=max_train
         )
         method = methods[run.method]
-        if (run.method, run.likelihood) not in warm:  # imports and first calls of a library are nobody's training time
+        if (
+            run.method,
+            run.likelihood,
+        ) not in warm:  # imports and first calls of a library do not count as training time
             _run(method, problem, run, budget=60.0, max_steps=3)
             warm.add((run.method, run.likelihood))
         trace = _run(method, problem, run, budget=run.budget, max_steps=max_steps)
@@ -326,7 +329,7 @@ def report(results: Mapping[str, Any]) -> str:
     for row in summarise(results):
         seconds = f"{row.seconds:.2f}" if math.isfinite(row.seconds) else "not reached"
         ratio = ""
-        if row.ratio is not None and row.least_ratio:  # neither without gpext nor where gpext did not arrive itself
+        if row.ratio is not None and row.least_ratio:  # neither without gpext nor where gpext did not get there itself
             ratio = f"{row.ratio:.1f}" if math.isfinite(row.ratio) else f"> {row.least_ratio:.1f}"
         lines.append(
             f"| {' | '.join(map(str, row.cell))} | {row.best:.4f} | {row.label} | {seconds} | {ratio} "

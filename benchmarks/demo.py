@@ -47,7 +47,7 @@ from benchmarks.scoring import conditional, log_predictive_density
 from gpext import plots
 from gpext.inference import augmented_sites
 
-TOLERANCE = 0.01  # nats; a method has arrived when it is this close to the best
+TOLERANCE = 0.01  # nats; a method has converged when it is this close to the best
 TEST_SHARE = 1 / 3
 CORRUPTED_SHARE = 0.05
 FLAG_BELOW = 0.1  # a datum whose weight is below this share of the largest possible one is flagged as an outlier
@@ -251,7 +251,7 @@ def stayed(run: Outcome, runs: Sequence[Outcome]) -> bool:
 
 
 def verdict(outcomes: dict[str, list[Outcome]]) -> list[str]:
-    """A sentence a data set: who arrived first, and where gpext's defaults ended against the best."""
+    """A sentence a data set: which method was first, and where gpext's defaults ended against the best."""
     lines = []
     for name, runs in outcomes.items():
         seconds = arrival(runs)
@@ -259,14 +259,14 @@ def verdict(outcomes: dict[str, list[Outcome]]) -> list[str]:
         own = seconds["gpext"] if gpext_stayed else math.inf
         if own < seconds[peer]:
             ahead = f", {seconds[peer] / own:.1f} times as fast as {peer}" if math.isfinite(seconds[peer]) else ""
-            line = f"{name}: gpext arrived first{ahead or ', gpytorch not in its time'}"
+            line = f"{name}: gpext was first{ahead or ', gpytorch not in its time'}"
         elif math.isfinite(seconds[peer]):
-            reached = f"needed {own:.2f} s" if math.isfinite(own) else "did not arrive"
+            reached = f"needed {own:.2f} s" if math.isfinite(own) else "did not get there"
             if math.isfinite(seconds["gpext"]) and not gpext_stayed:
-                reached = f"came by after {seconds['gpext']:.2f} s but did not stay"
-            line = f"{name}: gpext did NOT win; {peer} arrived after {seconds[peer]:.2f} s, gpext {reached}"
+                reached = f"passed it after {seconds['gpext']:.2f} s but did not stay"
+            line = f"{name}: gpext did NOT win; {peer} got there after {seconds[peer]:.2f} s, gpext {reached}"
         else:
-            line = f"{name}: neither gpext nor gpytorch arrived to stay"
+            line = f"{name}: neither gpext nor gpytorch got there and stayed"
         ours = next(run for run in runs if run.method == "gpext").test_log_density
         highest = max(runs, key=lambda run: float(run.test_log_density.mean()))
         if highest.method != "gpext":

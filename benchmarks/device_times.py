@@ -63,7 +63,7 @@ def in_turns(
             try:
                 call()
                 wait_for(device)
-            except Exception as error:  # of whatever kind: the other contestants go on
+            except Exception as error:  # of any kind: the other contestants continue
                 if name == first:
                     raise
                 errors[name] = said(error)

@@ -1,11 +1,11 @@
 r"""Where EP ends at a smaller power: is there no solution at power 1, and how do its branches end?
 
-At settings of an example's map (`benchmarks.ep_convergence`) where `EP()` does not arrive at power 1, two branches of
+At settings of an example's map (`benchmarks.ep_convergence`) where `EP()` does not converge at power 1, two branches of
 solutions are followed with more patience than EP has, through their turns (`gpext.inference.ep_internals.arclength`):
 in the power, from where EP has ended; and at power 1, while the likelihood narrows from where no datum is far out.
 Besides, second-order steps at power 1 start from random sites. A branch ends where it
 
-* arrives at power 1 and the likelihood's own width: then there is a solution that EP has missed
+* reaches power 1 and the likelihood's own width: then there is a solution that EP has missed
 * turns back, to a power of nearly zero or a wide likelihood
 * has a cavity that becomes infinite: the other data leave a datum's latent value undetermined
 * or is lost: no step, however short, returns to it.

@@ -1,4 +1,4 @@
-"""The map of lengthscale by magnitude: its settings, the stage that arrived at each, and the figure [JVV11 Fig. 4]."""
+"""The map of lengthscale by magnitude: settings, the stage that converged at each, and the figure [JVV11 Fig. 4]."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 
 def draw_map(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw contours of the evidence over the stage that arrived, a panel for each example and region, and save it."""
+    """Draw contours of the evidence over the stage that converged, a panel for each example and region, and save it."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for seed in range(args.seeds):
         problem = make_problem(args.dataset, args.likelihood, seed=seed, num_inducing=args.num_inducing)
-        first_states(problem, seed=seed, num_steps=2, sizes=args.sizes[:1])  # first calls are nobody's time
+        first_states(problem, seed=seed, num_steps=2, sizes=args.sizes[:1])  # first calls are not timed
         found = first_states(problem, seed=seed, num_steps=args.steps, sizes=args.sizes)
         rows += [[str(seed), *row] for row in found]
     print(table(["seed", "step", "ms", "as it is", *(f"q(u) of {size}" for size in args.sizes)], rows))

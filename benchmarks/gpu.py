@@ -5,8 +5,8 @@
     python -m benchmarks.gpu --device cpu --quick              # seconds
 
 Jobs (:mod:`benchmarks.gpu_jobs`) run in processes of their own, each for a bounded time, and the laws in the time that
-is left. A row that fails says why, and the others go on. With `--output` rows are kept as they are finished: the same
-command again goes on after the last of them, and repeats those that failed.
+is left. A row that fails states the reason, and the others continue. With `--output` rows are kept as they are
+finished: the same command again resumes after the last of them, and repeats those that failed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
             return about | apart(name, options.device, sizes, options.threads, min(options.most_seconds, left()))
         try:
             return about | measure(name, torch.device(options.device), SIZES[sizes])
-        except Exception as error:  # of whatever kind: the other rows go on
+        except Exception as error:  # of any kind: the other rows continue
             return {**about, "error": said(error)}
 
     def laws() -> Row:

@@ -163,7 +163,7 @@ def derivatives(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 def solve(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
     """(K + noise I) a = y by conjugate gradients without a preconditioner, to a residual that both can reach.
 
-    To 1e-6 gpytorch's goes on to its last step without arriving, also in float64.
+    To 1e-6 gpytorch's does not converge within its maximum number of steps, even in float64.
     """
     n, tolerance = sizes.solve, 1e-4
     x, (y,) = inputs(n, device, dtype), columns(n, 1, device, dtype)

@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> Ledger:
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a hundred problems and ten trainings")
-    parser.add_argument("--output", type=Path, help="rows as JSON lines; a run that was interrupted goes on")
+    parser.add_argument("--output", type=Path, help="rows as JSON lines; an interrupted run resumes")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args(arguments)
     if options.quick:

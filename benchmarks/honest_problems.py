@@ -1,7 +1,7 @@
 r"""Random problems for :mod:`benchmarks.honest_endings`: any rule, any likelihood, mild or extreme numbers.
 
 A problem is a function of its seed alone. Half of them are mild: scales within a factor of ten of one, targets that the
-likelihood draws from the prior. The other half have what real data bring along and nobody tests: prior variances and
+likelihood draws from the prior. The other half have what occurs in real data but is rarely tested: prior variances and
 noise over many powers of ten, distant prior means, duplicate inputs, singular covariances, one datum, one class, no
 counts, giant counts, outliers.
 """

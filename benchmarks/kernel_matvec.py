@@ -4,7 +4,7 @@ Of each size, profile and type: the seconds of K @ V, and of sum(U * (K @ V)) wi
 by autograd from K @ V and, of the tiles, by `bilinear_form`, which makes one pass. Contestants take turns (A B C A B C
 ...), the first turn, in which KeOps compiles, not counted; so the ratios hold even when the machine's speed drifts. A
 stored K is made once, beforehand, and not counted either. Rows are kept as they are finished, and an interrupted run
-goes on after the last of them. KeOps reads its compiler's flags from the environment; they are part of a row's key:
+resumes after the last of them. KeOps reads its compiler's flags from the environment; they are part of a row's key:
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output benchmarks/results/kernel_matvec.jsonl
     CXXFLAGS="-march=native -ffast-math" OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output (the same)

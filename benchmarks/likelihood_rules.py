@@ -38,7 +38,7 @@ Transform = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Entry:
-    """A likelihood, and how its targets come of draws of the one inside."""
+    """A likelihood, and how its targets are made from draws of the one inside."""
 
     make: Callable[[], Any]
     inside: Callable[[Any], Any] = lambda likelihood: likelihood

@@ -6,7 +6,7 @@ LogNormal(0, 1.5^2) for s and l and LogNormal(-2, 1.5^2) for the noise, independ
 
     python -m benchmarks.sgld_posterior --rows 300 --output results/sgld_posterior.jsonl
 
-Interrupted or killed, it goes on where it was: rows that are there are not run again, and chains go on from their
+If interrupted or killed, it resumes: existing rows are not run again, and chains continue from their
 checkpoint beside the output.
 """
 
@@ -70,7 +70,7 @@ def sampler_of(method: str, model: Model, solver: UnbiasedSolver | None = None) 
 def sample(
     sampler: MetropolisHastings | SGLDSampler, checkpoint: Path | None, *, draws: int, chains: int, warmup: int
 ) -> HyperPosterior:
-    """Return draws, going on from a checkpoint if there is one."""
+    """Return draws, continuing from a checkpoint if there is one."""
     found = sampler.load(checkpoint) if checkpoint is not None and list(checkpoint.glob("*.pt")) else None
     done = 0 if found is None else found.raw.size(1)
     if found is None or done < draws:

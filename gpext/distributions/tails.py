@@ -4,7 +4,7 @@ r"""Logarithms of distribution functions, accurate in both tails and differentia
     log_survival:  log P(Y > y)
     log_interval:  log P(l < Y <= u), or log P(l <= Y <= u) of counts
 
-A tail t(x) with density p has d log t / dx = +- p / t, so that derivatives of any order come of log p and log t
+A tail t(x) with density p has d log t / dx = +- p / t, so that derivatives of any order follow from log p and log t
 themselves; those in a second parameter (degrees of freedom, total count) are central differences, to some 1e-9.
 Counts that are so far out that the incomplete gamma or beta function underflows are summed term by term:
 
@@ -70,8 +70,13 @@ def log_interval(distribution: Distribution, lower: Tensor, upper: Tensor) -> Te
     high = torch.where(is_above, low, upper)
     first = (low - 1).clamp_min(0) if discrete else low  # P(Y > l - 1) = P(Y >= l)
     from_zero = discrete & (low <= 0)
-    below, beyond = log_tail(distribution, high, False), log_tail(distribution, first, True)
+    if bool(is_below.all()):  # one tail will do
+        return log_tail(distribution, high, False)
+    beyond = log_tail(distribution, first, True)
     beyond = torch.where(from_zero, 0.0, beyond) if discrete else beyond
+    if bool(is_above.all()):
+        return beyond
+    below = log_tail(distribution, high, False)
     # The difference of the two cdfs, or of the two survival functions: of those that are smaller.
     inner_below, inner_beyond = log_tail(distribution, first, False), log_tail(distribution, high, True)
     inner_below = torch.where(from_zero, -torch.inf, inner_below) if discrete else inner_below

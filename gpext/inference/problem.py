@@ -186,7 +186,7 @@ class Problem:
 
     @property
     def has_data_apart(self) -> bool:
-        """Whether log p(y | f) can be had of one datum alone; by the likelihood's word, or as the last datum shows."""
+        """Whether log p(y | f) of one datum can be evaluated alone: as declared, or as tried on the last."""
         if isinstance(self.likelihood, LatentLikelihood):
             return True
         f = self.mean.detach()
@@ -241,7 +241,7 @@ class Problem:
 
 
 def check_support(likelihood: Any, targets: Tensor) -> None:
-    """Raise unless the targets are finite, in a dtype that the algebra works in, and can have come of the likelihood.
+    """Raise unless the targets are finite, in a dtype that the algebra works in, and in the support of the likelihood.
 
     Raises:
         TypeError: no tensor, or half precision.

@@ -78,14 +78,18 @@ class Censored(WrappedLikelihood):
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return the log probability of the intervals given f, or the log density of the exact data, (..., N)."""
-        lower, upper = targets.unbind(-1)
-        exact = lower == upper
-        value = inner_log_prob(self.likelihood, _finite(lower, upper), f)
-        if bool(exact.all()):
-            return value
-        given = self.likelihood.forward(f.double())
-        inside = log_interval(given, lower.double(), upper.double()).to(value.dtype)
-        return torch.where(exact, value, inside)
+        shape = torch.broadcast_shapes(targets.shape[:-1], f.shape)
+        f = f.expand(shape)
+        parts, rows_of = [], []
+        for is_exact, rows in _kinds(targets):
+            at, (lower, upper) = f[..., rows], targets[..., rows, :].unbind(-1)
+            if is_exact:
+                parts.append(inner_log_prob(self.likelihood, lower, at).to(f.dtype))
+            else:
+                given = self.likelihood.forward(at.double())
+                parts.append(log_interval(given, lower.double(), upper.double()).to(f.dtype))
+            rows_of.append(rows)
+        return torch.cat(parts, -1)[..., torch.cat(rows_of).argsort()]
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(l, u | f)] under N(mean, variance).
@@ -128,6 +132,19 @@ class Censored(WrappedLikelihood):
         if not len(index):
             return []
         return [Observed(index, self.likelihood, lower[..., index], mean[..., index])]
+
+
+def _kinds(targets: Tensor) -> list[tuple[bool, Tensor]]:
+    """Return data of one kind after another, and whether they are exact: each kind needs other tails.
+
+    Exact data, those without a lower and those without an upper limit, and the others; data that are of several kinds
+    in a batch are among the others.
+    """
+    lower, upper = targets.reshape(-1, *targets.shape[-2:]).unbind(-1)
+    exact, left, right = (lower == upper).all(0), (lower == -torch.inf).all(0), (upper == torch.inf).all(0)
+    masks = ((True, exact), (False, left), (False, right), (False, ~(exact | left | right)))
+    found = [(is_exact, mask.nonzero().squeeze(-1)) for is_exact, mask in masks]
+    return [(is_exact, rows) for is_exact, rows in found if len(rows)]
 
 
 def _finite(limit: Tensor, other: Tensor) -> Tensor:

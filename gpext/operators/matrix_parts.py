@@ -36,7 +36,7 @@ class MatrixParts(Protocol):
 
 
 def parts_of(K: LinearOperator) -> MatrixParts:
-    """Return how the parts of K are had: from itself, from the terms of a sum, or from linear_operator's indexing."""
+    """Return access to the parts of K: from K itself, from the terms of a sum, or from linear_operator's indexing."""
     if isinstance(K, MatrixParts):
         return K
     if isinstance(K, SumLinearOperator):

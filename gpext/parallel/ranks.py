@@ -4,8 +4,8 @@ Before any operation the ranks meet: each sends, in four numbers, whether it has
 error of one rank is raised on all, wherever the others are, and ranks about to do different things raise an error where
 a backend would hang or abort.
 
-A sum is one all-reduce of one float64 buffer; every rank gets the same bits. Its meeting goes on while the rank makes
-what it adds. Where that fails, the rank adds zeros, for which the others wait, and says so in the last number.
+A sum is one all-reduce of one float64 buffer; every rank gets the same bits. The reduction proceeds while the rank
+computes what it adds. Where that fails, the rank adds zeros, for which the others wait, and says so in the last number.
 """
 
 from __future__ import annotations

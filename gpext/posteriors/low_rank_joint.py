@@ -184,7 +184,7 @@ def condition_low_rank_joint(
     unit = torch.eye(U.size(-1), dtype=U.dtype, device=U.device)
     small, info = torch.linalg.cholesky_ex(unit + 0.5 * (inner + inner.mT))
     is_proper = (info == 0).all(-1)
-    small = torch.where((info == 0)[..., None, None], small, unit)  # what comes of it is not used
+    small = torch.where((info == 0)[..., None, None], small, unit)  # a placeholder; the result is not used
     scaled = torch.linalg.solve_triangular(small, torch.diag_embed(spread), upper=False)
     noise = scaled.mT @ scaled
     log_det = 2 * small.diagonal(dim1=-2, dim2=-1).log().sum(-1)

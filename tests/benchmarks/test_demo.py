@@ -42,7 +42,7 @@ def test_demo_says_where_gpext_did_not_win():
         "gpytorch NGD": 3.0,
     }
     (line,) = demo.verdict({"toy": runs})
-    assert "gpext did NOT win; gpytorch NGD arrived after 3.00 s, gpext did not arrive" in line
+    assert "gpext did NOT win; gpytorch NGD got there after 3.00 s, gpext did not get there" in line
     assert "gpytorch Adam ended 1.000" in line
     table = demo.table({"toy": runs})
     assert "not reached" in table
@@ -56,7 +56,7 @@ def test_passing_through_is_no_win():
         outcome("gpytorch NGD", [5.0], [-3.0]),
     ]
     (line,) = demo.verdict({"toy": runs})
-    assert "did NOT win; gpytorch Adam arrived after 4.00 s, gpext came by after 1.00 s but did not stay" in line
+    assert "did NOT win; gpytorch Adam got there after 4.00 s, gpext passed it after 1.00 s but did not stay" in line
     assert "1.00 (left)" in demo.table({"toy": runs})
 
 
@@ -67,7 +67,7 @@ def test_staying_first_is_a_win():
         outcome("gpytorch Adam", [4.0], [-1.0]),
         outcome("gpytorch NGD", [5.0], [-3.0]),
     ]
-    assert demo.verdict({"toy": runs}) == ["toy: gpext arrived first, 4.0 times as fast as gpytorch Adam."]
+    assert demo.verdict({"toy": runs}) == ["toy: gpext was first, 4.0 times as fast as gpytorch Adam."]
 
 
 def test_only_training_targets_are_corrupted():

@@ -7,7 +7,7 @@ the mean mu of S, and u = log t make of it
 
 with the Laplace transforms M_j(t) = E[e^{-t theta_j}] = E[(1 + e^{f_j})^{-t}], each an integral over one latent. They
 are bounded by one in |Im u| < pi / 2, so that equal steps in u converge geometrically. Where t is small M_j e^{mu_j t}
-is one but for the variance of theta_j, and comes of its moments. Derivatives are those of M_j under the same nodes,
+is one but for the variance of theta_j, and follows from its moments. Derivatives are those of M_j under the same nodes,
 
     dM_j/dm = -t E[theta' e^{-t theta}],    dM_j/dv = E[(t^2 theta'^2 - t theta'') e^{-t theta}] / 2
 
