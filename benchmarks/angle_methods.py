@@ -1,14 +1,14 @@
-"""Regression of angles: von Mises Gaussian processes, and what else there is.
+"""Regression of angles: von Mises Gaussian processes and alternatives.
 
 A method maps training and test data to predicted directions and, if it has one, the log density of the test angles.
 All Gaussian processes of a comparison have the same kernel, one for both coordinates where there are two, and maximise
-their evidence by the same L-BFGS from the same starts, of which the best counts.
+their evidence by the same L-BFGS from the same starts, of which the best is used.
 
 * von Mises: Laplace's or Taylor's inference; the direction is the predictive circular mean.
-* GP on the angle: as it lies about the circular mean of the training angles; its predictive is a wrapped normal.
+* GP on the angle: relative to the circular mean of the training angles; its predictive is a wrapped normal.
 * GP on (cos, sin): the angle of a pair of Gaussian processes; its predictive is a projected normal.
 * GP, quadratic constraint [Cha13 Sec. 4.2]: (cos, sin) only up to sign, from their products, which are affine in the
-  cosine and sine of the double angle; of the two angles that are left the one nearer the nearest neighbour's.
+  cosine and sine of the double angle; of the two possible angles the one nearer to the nearest neighbour's.
 * nearest neighbour, and least squares where angles are rotations of the inputs, points in the plane.
 * constant: one von Mises density for all.
 """
@@ -42,7 +42,7 @@ _WRAPS = 12  # whole turns to either side
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a method says of the test inputs."""
+    """The predictions of a method at the test inputs."""
 
     direction: Tensor  # (N*,)
     log_density: Tensor | None = None  # of the test angles (N*,)
@@ -51,19 +51,19 @@ class Prediction:
 
 
 def linear(_: int) -> gpytorch.kernels.Kernel:
-    """One variance times x'x'."""
+    """Return a linear kernel with one variance."""
     return gpytorch.kernels.LinearKernel()
 
 
 def rbf(num_features: int) -> gpytorch.kernels.Kernel:
-    """A squared exponential of one length scale, at first the root of the number of features."""
+    """Return a squared exponential kernel with one length scale, initially the root of the number of features."""
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
     kernel.base_kernel.lengthscale = math.sqrt(num_features)
     return kernel
 
 
 def matern(num_features: int, length: float = 1.0) -> gpytorch.kernels.Kernel:
-    """A Matern-3/2 kernel with a length scale for every feature, at first `length` times the root of their number."""
+    """Return a Matern-3/2 kernel with a length scale per feature, initially `length` times the root of their number."""
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=num_features))
     kernel.base_kernel.lengthscale = length * math.sqrt(num_features)
     return kernel
@@ -102,7 +102,7 @@ class GaussianGP(gpytorch.models.ExactGP):
 
 
 def von_mises(data: Dataset, starts: Starts, *, rule: Laplace | Taylor, has_mean: bool = False) -> Prediction:
-    """A von Mises Gaussian process."""
+    """Predict by a von Mises Gaussian process."""
     x, y = data.train_x, data.train_y
     models = [VonMisesGP(x, y, rule, kernel, has_mean) for kernel in starts]
     best, *how = _best([LatentMarginalLogLikelihood(model.likelihood, model) for model in models], x, y)
@@ -112,7 +112,7 @@ def von_mises(data: Dataset, starts: Starts, *, rule: Laplace | Taylor, has_mean
 
 
 def on_the_angle(data: Dataset, starts: Starts) -> Prediction:
-    """A Gaussian process on the angle."""
+    """Predict by a Gaussian process on the angle."""
     centre = _angle(_direction(data.train_y).mean(-1))
     normal, converged, seconds = _gaussian(data.train_x, _wrapped(data.train_y - centre), data.test_x, starts)
     density = wrapped_normal_log_density(data.test_y - centre, normal.mean, normal.variance)
@@ -120,14 +120,14 @@ def on_the_angle(data: Dataset, starts: Starts) -> Prediction:
 
 
 def on_the_coordinates(data: Dataset, starts: Starts) -> Prediction:
-    """A Gaussian process on cosine and sine."""
+    """Predict by a Gaussian process on cosine and sine."""
     normal, converged, seconds = _planar(data, _direction(data.train_y), starts)
     density = projected_normal_log_density(data.test_y, normal.mean, normal.variance)
     return Prediction(_angle(normal.mean), density, converged, seconds)
 
 
 def on_the_products(data: Dataset, starts: Starts) -> Prediction:
-    """A Gaussian process on the products of cosine and sine."""
+    """Predict by a Gaussian process on the products of cosine and sine."""
     normal, converged, seconds = _planar(data, _direction(2 * data.train_y), starts)
     half = 0.5 * _angle(normal.mean)
     is_near = absolute_error(half, nearest_neighbour(data).direction) < math.pi / 2
@@ -135,19 +135,19 @@ def on_the_products(data: Dataset, starts: Starts) -> Prediction:
 
 
 def nearest_neighbour(data: Dataset) -> Prediction:
-    """The angle of the nearest training input."""
+    """Predict the angle of the nearest training input."""
     return Prediction(data.train_y[torch.cdist(data.test_x, data.train_x).argmin(-1)])
 
 
 def least_squares(data: Dataset) -> Prediction:
-    """Inputs (N, 2 P) as points of a shape turned by the angle: the shape, and then the angles, of least squares."""
+    """Fit the shape whose points, rotated by the angle, are the inputs (N, 2 P), then the angles, by least squares."""
     train, test = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (data.train_x, data.test_x))
     shape = (train * torch.polar(torch.ones_like(data.train_y), -data.train_y).unsqueeze(-1)).mean(0)
     return Prediction((test @ shape.conj()).angle())
 
 
 def constant(data: Dataset) -> Prediction:
-    """The von Mises density of the training angles, of greatest likelihood."""
+    """Predict by the von Mises density that maximises the likelihood of the training angles."""
     resultant = _direction(data.train_y).mean(-1)
     density = VonMises(_angle(resultant), concentration_of(resultant.norm()))
     return Prediction(density.loc.expand_as(data.test_y), density.log_prob(data.test_y))
@@ -199,7 +199,7 @@ def _gaussian(x: Tensor, y: Tensor, test_x: Tensor, starts: Starts) -> tuple[Mul
 
 
 def _best(mlls: Sequence[MarginalLogLikelihood], x: Tensor, y: Tensor) -> tuple[MarginalLogLikelihood, bool, float]:
-    """Train all; return that of the greatest evidence, whether its training converged, and the seconds of all."""
+    """Train all; return the one with the greatest evidence, whether its training converged, and the total seconds."""
     results = [gpext.fit(mll, x, y, progress=False) for mll in mlls]
     best = max(range(len(mlls)), key=lambda i: results[i].objective)
     return mlls[best], results[best].status is FitStatus.CONVERGED, sum(result.seconds for result in results)

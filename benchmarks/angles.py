@@ -1,12 +1,12 @@
 """Angles: headings of triangles [Cha13 Sec. 4.2], and directions of the wind.
 
 headings  A trial has a triangle, three points of N(0, I) in the plane, with a heading uniform on the circle. A datum
-          is the triangle turned by a uniform angle, its points with noise of sd 0.1 in a fixed order, and the heading
-          after the turn. 50 trials of 100 test triangles; the training sets of a trial are nested. Kernels are linear
-          and RBF, the von Mises means zero, and the direction predicted is the circular mean. The training sizes of the
-          paper's figure are not in its text; these are ours.
+          is the triangle rotated by a uniform angle, its points with noise of sd 0.1 in a fixed order, and the heading
+          after the rotation. 50 trials of 100 test triangles; the training sets of a trial are nested. Kernels are
+          linear and RBF, the von Mises means zero, and the direction predicted is the circular mean. The paper's text
+          does not give the training sizes of its figure; these are ours.
 wind      Col de la Roa (310 data, by time), Texas (1752, by time and hour; 300 for training), JFK airport (8342, by
-          season, hour and weather; 300 for training), each in 10 folds. Of all methods: Matern-3/2 kernels with a
+          season, hour and weather; 300 for training), each in 10 folds. All methods have Matern-3/2 kernels with a
           length scale for every feature, constant means, and three starts, from long to very short length scales.
 """
 
@@ -57,7 +57,7 @@ PAIRS = (
     ("VM Laplace", "GP (cos, sin)"),
     ("VM Taylor", "VM Laplace"),
 )
-WINDS = {"wind_col_de_la_roa": 300, "wind_texas": 300, "wind_jfk": 300}  # most training data
+WINDS = {"wind_col_de_la_roa": 300, "wind_texas": 300, "wind_jfk": 300}  # maximum number of training data
 WIND_KERNEL: Starts = [partial(matern, length=length) for length in (1.0, 0.1, 0.01)]
 FOLDS = 10
 WIND_METHODS: dict[str, Method] = {
@@ -70,7 +70,7 @@ WIND_METHODS: dict[str, Method] = {
 
 
 def triangles(trial: int, *, num_train: int, num_test: int = TESTS) -> Dataset:
-    """Draw a triangle and its turned, noisy copies; smaller training sets are the first part of larger ones."""
+    """Draw a triangle and its rotated, noisy copies; smaller training sets are the first part of larger ones."""
     generator = torch.Generator().manual_seed(trial)
 
     def normal(*shape: int) -> Tensor:
@@ -93,7 +93,7 @@ def triangles(trial: int, *, num_train: int, num_test: int = TESTS) -> Dataset:
 
 
 def run_headings(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Every method on every trial, a row for each size and trial."""
+    """Run every method on every trial, with a row for each size and trial."""
     sizes, trials, tests = ((4,), 2, 5) if options.quick else (SIZES, TRIALS, TESTS)
     for trial in tqdm(range(trials), desc="headings", disable=None):
         for size in sizes:
@@ -121,7 +121,7 @@ def _record(row: Row, name: str, found: Prediction, data: Dataset) -> None:
 
 
 def run_wind(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Every method on every fold of every set."""
+    """Run every method on every fold of every set."""
     winds = {"synthetic_angles": 12} if options.quick else WINDS
     starts = WIND_KERNEL[:1] if options.quick else WIND_KERNEL
     for name, most in winds.items():
@@ -149,7 +149,7 @@ Errors = dict[str, np.ndarray]
 
 
 def best_errors(rows: Sequence[Row]) -> tuple[Errors, dict[str, str]]:
-    """Return for rows of one size each method's errors (trials,) with its better kernel, and that kernel."""
+    """Return, for rows of one size, each method's errors (trials,) with its better kernel, and that kernel."""
     errors: Errors = {}
     kernels: dict[str, str] = {}
     for name in rows[0]["error"]:
@@ -224,7 +224,7 @@ def draw_headings(ledger: Ledger, path: Path) -> None:
 
 
 def report_wind(ledger: Ledger) -> str:
-    """Return what every method says of the directions left out, and how they differ from the first."""
+    """Return the scores of every method on the held-out directions, and their differences from the first."""
     rows = ledger.of("wind/")
     lines = []
     first = next(iter(WIND_METHODS))

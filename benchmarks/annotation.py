@@ -1,14 +1,15 @@
 r"""Annotate pictures with the digits in them [Cha13 Sec. 4.3, Fig. 3].
 
-The paper's images are not to be had; its task is rebuilt on pictures composed of scikit-learn's digits: 482 pictures
-of 2 x 2 random digits, 300 for training and the rest for testing, 10 random splits, 10 labels that say only which
-digits are present. Digits are equally frequent, or in proportion to 1, 1/2, ..., 1/10 from digit 0 to 9 ("unequal"),
-as words are. Features are root histograms, standardised: of the 17 intensities, as the paper's are of colours, which
-say little; or of 50 visual words (k-means on the 6 x 6 patches of the training pictures), which say more.
+The paper's images are not available; its task is reproduced with pictures composed of scikit-learn's digits: 482
+pictures of 2 x 2 random digits, 300 for training and the rest for testing, 10 random splits, 10 labels that state only
+which digits are present. Digits are equally frequent, or in proportion to 1, 1/2, ..., 1/10 from digit 0 to 9
+("unequal"), as words are. Features are standardised root histograms: of the 17 intensities, which like the paper's
+colour histograms have little information; or of 50 visual words (k-means on the 6 x 6 patches of the training
+pictures), which have more.
 
 Training targets of the Dirichlet GP are as in the synthetic experiment: labels that are present share equally, zeros
-smoothed, y = (1 - e) share + e / 10, with e = 0.9, the best of 1 / 300, which is what DirichletLikelihood's error
-proposes, 0.1, 0.3, 0.6 and 0.9 on pictures of another seed. Its latents share one squared exponential kernel and have
+smoothed, y = (1 - e) share + e / 10, with e = 0.9, the best of 1 / 300 (which the error of DirichletLikelihood
+proposes), 0.1, 0.3, 0.6 and 0.9 on pictures of another seed. Its latents share one squared exponential kernel and have
 zero means. Pictures are annotated with the k labels of largest predictive mean. One-vs-all GPC has a squared
 exponential kernel for each label, by Laplace (scikit-learn, logistic) and by EP (`gpext.inference.EP`, probit); "most
 frequent" annotates every picture with the labels most frequent in training. All parameters maximise the marginal
@@ -56,11 +57,11 @@ METHODS = {  # the rule and e of a Dirichlet GP
     "one-vs-all GPC, EP": ("", 0.0),
 }
 PEERS = ("one-vs-all GPC", "one-vs-all GPC, EP")
-EVERYWHERE = list(METHODS)[:3]  # the others on the first task only
+EVERYWHERE = list(METHODS)[:3]  # the other methods on the first task only
 
 
 class Task(NamedTuple):
-    """How pictures are described and composed."""
+    """The features and the composition of pictures."""
 
     by_words: bool  # or by intensities
     unequal: bool
@@ -137,7 +138,7 @@ def split(name: str, number: int, quick: bool) -> Split:
 
 
 def by_dirichlet(rule: str, smoothing: float, given: Split, max_steps: int | None) -> tuple[np.ndarray, Row]:
-    """Return predictive means (N*, 10), and how training went."""
+    """Return predictive means (N*, 10), and the status of training."""
     shares = torch.from_numpy(given.present / given.present.sum(-1, keepdims=True))
     x = torch.from_numpy(given.x)
     y = (1 - smoothing) * shares + smoothing / LABELS
@@ -153,7 +154,7 @@ def one_against_all(given: Split) -> np.ndarray:
     columns = []
     for present in given.present.T:
         kernel = ConstantKernel(1.0, (1e-4, 1e5)) * RBF(given.x.shape[1] ** 0.5, (1e-1, 1e4))
-        with warnings.catch_warnings():  # of its bounds, and of line searches that went far
+        with warnings.catch_warnings():  # about its bounds, and long steps of its line search
             for category in (ConvergenceWarning, RuntimeWarning):
                 warnings.simplefilter("ignore", category)
             classifier = GaussianProcessClassifier(kernel).fit(given.x, present)
@@ -162,7 +163,7 @@ def one_against_all(given: Split) -> np.ndarray:
 
 
 def scores(predicted: np.ndarray, present: np.ndarray, rank: int) -> tuple[float, float]:
-    """Return the F-score averaged over labels, and the precision, of annotation with so many labels."""
+    """Return the F-score averaged over labels, and the precision, of annotation with this number of labels."""
     given = np.zeros_like(present)
     np.put_along_axis(given, np.argsort(-predicted, -1, kind="stable")[:, :rank], 1, -1)
     found = (given * present).sum(0)
@@ -228,5 +229,5 @@ def _by_split(rows: list[Row], name: str, method: str, score: str) -> dict[str, 
 
 
 def _pairs(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> list[tuple[list[float], list[float]]]:
-    """Return what both have of the splits that both have."""
+    """Return both methods' scores on the splits that both have."""
     return [(ours[number], theirs[number]) for number in ours if number in theirs]

@@ -1,14 +1,14 @@
-r"""What the auxiliary variables cost: the bound and the predictions with and without augmentation [GWO20 Sec. 5.2].
+r"""Cost of the auxiliary variables: the bound and the predictions with and without augmentation [GWO20 Sec. 5.2].
 
 A full Gaussian process, k(x, x') = 0.1 exp(-|x - x'|^2 / theta^2), theta from 0.01 to 100, nothing learned; Boston
 housing with Laplace, Student-t and Matern-3/2 noise, and Heart with logistic classes. For each theta both bounds on the
-log evidence are maximised over q(f) = N(m, V) until they stand still:
+log evidence are maximised over q(f) = N(m, V) to convergence:
 
 * with augmentation: sum_i [log C + g m_i + log phi(E h_i^2)] - KL(q || p), by `gpext.inference.CAVI`;
 * without: sum_i E_q[log p(y_i | f_i)] - KL(q || p), the exact expectation, by `gpext.inference.KL`.
 
 The paper finds "a visible ELBO gap between the augmented model and the original model. However the predictive
-performance is marginally the same". The program checks both sentences and says what follows for choosing theta.
+performance is marginally the same". The program checks both sentences and reports the effect on the choice of theta.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.augmentation_gap --output benchmarks/results/gap.json
     python -m benchmarks.augmentation_gap --quick
@@ -44,9 +44,9 @@ PROBLEMS = (("boston", "matern32"), ("boston", "student_t"), ("boston", "laplace
 QUICK_PROBLEMS = (("synthetic_regression", "student_t"), ("synthetic_binary", "logit"))
 TITLES = {"matern32": "Matern-3/2", "student_t": "Student-t", "laplace": "Laplace", "logit": "logistic"}
 KERNEL_VARIANCE = 0.1  # the paper's
-NOISE = 0.1  # squared scale of the regression likelihoods, standardised units; the paper does not give its own
+NOISE = 0.1  # squared scale of the regression likelihoods, standardised units; the paper does not state its value
 DEG_FREE = 4.0  # of the Student-t
-VISIBLE = 0.01  # a gap is visible if it is this share of the curve's range over theta
+VISIBLE = 0.01  # a gap is visible if it is at least this share of the curve's range over theta
 MARGINAL = 0.01  # nats; test log densities this close are called marginally the same
 
 
@@ -77,13 +77,13 @@ class Row:
 
 
 def squared_exponential(a: Tensor, b: Tensor, theta: float, variance: float = KERNEL_VARIANCE) -> Tensor:
-    """The paper's kernel; there is no 2 in the exponent."""
+    """Return the paper's kernel; there is no 2 in the exponent."""
     distance = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
     return variance * torch.exp(-distance.square() / theta**2)
 
 
 def make_likelihood(name: str) -> AugmentedLikelihood:
-    """The likelihood in float64 with the parameters of this benchmark."""
+    """Return the likelihood in float64 with the parameters of this benchmark."""
     likelihood = LIKELIHOODS[name]().double()
     if name != "logit":
         likelihood.noise = NOISE
@@ -99,7 +99,7 @@ def measure(data: Dataset, name: str, seed: int, theta: float, variance: float =
     mean, covariance = torch.zeros_like(y), squared_exponential(x, x, theta, variance)
 
     started = time.perf_counter()
-    prior = MultivariateNormal(mean, to_linear_operator(covariance))  # of a tensor, torch would factorise K itself
+    prior = MultivariateNormal(mean, to_linear_operator(covariance))  # given a tensor, torch would factorise K
     augmented = CAVI(max_steps=5000).infer(prior, likelihood, y)
     with_seconds = time.perf_counter() - started
     started = time.perf_counter()
@@ -171,7 +171,7 @@ def curves(rows: Sequence[Row]) -> list[Curve]:
 
 
 def findings(curve: Curve) -> list[str]:
-    """Whether the paper's two sentences hold, and what the gap does to the choice of theta; one line each."""
+    """Return whether the paper's two sentences hold, and how the gap affects the choice of theta; one line each."""
     gap = curve.bound_without - curve.bound_with
     widest = int(gap.argmax())
     share = gap[widest] / np.ptp(curve.bound_without)
@@ -196,7 +196,7 @@ def _holds(condition: bool) -> str:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Markdown: a table a curve and its findings."""
+    """Return Markdown: a table for each curve, and its findings."""
     lines = []
     for curve in curves(rows):
         members = [row for row in rows if (row.dataset, row.likelihood) == (curve.dataset, curve.likelihood)]
@@ -231,7 +231,7 @@ def report(rows: Sequence[Row]) -> str:
 
 
 def figure(path: Path, rows: Sequence[Row]) -> None:
-    """The style of the paper's Figs. 2 and 5: negative bound above, negative test log density below."""
+    """Draw the curves as in the paper's Figs. 2 and 5: negative bound above, negative test log density below."""
     import matplotlib.pyplot as plt
 
     found = curves(rows)

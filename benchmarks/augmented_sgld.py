@@ -1,23 +1,23 @@
 r"""Do Langevin steps given augmenting scales draw the hyperposterior of a non-Gaussian GP?
 
-"student_t" is a sine of 300 points with Gaussian noise of sd 0.2, a twentieth of them outliers, with noise of sd 1
-beside it; the model a GP with k = s exp(-(x - x')^2 / (2 l^2)) and Student-t noise of squared scale `noise` and nu
+"student_t" is a sine at 300 points with Gaussian noise of sd 0.2, a twentieth of them outliers with additional noise of
+sd 1; the model is a GP with k = s exp(-(x - x')^2 / (2 l^2)) and Student-t noise of squared scale `noise` and nu
 degrees of freedom. Priors: LogNormal(0, 1) for s and l, LogNormal(-2, 1) for the noise, LogNormal(1.5, 0.5) above 2 for
-nu. The reference is written here, without gpext and in the textbook's form of the scale mixture: y_i = f_i +
+nu. The reference is implemented here, without gpext and in the textbook form of the scale mixture: y_i = f_i +
 N(0, noise / lambda_i), lambda_i ~ Gamma(nu / 2, nu / 2), with f integrated out in every move of (s, l, noise):
 
     lambda | f, y                   exact
     log (s, l, noise) | lambda, y   random-walk Metropolis on N(y | 0, K + noise / lambda), dense
     log nu | lambda                 random-walk Metropolis
-    f | lambda, y                   exact, dense (but for 1e-9 s on the diagonal of its covariance)
+    f | lambda, y                   exact, dense (except for 1e-9 s on the diagonal of its covariance)
 
 "ionosphere" has 300 rows of a real classification problem, a logit likelihood, and s and l as above, with the median
-distance for the unit of l. There the reference is gpext's own GibbsSampler, whose moves of hyperparameters are slices.
+distance as the unit of l. There the reference is gpext's own GibbsSampler, which moves hyperparameters by slices.
 
     python -m benchmarks.augmented_sgld --output results/augmented_sgld.jsonl
 
-If interrupted or killed, it resumes: existing rows are not run again, and gpext's chains continue from
-their draws beside the output.
+An interrupted or killed run resumes: finished rows are not run again, and gpext's chains continue from their draws,
+which are stored beside the output.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PRIORS = {"s": (0.0, 1.0), "l": (0.0, 1.0), "noise": (-2.0, 1.0), "nu": (1.5, 0.
 PROBES = 4
 LOWEST_NU = 2.0  # gpytorch's constraint
 MOVES = 4  # of (s, l, noise) in a sweep of the reference
-JITTER = 1e-9  # of s, added to the variances of f given the rest
+JITTER = 1e-9  # times s, added to the variances of f given the rest
 
 
 class Model(LatentGP):
@@ -178,7 +178,7 @@ class ScaleMixture:
         return self.logs.copy()
 
     def adapt(self, chance: float) -> None:
-        """Let the walk's law follow the chain."""
+        """Adapt the proposal of the random walk to the chain."""
         self.steps += 1
         rate = 1 / (self.steps + 100)
         gap = self.logs[:3] - self.mean
@@ -227,10 +227,10 @@ def sampler_of(method: str, model: Model, step_size: float | None) -> GibbsSampl
 def sample(
     sampler: GibbsSampler | AugmentedSGLDSampler, folder: Path | None, *, draws: int, chains: int, warmup: int
 ) -> GibbsDraws:
-    """Return draws, continuing those of a folder if there are any."""
+    """Return draws, continuing from those in a folder if there are any."""
     generator = torch.Generator().manual_seed(0)
     found = sampler.load(folder) if folder is not None and list(folder.glob("*.pt")) else None
-    while found is None or found.num_draws < draws:  # in parts, so that what is killed has lost one at most
+    while found is None or found.num_draws < draws:  # in parts, so that a killed run loses at most one
         part = min(max(draws // 10, 1), draws - (0 if found is None else found.num_draws))
         found = sampler.run(part, chains, warmup, generator=generator, resume=found, checkpoint=folder)
         if found.status is SamplingStatus.INTERRUPTED:
@@ -240,13 +240,13 @@ def sample(
 
 
 def seconds_a_sweep(sampler: GibbsSampler | AugmentedSGLDSampler, number: int) -> float:
-    """Return the time of one sweep of one chain, timed by itself: a run may have been interrupted."""
+    """Return the time of one sweep of one chain, timed separately because a run may have been interrupted."""
     found = sampler.run(1, 1, 10, progress=False)  # the warm-up finds a step size
     return sampler.run(number, resume=found, progress=False).seconds / number
 
 
 def describe(logs: dict[str, np.ndarray], seconds: float) -> Row:
-    """Return what the table says of draws: moments of the logarithms, their errors, ESS, R-hat."""
+    """Return the table's statistics of draws: moments of the logarithms, their errors, ESS, R-hat."""
     data = arviz.convert_to_dataset(logs)
     ess = [float(v) for v in arviz.ess(data).data_vars.values()]
     chains, draws = next(iter(logs.values())).shape
@@ -296,7 +296,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def report(ledger: Ledger) -> str:
-    """Return both tables: against the first row of the problem, and what a sweep costs."""
+    """Return both tables: comparisons with the first row of the problem, and the costs of a sweep."""
     rows = list(ledger.rows.values())
     compared, costs = [], []
     for row in rows:

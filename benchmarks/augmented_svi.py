@@ -2,15 +2,15 @@
 
 The claim is that of [GWO20 section 5.3]: 200 inducing points from k-means++, minibatches, kernel hyperparameters
 learned by Adam, on two robust regression sets and two (here three) classification sets. For each data set, likelihood,
-minibatch size and seed all methods start from the same hyperparameters and see the same minibatches; they run one after
-the other, in an order that rotates with the seed, so that a drift of the machine's speed hits all alike.
+minibatch size and seed all methods start from the same hyperparameters and use the same minibatches; they run one after
+the other, in an order that rotates with the seed, so that a drift of the machine's speed affects all equally.
 
     GPEXT_DATA=folder python -m benchmarks.augmented_svi --budget 60 --output benchmarks/results/augmented_svi.json
     python -m benchmarks.augmented_svi --quick
     python -m benchmarks.augmented_svi --report-only --output benchmarks/results/augmented_svi.json
 
-Every finished run is written at once; the same command again does only what is missing, and with ``--redo METHOD`` also
-repeats the runs of a method whose code has changed.
+Every finished run is written at once; repeating the command does only the missing runs, and with ``--redo METHOD`` also
+the runs of a method whose code has changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROBLEMS: dict[str, tuple[str, ...]] = {
     "susy": ("logit",),
     "magic": ("logit",),
 }
-# On these nothing of gpext was chosen: they were first run when its schedules and defaults stood.
+# Nothing in gpext was tuned on these: they were first run when its schedules and defaults were fixed.
 FURTHER_PROBLEMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("spambase", "electricity", "shuttle", "letter"), ("logit",)),
     **dict.fromkeys(("kin40k", "pol", "elevators", "california", "naval", "bike"), ROBUST),
@@ -50,13 +50,13 @@ FURTHER_PROBLEMS: dict[str, tuple[str, ...]] = {
 ALL_PROBLEMS = PROBLEMS | FURTHER_PROBLEMS
 QUICK_PROBLEMS: dict[str, tuple[str, ...]] = {"synthetic_regression": ROBUST, "synthetic_binary": ("logit",)}
 Cell = tuple[str, str, int, str]  # data set, likelihood, minibatch size, float type
-TOLERANCE = 0.01  # nats; a method has converged when it is this close to the best value of any method
+TOLERANCE = 0.01  # nats; a method has reached the target when it is this close to the best value of any method
 PACKAGES = ("gpext", "torch", "gpytorch", "linear_operator", "numpy", "scipy", "scikit-learn")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What identifies one run; two runs with the same key are the same run."""
+    """The settings that identify one run; two runs with the same key are the same run."""
 
     dataset: str
     likelihood: str
@@ -83,7 +83,7 @@ def _describe(options: Mapping[str, float]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the packages the numbers belong to."""
+    """Return the machine and Python version to which the numbers belong."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that matter to the numbers."""
+    """Return the versions of the packages that affect the numbers."""
     found = {}
     for name in PACKAGES:
         try:
@@ -113,10 +113,10 @@ def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def open_results(path: Path) -> dict[str, Any]:
-    """The results so far, or an empty file's content.
+    """Return the results so far, or the content of an empty file.
 
     Raises:
-        ValueError: The file comes from another machine or other versions; its times could not be compared.
+        ValueError: The file is from another machine or other versions; its times could not be compared.
     """
     here = {"machine": machine(), "versions": package_versions()}
     if not path.exists():
@@ -132,7 +132,7 @@ def open_results(path: Path) -> dict[str, Any]:
 
 
 def options_of(method: Method, steps: str) -> list[dict[str, float]]:
-    """The step sizes to try; the default comes first and is not repeated."""
+    """Return the step sizes to try; the default comes first and is not repeated."""
     default = dict(method.options)
     if steps == "default":
         return [default]
@@ -151,7 +151,7 @@ def plan(
     num_inducing: int,
     threads: int,
 ) -> Iterable[Run]:
-    """All runs, the methods innermost and rotated by the seed."""
+    """Yield all runs, the methods innermost and rotated by the seed."""
     for seed in range(num_seeds):
         for dataset, likelihoods in problems.items():
             for likelihood in likelihoods:
@@ -183,7 +183,7 @@ def execute(
     redo: Sequence[str] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Do the runs that ``output`` does not have yet, or whose method is in ``redo``, writing each when it is done."""
+    """Do the runs that ``output`` lacks, or whose method is in ``redo``, writing each when it is done."""
     results = open_results(output)
     for run in runs:
         if run.method in redo:
@@ -195,10 +195,7 @@ def execute(
             run.dataset, run.likelihood, seed=run.seed, num_inducing=run.num_inducing, max_train=max_train
         )
         method = methods[run.method]
-        if (
-            run.method,
-            run.likelihood,
-        ) not in warm:  # imports and first calls of a library do not count as training time
+        if (run.method, run.likelihood) not in warm:  # imports and first calls of a library do not count
             _run(method, problem, run, budget=60.0, max_steps=3)
             warm.add((run.method, run.likelihood))
         trace = _run(method, problem, run, budget=run.budget, max_steps=max_steps)
@@ -234,11 +231,11 @@ class Row:
         best: Best test log density of any method at any minibatch size and type, median over the seeds.
         seconds: Median over the seeds of the time to come within the tolerance of that seed's best; inf: not reached.
         ratio: ``seconds`` over gpext's in the same cell; None without gpext, inf or nan if one of the two is infinite.
-        least_ratio: The same with the budget in place of infinite ``seconds``: a lower bound.
+        least_ratio: The ratio with the budget in place of infinite ``seconds``: a lower bound.
         final: Median over the seeds of the last test log density.
         error: Median over the seeds of the last test error.
         failures: Runs that broke down.
-        num_runs: Runs behind the line.
+        num_runs: Number of runs in the line.
     """
 
     cell: Cell
@@ -254,10 +251,10 @@ class Row:
 
 
 def summarise(results: Mapping[str, Any], reference: str = "gpext") -> list[Row]:
-    """The rows of the report: per cell each method at its defaults and, when a grid was run, at its best step sizes.
+    """Return the report's rows: per cell each method at its defaults and, when a grid was run, at its best step sizes.
 
     The best step sizes are those with the smallest median time, then with the best final log density; they are chosen
-    with the test data in hand, in the peers' favour.
+    on the test data, in the peers' favour.
     """
     runs = list(results["runs"].values())
     best: dict[tuple[str, str, int], float] = {}  # over methods, step sizes and minibatch sizes, for each seed
@@ -315,7 +312,7 @@ def _line(
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """A markdown table of :func:`summarise`, with the machine and the versions."""
+    """Return a markdown table of :func:`summarise`, with the machine and the versions."""
     lines = [
         f"Seconds of training until the test log density is within {TOLERANCE} nats of the best of any method "
         "(median over the seeds), on",
@@ -329,7 +326,7 @@ def report(results: Mapping[str, Any]) -> str:
     for row in summarise(results):
         seconds = f"{row.seconds:.2f}" if math.isfinite(row.seconds) else "not reached"
         ratio = ""
-        if row.ratio is not None and row.least_ratio:  # neither without gpext nor where gpext did not get there itself
+        if row.ratio is not None and row.least_ratio:  # empty without gpext, or where gpext itself is infinite
             ratio = f"{row.ratio:.1f}" if math.isfinite(row.ratio) else f"> {row.least_ratio:.1f}"
         lines.append(
             f"| {' | '.join(map(str, row.cell))} | {row.best:.4f} | {row.label} | {seconds} | {ratio} "
@@ -339,7 +336,7 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Programs that are ended when their time is over, and what they had said by then."""
+"""Programs that are ended when their time is over, with their output so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended."""
+    """The end of a program."""
 
     status: int | None  # None where its time was over
     stdout: str
@@ -20,7 +20,7 @@ class Ended:
 
     @property
     def last_words(self) -> str:
-        """The last line it has written, of errors if there are any."""
+        """The last line that it has written, of errors if there are any."""
         return (self.stderr.strip() or self.stdout.strip() or "no output").splitlines()[-1][:300]
 
 
@@ -44,7 +44,7 @@ def ended(command: Sequence[str], most_seconds: float, *, folder: Path, environm
         _kill(process)
         stdout, stderr = process.communicate()
         return Ended(None, stdout, stderr)
-    except BaseException:  # Ctrl-C, which the other session does not get
+    except BaseException:  # Ctrl-C, which the other process session does not receive
         _kill(process)
         raise
 

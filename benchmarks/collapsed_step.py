@@ -1,10 +1,10 @@
 """Milliseconds of one evaluation of the collapsed bound with its gradient, beside the floor of its linear algebra.
 
-What `gpext.fit` does in full batches is, for each L-BFGS iteration, one or two such evaluations and one refreshment of
-the sites. The floor is what the formulas of `CollapsedBound` cannot do without, on n data and M inducing points: one
-kernel matrix M x n and the product that takes its gradient back, two triangular solves, two products of size M x M x n
-(the precision of q(u) at the sites and at the best ones), one of twice that size (the gradient in K_zx), and for the
-M x M matrices two Cholesky factors, an inverse, two products and four solves. Both take turns; time is of the thread.
+In full batches `gpext.fit` does, for each L-BFGS iteration, one or two such evaluations and one refreshment of the
+sites. The floor is the minimum that the formulas of `CollapsedBound` require on n data and M inducing points: one
+kernel matrix M x n and the product that propagates its gradient back, two triangular solves, two products of size
+M x M x n (the precision of q(u) at the sites and at the best ones), one of twice that size (the gradient in K_zx), and
+for the M x M matrices two Cholesky factors, an inverse, two products and four solves. Both take turns; thread time.
 
     OMP_NUM_THREADS=1 python -m benchmarks.collapsed_step
 """
@@ -27,7 +27,7 @@ from gpext.variational import CollapsedBound
 
 
 def floor(problem: Problem) -> Callable[[], object]:
-    """One call does the floor's operations and nothing else."""
+    """Return a function that does the floor's operations and nothing else."""
     x, z = problem.train_x, problem.inducing_points
     num = len(z)
     right = torch.eye(num, dtype=x.dtype)
@@ -51,7 +51,7 @@ def floor(problem: Problem) -> Callable[[], object]:
 
 
 def gpext(problem: Problem) -> tuple[Callable[[], object], Callable[[], object]]:
-    """An evaluation with its gradient at parameters that have moved, and a refreshment of the sites."""
+    """Return an evaluation with its gradient at parameters that have moved, and a refreshment of the sites."""
     learner = SiteLearner(problem, seed=0, dtype=problem.train_x.dtype)
     learner.mll.train()
     strategy = learner.model.variational_strategy
@@ -71,7 +71,7 @@ def gpext(problem: Problem) -> tuple[Callable[[], object], Callable[[], object]]
 
 
 def measure(problem: Problem, rounds: int) -> list[float]:
-    """Median milliseconds of the floor, an evaluation and a refreshment, which take turns."""
+    """Return median milliseconds of the floor, an evaluation and a refreshment, which take turns."""
     contestants = [floor(problem), *gpext(problem)]
     times: list[list[float]] = [[] for _ in contestants]
     for _ in range(rounds):

@@ -2,7 +2,7 @@ r"""Real compositions: a Dirichlet GP against GP regression on log-ratios, by he
 
 Data: sand, silt and clay of 39 sediments of an Arctic lake against depth (13-fold cross-validation), and of 2083
 European agricultural soils (GEMAS) against longitude, latitude, mean temperature and annual precipitation (10 parts,
-each tested once, with 200 training points of the rest). GEMAS has one zero: all methods see y (n - 1) / n + 1 / (3 n),
+each tested once, with 200 training points of the rest). GEMAS has one zero: all methods use y (n - 1) / n + 1 / (3 n),
 n = 2083, the smoothing that DirichletLikelihood's error proposes, in training and test. Densities are those of y with
 respect to the Lebesgue measure of its first D - 1 parts, as torch.distributions.Dirichlet has them.
 
@@ -14,8 +14,8 @@ that maximise the marginal likelihood:
 
       log p(y) = log p(z) + log|det A_{:, :D-1}| - sum_j log y_j
 
-  with A the additive log-ratio (alr, to the last part), an isometric one (ilr, Helmert's), and the isometric one turned
-  to the principal axes of the training targets, which then are uncorrelated.
+  with A the additive log-ratio (alr, to the last part), an isometric one (ilr, Helmert's), and the isometric one
+  rotated to the principal axes of the training targets, in which they are uncorrelated.
 
     GPEXT_DATA=folder python -m benchmarks.multivariate_efd compositions --output results/multivariate_efd.jsonl
 """
@@ -44,7 +44,7 @@ from benchmarks.simplex_recovery import with_error
 
 
 class About(NamedTuple):
-    """How a set is used."""
+    """The use of a data set."""
 
     folds: int
     num_train: int | None  # at most
@@ -140,7 +140,7 @@ def run_compositions(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def report_compositions(ledger: Ledger) -> str:
-    """Return mean log densities, and how far the Dirichlet GP by Laplace is above each, paired by test datum."""
+    """Return mean log densities, and the advantage of the Dirichlet GP by Laplace over each, paired by test datum."""
     lines = [
         "| data | method | log density of a datum | Dirichlet, Laplace minus this | parts won of | seconds to train |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -4,9 +4,9 @@ Parts, any of which may be named on the command line:
 
 * flops: k(x, x') = sigma^2 exp(-|x - x'|^2 / (2 s^2)), (log s, log sigma) over {-1, 1, 3}^2; Ionosphere (80 % of 351),
   Sonar and USPS 3 against 5 with the logit, Glass with stick-breaking; standardised features. Floating point
-  operations and seconds until the bound rises by less than 1e-3, and until it has come within 1e-3 of where it ends:
+  operations and seconds until the bound rises by less than 1e-3, and until it is within 1e-3 of its final value:
   KMM12's Algorithm 1 as printed, gpext's two schedules, and Opper & Archambeau's parameterisation with L-BFGS.
-* sweeps: a sequential sweep against a parallel one against its Cholesky factorisation and triangular solve.
+* sweeps: a sequential sweep, a parallel one, and a Cholesky factorisation with a triangular solve.
 * training: USPS 3 against 5 to convergence: gpext, scikit-learn's GaussianProcessClassifier, and gpytorch's full
   variational GP (NGD + Adam).
 * classes: ordinal and multinomial likelihoods against gpytorch's SoftmaxLikelihood with an SVGP.
@@ -50,7 +50,7 @@ from gpext.likelihoods import (
 )
 
 THETA = (-1.0, 1.0, 3.0)
-LARGEST_FOR_PRINTED = 500  # its loop over data is Python's
+LARGEST_FOR_PRINTED = 500  # data; its loop over data is in Python
 Row = dict[str, Any]
 
 
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 
 def squared_exponential(x: Tensor, log_s: float, log_sigma: float) -> Tensor:
-    """sigma^2 exp(-|x - x'|^2 / (2 s^2))."""
+    """Return sigma^2 exp(-|x - x'|^2 / (2 s^2))."""
     return math.exp(2 * log_sigma) * torch.exp(-0.5 * torch.cdist(x, x).square() / math.exp(2 * log_s))
 
 
@@ -137,7 +137,7 @@ def sweeps(sizes: Sequence[int], rounds: int) -> Iterator[Row]:
             best["floor"] = min(best.get("floor", math.inf), time.perf_counter() - started)
             for schedule in ("parallel", "sequential"):
                 seconds = {}
-                for steps in (1, 4):  # the difference has no start in it
+                for steps in (1, 4):  # the difference excludes the start
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", InferenceWarning)
                         rule = KL(schedule=schedule, max_steps=steps, tolerance=0.0)
@@ -289,7 +289,7 @@ def train_gpytorch(data: Dataset, num_classes: int | None, num_inducing: int | N
 
 
 def training(dataset: str, budget: float) -> Iterator[Row]:
-    """Yield a row a method."""
+    """Yield a row for each method."""
     data = load(dataset)
     for run in (
         lambda: train_gpext(data, BernoulliLogitLikelihood()),
@@ -300,7 +300,7 @@ def training(dataset: str, budget: float) -> Iterator[Row]:
 
 
 def classes(datasets: Sequence[str], budget: float, max_train: int | None, splits: int) -> Iterator[Row]:
-    """Yield a row a data set, split and method."""
+    """Yield a row for each data set, split and method."""
     for dataset, split in itertools.product(datasets, range(splits)):
         data = load(dataset, max_train=max_train, seed=split)
         num_classes = int(max(data.train_y.max(), data.test_y.max())) + 1

@@ -1,4 +1,4 @@
-"""The ways up the bound that `benchmarks.concave_kl` compares: gpext, Algorithm 1 as printed, Opper & Archambeau."""
+"""The optimisers of the bound that `benchmarks.concave_kl` compares: gpext, Algorithm 1, Opper & Archambeau."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RISE = 1e-3  # [KMM12 Sec. 7]: converged when the bound rises by less
 
 @dataclass(frozen=True)
 class Climb:
-    """How one method went up: the bound, floating point operations and seconds after each iteration."""
+    """The course of one method: the bound, floating point operations and seconds after each iteration."""
 
     bound: list[float]
     flops: list[float]
@@ -38,13 +38,13 @@ class Climb:
     status: str = "CONVERGED"
 
     def arrived(self) -> int:
-        """The first iteration that rises by less than RISE, counted from one; the last if there is none."""
+        """Return the first iteration that rises by less than RISE, counted from one; the last if there is none."""
         rises = np.diff(self.bound)
         small = np.flatnonzero(rises < RISE)
         return int(small[0]) + 2 if len(small) else len(self.bound)
 
     def within(self, distance: float) -> int:
-        """The first iteration that comes so near to where it ends, counted from one."""
+        """Return the first iteration within this distance of the final bound, counted from one."""
         return int(np.flatnonzero(np.array(self.bound) >= self.bound[-1] - distance)[0]) + 1
 
     @property
@@ -54,9 +54,9 @@ class Climb:
 
 
 def ours(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, schedule: Any) -> Climb:
-    """KL of gpext: the operations of its linear algebra as they are done, and n^3 a sequential sweep and for its V.
+    """Run gpext's KL: operations of its linear algebra as executed, and n^3 for a sequential sweep and for its V.
 
-    The parallel schedule's first iteration is its start: what finds its sites, and a look at them as every step takes.
+    The parallel schedule's first iteration is its start: finding the initial sites, and one evaluation at them.
     """
     n, latents = y.size(-1), max(prior.batch_shape.numel(), 1)
     rule = KL(bound, schedule="parallel", tolerance=1e-5)
@@ -77,7 +77,7 @@ def ours(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, sc
 
 
 def _at_start(prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound) -> tuple[float, int]:
-    """The bound where KL starts, and the operations that find the place."""
+    """Return the bound at the initial sites of KL, and the operations that find these sites."""
     problem, terms = Problem.of(prior, likelihood, y, 0.0), partial(bound_terms, bound.bind(likelihood, y))
     with linear_algebra() as counter:
         sites = independent_sites(problem, terms)
@@ -97,14 +97,14 @@ def linear_algebra() -> FlopCounterMode:
 
 
 def _of_triangular_solve(matrix: torch.Size, right: torch.Size, *_: Any, left: bool = True, **__: Any) -> int:
-    """Operations, given shapes: n for each entry of the right-hand sides."""
+    """Return the operations, given shapes: n for each entry of the right-hand sides."""
     return math.prod(right) * matrix[-1]
 
 
 def printed(prior: MultivariateNormal, y: Tensor, bound: Bound, max_iterations: int = 30) -> Climb:
-    """KMM12 Algorithm 1 for the logit: V site by site at fixed m, then Newton on m [Eqs. 18 to 21]; rank one in plain.
+    """Run KMM12 Algorithm 1 for the logit: V site by site at fixed m, then Newton on m [Eqs. 18 to 21].
 
-    2 n^2 operations a rank-one update, and n^3 / 3 + 2 n^2 a Newton step.
+    Rank-one updates are not blocked: 2 n^2 operations a rank-one update, and n^3 / 3 + 2 n^2 a Newton step.
     """
     K, m = prior.covariance_matrix, prior.mean.clone()
     n = len(y)
@@ -123,7 +123,7 @@ def printed(prior: MultivariateNormal, y: Tensor, bound: Bound, max_iterations: 
     trace, flops, seconds, work = [], [], [], 0.0
     started = time.perf_counter()
     for _ in range(max_iterations):
-        # m stays during a sweep: f_v of every datum as a function of v alone, from a table
+        # m is fixed during a sweep: f_v of every datum is a function of v alone, interpolated from a table
         v = grid.unsqueeze(-1).expand(-1, n).clone().requires_grad_()
         (table,) = torch.autograd.grad(whole(m.expand(len(grid), n), v).sum(), v)
         slopes = scipy.interpolate.CubicSpline(grid.log().numpy(), table.numpy())
@@ -157,7 +157,7 @@ def printed(prior: MultivariateNormal, y: Tensor, bound: Bound, max_iterations: 
 
 
 def _fixed_point(coefficients: np.ndarray, knots: np.ndarray, r: float) -> float:
-    """Max over v of log v - r v + 2 f(v): stationary where 1/v - r + 2 f_v = 0, by bisection on log v."""
+    """Maximise log v - r v + 2 f(v) over v: stationary where 1/v - r + 2 f_v = 0, by bisection on log v."""
 
     def slope(log_v: float) -> float:
         k = min(max(int(np.searchsorted(knots, log_v)) - 1, 0), len(knots) - 2)
@@ -186,10 +186,10 @@ def _slope_and_bend(bound: Callable[[Tensor, Tensor], Tensor], m: Tensor, v: Ten
 def opper(
     prior: MultivariateNormal, likelihood: Any, y: Tensor, bound: Bound, max_iterations: int, log_scale: bool = False
 ) -> Climb:
-    """M = K alpha, V = (K^-1 + diag(lambda))^-1 and L-BFGS over both [Opper & Archambeau 2009; KMM12 Eq. 11].
+    """Run L-BFGS over alpha and lambda [Opper & Archambeau 2009; KMM12 Eq. 11].
 
-    lambda is kept positive by bounds, or on a `log_scale` by its logarithm. An evaluation: Cholesky, triangular solve
-    and V, n^3 (1/3 + 1 + 1).
+    m = K alpha and V = (K^-1 + diag(lambda))^-1. lambda is kept positive by bounds, or with `log_scale` by its
+    logarithm. An evaluation takes a Cholesky factor, a triangular solve and V, n^3 (1/3 + 1 + 1).
     """
     local = bound.bind(likelihood, y)
     K = prior.covariance_matrix

@@ -14,7 +14,7 @@ _MOST_ROUNDS = 50
 
 @dataclass(frozen=True)
 class Times:
-    """Median and least seconds a unit of work of each contestant, and the errors of those that have none."""
+    """Median and minimum seconds a unit of work of each contestant, and the errors of those without times."""
 
     seconds: dict[str, float]
     fastest: dict[str, float]
@@ -23,13 +23,13 @@ class Times:
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when the device has done what was asked of it; CUDA's operations return before they are done."""
+    """Return when the device has finished its operations; CUDA operations return before they are done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def said(error: BaseException) -> str:
-    """The first line of an error, with its type."""
+    """Return the first line of an error, with its type."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}".rstrip(": ")
 
@@ -41,16 +41,16 @@ def in_turns(
     most_seconds: float,
     first: str | None = None,
 ) -> Times:
-    """Median seconds a unit, contestants taking turns (A B C A B C ...), two turns of each before not counted.
+    """Return median seconds a unit, contestants taking turns (A B C A B C ...), after two turns that do not count.
 
-    The first of them compiles and fills caches and the second finds the allocator as the others will. A contestant that
-    raises is left out, with its error.
+    The first of these compiles and fills caches, and the second brings the allocator to the state of the later turns. A
+    contestant that raises is omitted, with its error.
 
     Args:
-        calls: of each contestant what to time, and how many units of work one call is.
-        device: waited for before the clock is read.
+        calls: for each contestant the call to time, and the number of units of work in one call.
+        device: synchronised before the clock is read.
         most_seconds: no turn begins later than this; each contestant that does not raise has one turn in any case.
-        first: the contestant whose error is raised instead of kept.
+        first: the contestant whose error is raised instead of recorded.
     """
     begun, times, errors = time.perf_counter(), {name: [] for name in calls}, {}
     turn = 0
@@ -82,24 +82,24 @@ def in_turns(
 def limits(
     device: torch.device, dtype: torch.dtype, *, size: int, copied: int, most_seconds: float
 ) -> dict[str, float]:
-    """Flops a second of a product of two square matrices, and bytes a second that a copy reads and writes.
+    """Return flops a second of a product of two square matrices, and bytes a second that a copy reads and writes.
 
-    2 n^3 flops, and of a copy its bytes twice, once read and once written; the fastest turn, since what else runs only
-    takes from it. Neither is looked up: what a card is sold with is not what a program gets. Products in float32 go as
-    torch's settings have it, by default without TF32. Other work can be faster than a product that does not use all of
-    a device, and has no way to a part that serves products alone.
+    A product has 2 n^3 flops, and a copy counts its bytes twice, once read and once written; the fastest turn is used,
+    since other programs only slow it down. Both are measured, as a program does not reach a card's nominal figures.
+    Products in float32 follow torch's settings, by default without TF32. Other work can be faster than a product that
+    does not use the whole device, and cannot use units that serve products alone.
 
     Args:
         device: to measure.
         dtype: of the numbers.
-        size: n; on a busy CPU so small that some product is over before it is interrupted.
-        copied: bytes of what is copied; more than any cache holds.
+        size: n; on a busy CPU so small that some product finishes without being interrupted.
+        copied: bytes to copy; more than any cache holds.
         most_seconds: for all turns.
 
     Raises:
         RuntimeError: the device cannot do either.
     """
-    generator = torch.Generator(device).manual_seed(0)  # of equal numbers a card makes products faster
+    generator = torch.Generator(device).manual_seed(0)  # a card multiplies matrices of equal numbers faster
     A, B = torch.randn(2, size, size, dtype=dtype, device=device, generator=generator)
     source = torch.ones(copied // dtype.itemsize, dtype=dtype, device=device)
     target = torch.empty_like(source)

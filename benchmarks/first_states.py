@@ -1,7 +1,7 @@
 """What the first states of `gpext.fit` lack: data in q(u), or learned hyperparameters?
 
-For each of its first steps the test log density of the model as it is, and with the best q(u) of more data at the same
-hyperparameters. Milliseconds are of the thread, without the evaluations.
+The table has, for each of the first steps, the test log density of the model as it is, and with the best q(u) of more
+data at the same hyperparameters. Milliseconds are thread time, without the evaluations.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.first_states --dataset susy --likelihood logit
 """
@@ -24,7 +24,7 @@ from gpext.variational import CollapsedBound
 
 
 def with_q_of(learner: SiteLearner, problem: Problem, size: int) -> float:
-    """Test log density with the q(u) that is best for the first `size` data, the hyperparameters as they are."""
+    """Return the test log density with the best q(u) for the first `size` data, at the current hyperparameters."""
     other = copy.deepcopy(learner)
     strategy = other.model.variational_strategy
     bound = CollapsedBound(strategy, other.likelihood, problem.train_x[:size], problem.train_y[:size], bound="exact")
@@ -34,7 +34,7 @@ def with_q_of(learner: SiteLearner, problem: Problem, size: int) -> float:
 
 
 def first_states(problem: Problem, *, seed: int, num_steps: int, sizes: Sequence[int]) -> list[list[str]]:
-    """A row for each step: number, milliseconds so far, log density as it is, with q(u) of each number of data."""
+    """Return a row per step: number, milliseconds so far, log density as it is, with q(u) of each number of data."""
     learner = SiteLearner(problem, seed=seed, dtype=problem.train_x.dtype)
     rows: list[list[str]] = []
     spent, since = 0.0, time.thread_time()
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for seed in range(args.seeds):
         problem = make_problem(args.dataset, args.likelihood, seed=seed, num_inducing=args.num_inducing)
-        first_states(problem, seed=seed, num_steps=2, sizes=args.sizes[:1])  # first calls are not timed
+        first_states(problem, seed=seed, num_steps=2, sizes=args.sizes[:1])  # first calls do not count
         found = first_states(problem, seed=seed, num_steps=args.steps, sizes=args.sizes)
         rows += [[str(seed), *row] for row in found]
     print(table(["seed", "step", "ms", "as it is", *(f"q(u) of {size}" for size in args.sizes)], rows))

@@ -1,6 +1,6 @@
 """The other samplers of the Gibbs benchmark, on the same whitened latent: Pyro's NUTS, HMC and random walk.
 
-And the noise scale of a Student-t model by the scale mixture of [JVV11], plain and with its parameter expansion.
+Also the noise scale of a Student-t model by the scale mixture of [JVV11], plain and with its parameter expansion.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpext.posteriors import DensePrior
 from gpext.ppl import latent_model
 from gpext.sites import GaussianSites
 
-HMC_STEPS = 10  # leapfrog steps, the most of the paper's Table 5
+HMC_STEPS = 10  # leapfrog steps, the maximum in the paper's Table 5
 _PILOT = 200  # steps of NUTS that find the step size of HMC: Pyro's own adaptation keeps the length of the path
-_SHARE = 0.7  # of that step size: at the whole of it some chains never move
+_SHARE = 0.7  # of that step size: at the full step size some chains never move
 
 
 def _hmc(model: Callable[[], None]) -> HMC:
@@ -44,7 +44,7 @@ KERNELS: dict[str, Callable[[Callable[[], None]], MCMCKernel]] = {
 
 @dataclass(frozen=True)
 class Sampled:
-    """Draws of f, and the time the sampling took without its warm-up."""
+    """Draws of f, and the time of sampling without the warm-up."""
 
     latent: Tensor  # (chains, draws, N)
     seconds: float
@@ -91,7 +91,7 @@ def noise_by_scale_mixture(
     warmup: int,
     seed: int,
 ) -> Sampled:
-    """Draws of log s of Student-t noise, p(log s) uniform, by Gibbs with the noise variances of the data.
+    """Return draws of log s of Student-t noise, p(log s) uniform, by Gibbs with the noise variances of the data.
 
     y_i ~ N(f_i, a^2 U_i), U_i ~ Inv-chi^2(nu, t^2), s = a t; a stays 1 unless the model is expanded [JVV11 Sec. 5].
     """

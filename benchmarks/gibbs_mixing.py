@@ -2,15 +2,15 @@ r"""How well do samplers of the exact posterior mix, and what does a draw cost [
 
 table    Boston housing with Student-t, Laplace and Matern-3/2 noise, heart disease with the logistic likelihood: the
          Gibbs sampler, Pyro's NUTS and HMC on the whitened latent, and a random walk. Kernel and noise are trained by
-         CAVI and then the same for all.
-relaxed  what over-relaxation does to the effective sample sizes of f, of its square, and of its tails.
+         CAVI and then fixed for all samplers.
+relaxed  the effect of over-relaxation on the effective sample sizes of f, of its square, and of its tails.
 nuts     every marginal mean and standard deviation of the Gibbs sampler against NUTS, N = 100, every likelihood.
 noise    the noise scale of a Student-t model: w integrated out (gpext) against the scale mixture of JVV11, plain and
          with its parameter expansion.
 
     python -m benchmarks.gibbs_mixing --output results/gibbs_mixing.jsonl
 
-Rows that are there already are not run again. Bulk effective sample sizes and R-hat are ArviZ's (rank-normalised).
+Finished rows are not run again. Bulk effective sample sizes and R-hat are ArviZ's (rank-normalised).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Model(gpext.models.LatentGP):
 
 
 def trained(dataset: str, make: Callable[[], gpytorch.likelihoods.Likelihood], quick: bool) -> Model:
-    """Return a model trained on all rows of a data set; to be quick, on a few, and as it is."""
+    """Return a model trained on all rows of a data set; if quick, one with few rows and without training."""
     data = load(dataset, test_fraction=0.0)
     rows = 12 if quick else None
     x, y = data.train_x[:rows], data.train_y[:rows]
@@ -86,7 +86,7 @@ def trained(dataset: str, make: Callable[[], gpytorch.likelihoods.Likelihood], q
 
 
 def prior_of(model: Model) -> MultivariateNormal:
-    """Return the trained prior at the data, with jitter enough for the Cholesky factor that whitening needs."""
+    """Return the trained prior at the data, with enough jitter for the Cholesky factor that whitening needs."""
     model.train()
     with torch.no_grad():
         prior = model(model.train_inputs[0])
@@ -95,7 +95,7 @@ def prior_of(model: Model) -> MultivariateNormal:
 
 
 def sample_by_gibbs(sampler: GibbsSampler, *, num_samples: int, num_chains: int, warmup: int, seed: int) -> Sampled:
-    """Run our sampler; the clock runs without the warm-up."""
+    """Run gpext's sampler; the time excludes the warm-up."""
     generator = torch.Generator().manual_seed(seed)
     warm = sampler.run(1, num_chains, warmup, generator=generator, progress=False)
     draws = sampler.run(num_samples, resume=warm, progress=False)
@@ -103,7 +103,7 @@ def sample_by_gibbs(sampler: GibbsSampler, *, num_samples: int, num_chains: int,
 
 
 def diagnose(sampled: Sampled) -> Row:
-    """Return what the table says of draws."""
+    """Return the table's statistics of draws."""
     chains, draws, size = sampled.latent.shape
     exported = arviz.convert_to_dataset({"f": sampled.latent.numpy()})
     bulk, r_hat = arviz.ess(exported)["f"].values, arviz.rhat(exported)["f"].values
@@ -212,7 +212,7 @@ def run_noise(ledger: Ledger, options: argparse.Namespace) -> None:
     """Compare three ways to move the noise scale of a Student-t model."""
     model = trained("boston", likelihoods.StudentTLikelihood, options.quick)
     model.likelihood.deg_free = 4.0
-    flat = LogNormalPrior(0.0, 20.0)  # of the squared scale: uniform in its logarithm, as far as the data reach
+    flat = LogNormalPrior(0.0, 20.0)  # of the squared scale: uniform in its logarithm over the range of the data
     model.likelihood.register_prior("noise_prior", flat, "noise")
     prior = prior_of(model)
     dense = DensePrior.of(prior.mean, prior.covariance_matrix, 0.0)
@@ -286,7 +286,7 @@ def report_nuts(ledger: Ledger) -> str:
 
 
 def report_noise(ledger: Ledger) -> str:
-    """Return how the three ways mix."""
+    """Return the table of how the three samplers of the noise scale mix."""
     lines = [
         "| way | chains x draws | ms a draw | lag-1 | R-hat | ESS | ESS/s | mean of log s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -1,12 +1,12 @@
-"""The laws on a GPU, and one table of what it does: beside gpytorch and KeOps, and beside the card's own limits.
+"""The laws on a GPU, and a table of times compared with gpytorch and KeOps, and with the card's own limits.
 
     python -m benchmarks.gpu --output gpu.jsonl                # on a card; under ten minutes in all
     python -m benchmarks.gpu --device cpu --output cpu.jsonl   # rehearsal: smaller sizes, laws on a simulated device
     python -m benchmarks.gpu --device cpu --quick              # seconds
 
-Jobs (:mod:`benchmarks.gpu_jobs`) run in processes of their own, each for a bounded time, and the laws in the time that
-is left. A row that fails states the reason, and the others continue. With `--output` rows are kept as they are
-finished: the same command again resumes after the last of them, and repeats those that failed.
+Jobs (:mod:`benchmarks.gpu_jobs`) run in separate processes, each for a bounded time, and the laws in the remaining
+time. A row that fails states why, and the other rows continue. With `--output` rows are written as they are finished:
+the same command resumes after the last one, and repeats those that failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.gpu_jobs import JOBS, LIMITS, OURS, SIZES, measure
 from benchmarks.ledger import Ledger, Row, measure_and_report
 from benchmarks.tables import table
 
-_LEAST = 5.0  # seconds; with less left nothing is begun
+_LEAST = 5.0  # seconds; nothing is started with less time left
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
@@ -57,12 +57,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def name_of(device: str) -> str:
-    """The card or the processor."""
+    """Return the name of the card or the processor."""
     return torch.cuda.get_device_name() if device == "cuda" else machine()["cpu"]
 
 
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Make the rows that are missing, the limits first, and the laws at the end."""
+    """Measure the missing rows, the limits first, and the laws at the end."""
     sizes = "quick" if options.quick else "gpu" if options.device == "cuda" else "cpu"
     begun, card = time.perf_counter(), name_of(options.device)
 
@@ -96,7 +96,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def apart(name: str, device: str, sizes: str, threads: int, most_seconds: float) -> Row:
-    """Return the row of a job from a process of its own, or an error that says why there is none."""
+    """Return the row of a job run in a separate process, or an error that states why there is none."""
     command = [sys.executable, "-m", "benchmarks.gpu_jobs", name, "--device", device, "--sizes", sizes]
     command += ["--threads", str(threads)]
     found = ended(command, most_seconds, folder=gpu_laws.ROOT, environment=os.environ)
@@ -111,7 +111,7 @@ def apart(name: str, device: str, sizes: str, threads: int, most_seconds: float)
 
 
 def report(ledger: Ledger) -> str:
-    """The laws, the limits and the table, of each device and size."""
+    """Return the laws, the limits and the table, for each device and size."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in ledger.rows.values():
         groups.setdefault((row["device"], row["sizes"]), []).append(row)
@@ -171,7 +171,7 @@ def _size(row: Row) -> str:
 
 
 def shown(seconds: float) -> str:
-    """Seconds in a unit that suits them."""
+    """Return seconds in a suitable unit."""
     scale, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{seconds / scale:.3g} {unit}"
 

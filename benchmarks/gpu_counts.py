@@ -3,7 +3,7 @@ r"""Floating-point operations and bytes of the jobs of :mod:`benchmarks.gpu`, by
 An addition, a product, a quotient, a root, an exponential: one operation each. Bytes are those of every operand and
 result of an operation (a factor, a solve, a product), read or written once. For a unit of work of a job:
 
-* step: its floor (:mod:`benchmarks.step_time`), whatever a method does beyond it, or leaves to every few steps as gpext
+* step: its floor (:mod:`benchmarks.step_time`), whatever a method does beyond it, or does only every few steps as gpext
   does with the factor and the kernel of the inducing points; M inducing points, B data, d inputs:
   2 M B d + 3 M B for the kernel, M^3 / 3 for the factor, 2 M^2 B for two triangular solves, 4 M^2 B for two products.
 * product: n (n + 1) / 2 (3 d + 1) + 2 n^2 R for distances, profile and R columns; K_ij = K_ji is needed once. A
@@ -13,7 +13,7 @@ result of an operation (a factor, a solve, a product), read or written once. For
 * CG: the products, and 10 n R a step for its vectors.
 * Gibbs sweep: a Cholesky factor n^3 / 3 a chain, and 8 n^2: two triangular solves, two products with K and one with its
   root, the last three of them of n^2 multiplications and additions.
-* EP: for each look at sites a Cholesky factor and the inverse of a triangle, 2 n^3 / 3.
+* EP: for each evaluation of sites a Cholesky factor and the inverse of a triangle, 2 n^3 / 3.
 * Polya-Gamma draws: none are counted (a draw takes a random number of steps); its bytes are count, tilt and draw.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """What a unit of work needs at least."""
+    """The minimum operations and bytes of a unit of work."""
 
     flops: float
     bytes: float
@@ -37,7 +37,7 @@ class Work:
 
 
 def step(M: int, B: int, d: int, size: int) -> Work:
-    """Of the floor of a training step, in numbers of `size` bytes."""
+    """Return the work of the floor of a training step, in numbers of `size` bytes."""
     flops = 2 * M * B * d + 3 * M * B + M**3 / 3 + 2 * M**2 * B + 4 * M**2 * B
     numbers = (M + B) * d + 3 * M * B  # inputs, distances written, K_zx read and written
     numbers += 2 * M**2 + 2 * (M**2 + 2 * M * B) + (M**2 + 2 * M * B) + (2 * M * B + M**2)
@@ -45,30 +45,30 @@ def step(M: int, B: int, d: int, size: int) -> Work:
 
 
 def product(n: int, d: int, R: int, size: int) -> Work:
-    """Of K V, K (n, n) not stored."""
+    """Return the work of K V, K (n, n) not stored."""
     return Work(float(n * (n + 1) // 2 * (3 * d + 1) + 2 * n**2 * R), float(size * n * (d + 2 * R)))
 
 
 def derivatives(n: int, d: int, R: int, size: int) -> Work:
-    """Of the derivatives of sum(U * (K V)) in all inputs, K not stored."""
+    """Return the work of the derivatives of sum(U * (K V)) in all inputs, K not stored."""
     return Work(float(n * (n - 1) // 2 * (6 * d + 1 + 4 * R)), float(size * n * (2 * d + 2 * R)))
 
 
 def cg(n: int, d: int, R: int, num_products: int, size: int) -> Work:
-    """Of a solve by so many products."""
+    """Return the work of a solve by a number of products."""
     return (product(n, d, R, size) + Work(10.0 * n * R, 10.0 * size * n * R)) * num_products
 
 
 def gibbs_sweep(n: int, num_chains: int) -> Work:
-    """Of all chains, in float64."""
+    """Return the work of a sweep of all chains, in float64."""
     return Work(n**3 / 3 + 8 * n**2, 8.0 * 6 * n**2) * num_chains
 
 
 def ep(n: int, num_looks: int) -> Work:
-    """Of one inference in float64."""
+    """Return the work of one inference in float64."""
     return Work(2 * n**3 / 3, 8.0 * 5 * n**2) * num_looks
 
 
 def polya_gamma() -> Work:
-    """Of one draw."""
+    """Return the work of one draw."""
     return Work(0.0, 3 * 8.0)

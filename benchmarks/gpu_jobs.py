@@ -1,9 +1,9 @@
-"""The jobs of :mod:`benchmarks.gpu`, each timed beside what gpytorch or KeOps has for it, and a program for one.
+"""The jobs of :mod:`benchmarks.gpu`, each timed with its counterpart in gpytorch or KeOps, and a program for one job.
 
     python -m benchmarks.gpu_jobs "product float32" --device cpu --sizes quick
 
-prints the row as JSON on its last line. A process for each job: a card that has failed once fails for the rest of the
-process, and what hangs can be ended.
+prints the row as JSON on its last line. Each job runs in a separate process: a card that has failed once fails for the
+rest of the process, and a process that hangs can be ended.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Calls = dict[str, tuple[Callable[[], object], float]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the jobs are."""
+    """The sizes of the jobs."""
 
     limit: int  # side of the matrices of the limits
     copied: int  # bytes
@@ -60,7 +60,7 @@ class Sizes:
     chains: int
     ep: int
     draws: int
-    with_keops: bool  # which compiles, some ten seconds a formula; else gpytorch's stored matrices
+    with_keops: bool  # compiling takes some ten seconds a formula; else gpytorch's stored matrices
     seconds: float  # for the turns of one job
 
 
@@ -74,20 +74,20 @@ DIMENSION = 8
 
 @dataclass(frozen=True)
 class Job:
-    """Something to time: what calls there are, how large a unit of work is, and what to say of it."""
+    """A job to time: its calls, the size of a unit of work, and its description."""
 
     calls: Calls
     work: Work
     unit: str
     about: str
-    products: dict[str, int] = field(default_factory=dict)  # of a solve, by contestant, counted as they are made
+    products: dict[str, int] = field(default_factory=dict)  # of a solve, by contestant, counted during the run
 
 
 # ---- training steps -------------------------------------------------------------------------------------------------
 
 
 def step(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
-    """Minibatch steps of a sparse model with Laplace noise, and of gpytorch's with NGD and with Adam."""
+    """Return minibatch steps of a sparse model with Laplace noise, and of gpytorch's with NGD and with Adam."""
     problem = synthetic_problem(
         "laplace", num_data=sizes.num_data, dimension=DIMENSION, num_inducing=sizes.num_inducing
     )
@@ -111,19 +111,19 @@ def step(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 
 
 def inputs(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Standard normal inputs (n, d), the same on every device."""
+    """Return standard normal inputs (n, d), the same on every device."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(n, DIMENSION, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def columns(n: int, number: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Standard normal vectors (number, n, 1), the same on every device."""
+    """Return standard normal vectors (number, n, 1), the same on every device."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(number, n, 1, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def kernels(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> dict[str, gpytorch.kernels.Kernel]:
-    """RBF kernels of gpext and of whom it is compared with."""
+    """Return the RBF kernels of gpext and of the peer."""
     found = {OURS: PROFILES["rbf"](keops, DIMENSION)}
     if sizes.with_keops:
         if importlib.util.find_spec("pykeops"):
@@ -142,7 +142,7 @@ def _about_products(sizes: Sizes, n: int) -> str:
 
 
 def products(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
-    """K v without derivatives, K not stored."""
+    """Return products K v without derivatives, K not stored."""
     n = sizes.product
     x, (v,) = inputs(n, device, dtype), columns(n, 1, device, dtype)
     calls: Calls = {name: (partial(product, kernel, x, v), 1) for name, kernel in kernels(sizes, device, dtype).items()}
@@ -150,7 +150,7 @@ def products(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 
 
 def derivatives(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
-    """sum(u * (K v)) and its derivatives in the length scales: gpext's in one pass, the other's by autograd."""
+    """Return sum(u * (K v)) and its derivatives in the length scales: gpext's in one pass, the peer's by autograd."""
     n = sizes.product
     x, (u, v) = inputs(n, device, dtype), columns(n, 2, device, dtype)
     each = kernels(sizes, device, dtype)
@@ -161,9 +161,9 @@ def derivatives(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 
 
 def solve(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
-    """(K + noise I) a = y by conjugate gradients without a preconditioner, to a residual that both can reach.
+    """Return solves (K + noise I) a = y by conjugate gradients, no preconditioner, to a residual that both can reach.
 
-    To 1e-6 gpytorch's does not converge within its maximum number of steps, even in float64.
+    With a tolerance of 1e-6 gpytorch's continues to its last step without converging, also in float64.
     """
     n, tolerance = sizes.solve, 1e-4
     x, (y,) = inputs(n, device, dtype), columns(n, 1, device, dtype)
@@ -192,7 +192,7 @@ def solve(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
         return solved
 
     calls: Calls = {name: (solver(name, each), 1) for name, each in kernels(sizes, device, dtype).items()}
-    calls[OURS][0]()  # how many products there are
+    calls[OURS][0]()  # counts the products
     work = gpu_counts.cg(n, DIMENSION, 1, num_products[OURS], dtype.itemsize)
     return Job(calls, work, "solve", f"{_about_products(sizes, n)}, to {tolerance}", num_products)
 
@@ -201,7 +201,7 @@ def solve(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 
 
 def classes(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs (n, d), the covariance of f there (n, n) and classes (n,), float64, the same on every device."""
+    """Return inputs (n, d), the covariance of f there (n, n) and classes (n,), float64, the same on every device."""
     x = inputs(n, torch.device("cpu"), torch.float64)
     covariance = torch.exp(-0.5 * torch.cdist(x, x).square() / DIMENSION)
     y = (x[:, 0] + 0.5 * columns(n, 1, x.device, x.dtype)[0, :, 0] > 0).double()
@@ -209,7 +209,7 @@ def classes(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gibbs(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
-    """Sweeps of Gibbs sampling of a logit model; gpytorch's draw of f given the same w alone, without drawing w."""
+    """Return Gibbs sweeps of a logit model; gpytorch's draw of f given the same w alone, without drawing w."""
     n, chains, sweeps = sizes.gibbs, sizes.chains, 5
     x, covariance, y = classes(n, device)
     sampler = GibbsSampler(MultivariateNormal(y.new_zeros(n), covariance), BernoulliLogitLikelihood(), y)
@@ -222,7 +222,7 @@ def gibbs(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 
 
 def ep(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
-    """A logit model's posterior by EP; gpytorch's by natural gradients, all data inducing, until its bound stands."""
+    """Return EP on a logit model; gpytorch's natural gradients, all data inducing, until its bound has converged."""
     n = sizes.ep
     x, covariance, y = classes(n, device)
     prior, likelihood = MultivariateNormal(y.new_zeros(n), covariance), BernoulliLogitLikelihood()
@@ -236,7 +236,7 @@ def ep(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 
 
 def polya_gamma(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
-    """Draws of PG(1, z), z normal of standard deviation 3; neither gpytorch nor KeOps has any."""
+    """Return draws of PG(1, z), z normal with standard deviation 3; neither gpytorch nor KeOps has any."""
     z = 3 * torch.randn(sizes.draws, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
     law, generator = PolyaGamma(torch.ones_like(z), z), torch.Generator(device).manual_seed(0)
     few = z[: max(len(z) // 20, 1)]

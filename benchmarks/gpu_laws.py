@@ -1,4 +1,4 @@
-"""The laws that concern a device, by pytest in a process of its own, counted also where their time is over."""
+"""The laws that concern a device, by pytest in a separate process, counted also if its time runs out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.bounded import ended
 
 ROOT = Path(__file__).parents[1]
-# Without a card the first two run on a simulated device, and of the others the tests of CUDA are skipped.
+# Without a card the first two run on a simulated device, and the CUDA tests of the other files are skipped.
 LAWS = (
     "tests/laws/test_device_laws.py",
     "tests/laws/test_default_device_laws.py",
@@ -69,7 +69,7 @@ def _counted(output: str, seconds: float, note: str) -> dict[str, Any]:
 
 
 def summary(laws: dict[str, Any]) -> str:
-    """Lines that say how they ended."""
+    """Return lines that summarise the outcomes."""
     counts = ", ".join(f"{laws[name]} {name}" for name in ("passed", "failed", "skipped"))
     lines = [f"Laws: {counts} in {laws['seconds']:.0f} s" + (f" ({laws['note']})" if laws["note"] else "")]
     return "\n".join([*lines, *(f"  failed: {name}" for name in laws["failures"])])

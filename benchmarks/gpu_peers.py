@@ -1,4 +1,4 @@
-"""What gpytorch has for the jobs of Gibbs sampling and of EP: a draw of f given Gaussian sites, and NGD."""
+"""gpytorch's counterparts for the jobs of Gibbs sampling and of EP: a draw of f given Gaussian sites, and NGD."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.peers import BernoulliLogit
 
-_RATE = 0.5  # of NGD; at 1 it does not settle on every problem
-_STILL = 1e-6  # of the bound, from one step to the next
+_RATE = 0.5  # of NGD; at 1 it does not converge on every problem
+_STILL = 1e-6  # relative change of the bound from one step to the next
 _MOST_STEPS = 100
 
 
@@ -36,10 +36,10 @@ class _Exact(gpytorch.models.ExactGP):
 
 
 def gpytorch_draw(x: Tensor, y: Tensor, num_chains: int) -> Callable[[], Tensor]:
-    """A function that returns draws of f given Polya-Gamma variables (chains, n), by dense factors.
+    """Return a function that returns draws of f given Polya-Gamma variables (chains, n), by dense factors.
 
-    Every call has a model of its own, as the variables are other ones in every sweep; w itself is not drawn, but is
-    1/4, its mean where f = 0.
+    Every call builds a new model, as the variables change in every sweep; w itself is not drawn, but is 1/4, its mean
+    where f = 0.
     """
     n = len(y)
     w = torch.full((num_chains, n), 0.25, dtype=x.dtype, device=x.device)
@@ -66,7 +66,7 @@ class _Variational(gpytorch.models.ApproximateGP):
 
 
 def variational_posterior(x: Tensor, y: Tensor) -> float:
-    """The bound per datum of a logit model at fixed hyperparameters when steps of NGD no longer move it."""
+    """Return the bound per datum of a logit model at fixed hyperparameters when steps of NGD no longer change it."""
     model, likelihood = _Variational(x), BernoulliLogit().to(x)
     model.to(x)
     objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))

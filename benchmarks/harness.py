@@ -1,8 +1,8 @@
-"""What every method of a convergence benchmark shares: the problem, the clock, the evaluation and the trace.
+"""The common parts of convergence benchmarks: the problem, the clock, the evaluation and the trace.
 
-A method is a function ``run(problem, *, batch_size, budget, seed, dtype, max_steps=None, **options) -> Trace``.
-One that works on minibatches only writes a :class:`Learner` and hands it to :func:`train`; any other one uses a
-:class:`Recorder` by itself. The clock runs while a method is set up and trained and stands still while it is evaluated.
+A method is a function ``run(problem, *, batch_size, budget, seed, dtype, max_steps=None, **options) -> Trace``. A
+method that works on minibatches only defines a :class:`Learner` and passes it to :func:`train`; any other method uses a
+:class:`Recorder` directly. The clock runs while a method is set up and trained and stops while it is evaluated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIKELIHOODS = ("laplace", "student_t", "matern32", "logit")
 
 @dataclass(frozen=True)
 class Initial:
-    """Hyperparameters at the start, the same for every method.
+    """Initial hyperparameters, the same for every method.
 
     Attributes:
         lengthscale: Of every input dimension.
@@ -49,7 +49,7 @@ class Problem:
     """Data, likelihood, inducing points and start of one convergence run; float64, a method casts to its own dtype.
 
     The model is the same for all: zero mean, ``outputscale * exp(-sum_d (x_d - x'_d)^2 / (2 lengthscale_d^2))``,
-    inducing points that stay where they are, all other hyperparameters learned.
+    fixed inducing points, all other hyperparameters learned.
     """
 
     dataset: str
@@ -63,7 +63,7 @@ class Problem:
 
 
 class Status(str, Enum):
-    """How a run ended."""
+    """The way in which a run ended."""
 
     FINISHED = "finished"
     NOT_POSITIVE_DEFINITE = "not positive definite"
@@ -97,53 +97,53 @@ class Trace:
     train_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The trace in JSON's types."""
+        """Return the trace in JSON's types."""
         return asdict(self) | {"status": self.status.value}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trace:
-        """The inverse of :meth:`as_dict`."""
+        """Return the trace of :meth:`as_dict`."""
         return cls(**{**values, "status": Status(values["status"])})
 
     def seconds_to(self, log_density: float) -> float:
-        """Training time at the first evaluation that reached ``log_density``; infinite if none did."""
+        """Return training time at the first evaluation that reached ``log_density``; infinite if none did."""
         reached = (t for t, value in zip(self.seconds, self.log_density, strict=True) if value >= log_density)
         return next(reached, math.inf)
 
 
 class Predictor(Protocol):
-    """What an evaluation needs of a trained or half-trained model."""
+    """The interface that an evaluation needs from a trained or half-trained model."""
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of ``f`` at each row of ``x`` (float64, any number of rows), without gradients."""
+        """Return mean and variance of ``f`` at each row of ``x`` (float64, any number of rows), without gradients."""
 
     def likelihood_parameters(self) -> dict[str, float]:
-        """The keywords of :func:`benchmarks.scoring.conditional` at the current state."""
+        """Return the keywords of :func:`benchmarks.scoring.conditional` at the current state."""
 
     def hyperparameters(self) -> dict[str, Any]:
-        """What to keep of the final state: floats and lists of floats."""
+        """Return the final state to record: floats and lists of floats."""
 
 
 class Learner(Predictor, Protocol):
     """A predictor that learns from minibatches."""
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """One training step on a minibatch in the learner's own dtype."""
+        """Do one training step on a minibatch in the learner's own dtype."""
 
 
 class ScaledKernelParameters:
-    """What a predictor with a gpytorch `likelihood` and a `model` with a ScaleKernel says of its parameters."""
+    """The parameters of a predictor with a gpytorch `likelihood` and a `model` with a ScaleKernel."""
 
     model: Any
     likelihood: Any
 
     def likelihood_parameters(self) -> dict[str, float]:
-        """Noise and degrees of freedom, where the likelihood has them."""
+        """Return noise and degrees of freedom, where the likelihood has them."""
         names = ("noise", "deg_free")
         return {name: getattr(self.likelihood, name).item() for name in names if hasattr(self.likelihood, name)}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Kernel and likelihood parameters."""
+        """Return kernel and likelihood parameters."""
         kernel = self.model.covar_module
         return {
             "outputscale": kernel.outputscale.item(),
@@ -158,7 +158,7 @@ class Method:
 
     Attributes:
         run: ``run(problem, *, batch_size, budget, seed, dtype, max_steps=None, **options) -> Trace``.
-        options: Its defaults, as a user would take them.
+        options: The method's defaults, as a user would leave them.
         grid: The options tried when the command line asks for tuned peers.
         learner: ``learner(problem, *, seed, dtype, **options) -> Learner``, for the step timer; None if the method has
             no minibatch step.
@@ -194,7 +194,7 @@ def make_problem(
 
 
 def choose_inducing_points(x: Tensor, num_inducing: int, *, seed: int, max_rows: int = 20_000) -> Tensor:
-    """Centres of a few k-means rounds from a k-means++ start, on the first ``max_rows`` rows."""
+    """Return the centres of a few k-means rounds from a k-means++ start, on the first ``max_rows`` rows."""
     from sklearn.cluster import KMeans
 
     means = KMeans(num_inducing, init="k-means++", n_init=1, max_iter=20, random_state=seed).fit(x[:max_rows].numpy())
@@ -202,7 +202,7 @@ def choose_inducing_points(x: Tensor, num_inducing: int, *, seed: int, max_rows:
 
 
 def minibatches(num_data: int, batch_size: int, *, seed: int) -> Iterator[Tensor]:
-    """Indices of endless minibatches: each epoch a fresh permutation, its incomplete last batch dropped."""
+    """Yield indices of endless minibatches: each epoch is a new permutation, its incomplete last batch dropped."""
     generator = torch.Generator().manual_seed(seed)
     batch_size = min(batch_size, num_data)
     while True:
@@ -211,7 +211,7 @@ def minibatches(num_data: int, batch_size: int, *, seed: int) -> Iterator[Tensor
 
 
 def evaluate(problem: Problem, predictor: Predictor, chunk: int = 4096) -> tuple[float, float]:
-    """Test error and mean test log density."""
+    """Return test error and mean test log density."""
     with torch.no_grad():
         parts = [predictor.latent(x) for x in problem.test_x.split(chunk)]
         mean, variance = (torch.cat(values).double() for values in zip(*parts, strict=True))
@@ -258,15 +258,15 @@ class Recorder:
         return self._started is not None
 
     def start(self) -> None:
-        """Let the clock run."""
+        """Start the clock."""
         self._started = time.perf_counter()
 
     def stop(self) -> None:
-        """Let the clock stand."""
+        """Stop the clock."""
         self._elapsed, self._started = self.elapsed, None
 
     def advance(self, predictor: Predictor, steps: int = 1) -> bool:
-        """Count steps, evaluate if it is time to, and tell whether to go on."""
+        """Count steps, evaluate if it is time to, and return whether to continue."""
         self.num_steps += steps
         elapsed = self.elapsed
         last = elapsed >= self.budget or (self.max_steps is not None and self.num_steps >= self.max_steps)
@@ -280,7 +280,7 @@ class Recorder:
         return not last
 
     def evaluate(self, predictor: Predictor) -> bool:
-        """Add a row to the trace unless it is not finite; the clock should stand."""
+        """Add a row to the trace unless it is not finite; the clock should be stopped."""
         error, log_density = evaluate(self.problem, predictor)
         if not (math.isfinite(error) and math.isfinite(log_density)):
             self._status, self._message = Status.NOT_FINITE, f"test log density {log_density}, error {error}"
@@ -290,7 +290,7 @@ class Recorder:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Record a numerical breakdown; anything else is a mistake in the program and is raised again."""
+        """Record a numerical breakdown; any other error is a mistake in the program and is raised again."""
         self.stop()
         if isinstance(error, NotPSDError | torch.linalg.LinAlgError):
             self._status = Status.NOT_POSITIVE_DEFINITE
@@ -301,7 +301,7 @@ class Recorder:
         self._message = str(error)[:300]
 
     def trace(self) -> Trace:
-        """The run so far."""
+        """Return the trace of the run so far."""
         return Trace(
             status=self._status,
             message=self._message,
@@ -332,7 +332,7 @@ def train(
     x, y = problem.train_x.to(dtype), problem.train_y.to(dtype)
     recorder = Recorder(problem, budget=budget, max_steps=max_steps)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)  # jitter added to a Cholesky factor: the method's own affair
+        warnings.simplefilter("ignore", NumericalWarning)  # jitter added to a Cholesky factor: left to the method
         try:
             recorder.start()
             learner = make_learner()

@@ -1,4 +1,4 @@
-"""Which bound should teach the hyperparameters: the augmented one or the exact one, at the same q(u)?
+"""Learning hyperparameters from the augmented bound or from the exact one, at the same q(u).
 
 The augmented bound gives q(u) its closed-form steps, but it can be several nats loose, and its looseness depends on the
 kernel. With minibatches both columns have the same batches, the same closed-form steps in q(u) and the same Adam; only
@@ -61,7 +61,7 @@ def run_full_batch(problem: Problem, bound: str, *, seed: int) -> dict[str, floa
 
 
 def report(results: dict[str, Any]) -> str:
-    """Median over the seeds of the final test log density and the time of a step, and the difference."""
+    """Return medians over the seeds of the final test log density and the time of a step, and the difference."""
     lines = [
         f"Mean test log density after {results['num_steps'] or 'all'} steps, batch {results['batch_size'] or 'full'}, "
         f"median of {results['seeds']} seeds.",

@@ -1,10 +1,10 @@
 """Products with kernel matrices that are not stored: gpext's tiles, gpytorch's KeOps kernels, and a stored matrix.
 
-Of each size, profile and type: the seconds of K @ V, and of sum(U * (K @ V)) with its derivatives in all length scales,
-by autograd from K @ V and, of the tiles, by `bilinear_form`, which makes one pass. Contestants take turns (A B C A B C
+For each size, profile and type: seconds of K @ V, and of sum(U * (K @ V)) with its derivatives in all length scales,
+by autograd from K @ V and, for the tiles, by `bilinear_form`, which makes one pass. Contestants take turns (A B C A B C
 ...), the first turn, in which KeOps compiles, not counted; so the ratios hold even when the machine's speed drifts. A
-stored K is made once, beforehand, and not counted either. Rows are kept as they are finished, and an interrupted run
-resumes after the last of them. KeOps reads its compiler's flags from the environment; they are part of a row's key:
+stored K is computed once, beforehand, and not counted either. Rows are written as they are finished, and an interrupted
+run resumes after the last one. KeOps reads its compiler flags from the environment; they are part of a row's key:
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output benchmarks/results/kernel_matvec.jsonl
     CXXFLAGS="-march=native -ffast-math" OMP_NUM_THREADS=1 python -m benchmarks.kernel_matvec --output (the same)
@@ -42,13 +42,13 @@ CONTESTANTS = ("tiles", "keops", "stored")
 
 
 def product(kernel: gpytorch.kernels.Kernel, x: Tensor, v: Tensor) -> Tensor:
-    """K @ V without derivatives, never by a stored K."""
+    """Return K @ V without derivatives, never by a stored K."""
     with torch.no_grad(), gpytorch.settings.max_cholesky_size(1):
         return kernel(x).evaluate_kernel() @ v
 
 
 def product_and_derivatives(kernel: gpytorch.kernels.Kernel, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """K @ V, and the derivatives of sum(U * (K @ V)) in the raw length scales."""
+    """Return K @ V, and the derivatives of sum(U * (K @ V)) in the raw length scales."""
     with gpytorch.settings.max_cholesky_size(1):
         found = kernel(x).evaluate_kernel() @ v
         (derivatives,) = torch.autograd.grad((u * found).sum(), [kernel.raw_lengthscale])
@@ -58,7 +58,7 @@ def product_and_derivatives(kernel: gpytorch.kernels.Kernel, x: Tensor, u: Tenso
 def measure(
     profile: str, dtype: torch.dtype, *, n: int, dimension: int, columns: int, contestants: Sequence[str], rounds: int
 ) -> Row:
-    """Median seconds by task and contestant, and the largest relative difference between contestants by task."""
+    """Return median seconds by task and contestant, and by task the largest relative difference between contestants."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, dimension, generator=generator, dtype=torch.float64).to(dtype)
     u, v = torch.randn(2, n, columns, generator=generator, dtype=torch.float64).to(dtype)
@@ -100,7 +100,7 @@ def measure(
 
 
 def form_and_derivatives(kernel: gpytorch.kernels.Kernel, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """sum(U * (K @ V)) and its derivatives in the raw length scales, from one pass over K."""
+    """Return sum(U * (K @ V)) and its derivatives in the raw length scales, from one pass over K."""
     with gpytorch.settings.max_cholesky_size(1):
         form = kernel(x).evaluate_kernel().bilinear_form(u, v)
         (derivatives,) = torch.autograd.grad(form, [kernel.raw_lengthscale])
@@ -108,7 +108,7 @@ def form_and_derivatives(kernel: gpytorch.kernels.Kernel, x: Tensor, u: Tensor, 
 
 
 def in_turns(calls: Mapping[str, Callable[[], Tensor]], rounds: int) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Median seconds of each call, and what it returned."""
+    """Return the median seconds of each call, and its results."""
     found = {name: call() for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -120,7 +120,7 @@ def in_turns(calls: Mapping[str, Callable[[], Tensor]], rounds: int) -> tuple[di
 
 
 def report(ledger: Ledger) -> str:
-    """A markdown table: milliseconds of the tiles, and the others' times over theirs."""
+    """Return a markdown table: milliseconds of the tiles, and the other contestants' times over theirs."""
     head = ["kernel", "type", "d", "n", "columns", "threads", "flags", "K V, ms", "Gel/s", "KeOps", "stored"]
     head += ["and gradient, ms", "KeOps", "in one pass, ms", "KeOps"]
     lines = []
@@ -174,7 +174,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Measure every combination that is not there yet."""
+    """Measure every combination that is missing."""
     contestants = ["tiles", *options.contestants]
     flags = os.environ.get("CXXFLAGS", "")
     cells = itertools.product(options.num_data, options.dimension, options.profiles, options.dtypes, options.columns)

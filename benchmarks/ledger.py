@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class Ledger:
-    """Rows by their keys, as JSON lines; before them the machine and the versions they were made with."""
+    """Rows by their keys, as JSON lines, preceded by the machine and the package versions."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -28,14 +28,14 @@ class Ledger:
             self._append(header)
 
     def get(self, key: str, make: Callable[[], Row]) -> Row:
-        """Return the row of this key, made now unless it is there."""
+        """Return the row of this key, measured now unless it exists."""
         if key not in self.rows:
             self.rows[key] = {"key": key, **make()}
             self._append(self.rows[key])
         return self.rows[key]
 
     def of(self, prefix: str) -> list[Row]:
-        """Return the rows whose keys begin like this."""
+        """Return the rows whose keys begin with this prefix."""
         return [row for key, row in self.rows.items() if key.startswith(prefix)]
 
     def _append(self, row: Mapping[str, Any]) -> None:
@@ -48,11 +48,11 @@ class Ledger:
 def measure_and_report(
     options: argparse.Namespace, run: Callable[[Ledger, argparse.Namespace], None], report: Callable[[Ledger], str]
 ) -> Ledger:
-    """Measure what is missing, unless there is only to report, print the tables, and return the rows.
+    """Measure the missing rows, unless only a report is asked for, print the tables, and return the rows.
 
     Args:
         options: with `threads`, `output` and `report_only`.
-        run: makes the rows that are missing.
+        run: measures the missing rows.
         report: returns the tables.
     """
     torch.set_num_threads(options.threads)

@@ -1,9 +1,9 @@
-"""Do the draws of Gibbs sampling follow their laws, and how many are there in a second?
+"""Do the mixing variables of Gibbs sampling follow their distributions, and how many are drawn in a second?
 
 For every family of mixing densities and every tilt: a Kolmogorov-Smirnov test of a million draws against the exact cdf,
 and their mean and variance in standard errors; the same for draws by numerical inversion of phi alone, with the largest
-error of that inversion's cdf. Then Polya-Gamma draws a second, in turns with the C package `polyagamma` (where it can
-be imported), with the sum of 200 gammas and with the numerical inversion.
+error of that inversion's cdf. Then Polya-Gamma draws a second, taking turns with the C package `polyagamma` (where it
+can be imported), with the sum of 200 gammas and with the numerical inversion.
 
     OMP_NUM_THREADS=1 python -m benchmarks.mixing_draws --output benchmarks/results/mixing_draws.json
 """
@@ -46,23 +46,23 @@ _CHUNK = 1 << 15  # values of a cdf at a time: 24 complex nodes each
 
 
 def log_sech(r: Tensor) -> Tensor:
-    """Log 1 / cosh(sqrt r), also of complex r."""
+    """Return log 1 / cosh(sqrt r), also of complex r."""
     c = torch.sqrt(r)
     return math.log(2) - c - torch.log(1 + torch.exp(-2 * c))
 
 
 def log_matern32(r: Tensor) -> Tensor:
-    """Log (1 + x) e^-x, x = sqrt(3 r), also of complex r."""
+    """Return log (1 + x) e^-x, x = sqrt(3 r), also of complex r."""
     x = torch.sqrt(3 * r)
     return torch.log(1 + x) - x
 
 
 def number(value: float) -> Tensor:
-    """A float64 scalar."""
+    """Return a float64 scalar."""
     return torch.tensor(value, dtype=F64)
 
 
-# The closed radial functions, and their log phi as a user writes it.
+# The closed-form radial functions, and their log phi as a user would write it.
 FAMILIES: dict[str, tuple[RadialFunction, Callable[[Tensor], Tensor]]] = {
     "student_t (nu = 4)": (StudentTRadial(number(4.0)), lambda r: -2.5 * torch.log(1 + r / 4)),
     "student_t (nu = 0.5)": (StudentTRadial(number(0.5)), lambda r: -0.75 * torch.log(1 + 2 * r)),
@@ -75,14 +75,14 @@ FAMILIES: dict[str, tuple[RadialFunction, Callable[[Tensor], Tensor]]] = {
 
 
 def exact_cdf(law: Distribution, values: Tensor) -> Tensor:
-    """P(W <= value) for a vector of values; that of the Gamma from scipy, torch's being wrong by 1e-9."""
+    """Return P(W <= value) for a vector of values; for the Gamma from scipy, as torch's is wrong by 1e-9."""
     if isinstance(law, Gamma):
         return torch.from_numpy(stats.gamma.cdf(values.numpy(), law.concentration.item(), scale=1 / law.rate.item()))
     return torch.cat([law.cdf(part) for part in values.split(_CHUNK)])
 
 
 def tested(law: Distribution, draws: Tensor) -> dict[str, float]:
-    """Kolmogorov-Smirnov p value, and the errors of mean and variance in standard errors (nan if there is none)."""
+    """Return the Kolmogorov-Smirnov p value, and mean and variance errors in standard errors (nan if there is none)."""
     uniform = exact_cdf(law, draws).numpy()
     num = len(draws)
     variance = law.variance
@@ -97,14 +97,14 @@ def tested(law: Distribution, draws: Tensor) -> dict[str, float]:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Of one call."""
+    """Return the seconds of one call."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def check_family(name: str, tilt: float, num_draws: int, seed: int) -> dict[str, Any]:
-    """Draws of both kinds at one tilt."""
+    """Check draws of both kinds at one tilt."""
     radial, log_phi = FAMILIES[name]
     generator = torch.Generator().manual_seed(seed)
     exact = radial.mixing(number(tilt**2))
@@ -119,7 +119,7 @@ def check_family(name: str, tilt: float, num_draws: int, seed: int) -> dict[str,
 
 
 def cdf_error(name: str, tilt: float) -> float:
-    """The largest error of the numerical cdf at 400 probabilities between 1e-12 and 1 - 1e-12."""
+    """Return the largest error of the numerical cdf at 400 probabilities between 1e-12 and 1 - 1e-12."""
     radial, log_phi = FAMILIES[name]
     tail = torch.logspace(-12, math.log10(0.5), 200, dtype=F64)
     numerical = AutomaticRadial(log_phi=log_phi).mixing(number(tilt**2))
@@ -128,14 +128,14 @@ def cdf_error(name: str, tilt: float) -> float:
 
 
 def sum_of_gammas(tilt: Tensor, generator: torch.Generator, terms: int = 200) -> Tensor:
-    """PG(1, tilt) cut off after some terms of its series."""
+    """Draw PG(1, tilt) with its series truncated after some terms."""
     k = torch.arange(1, terms + 1, dtype=F64, device=tilt.device)
     rates = 2 * math.pi**2 * (k - 0.5).square() + 0.5 * tilt.square().unsqueeze(-1)
     return (torch.empty_like(rates).exponential_(generator=generator) / rates).sum(-1)
 
 
 def speed(tilts: Tensor, num_rounds: int, seed: int) -> dict[str, float]:
-    """Million draws a second of PG(1, tilts): medians over rounds in which the contestants take turns."""
+    """Return million draws a second of PG(1, tilts): medians over rounds in which the contestants take turns."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     law = PolyaGamma(torch.ones_like(tilts), tilts)
     numerical = AutomaticRadial(lambda r: 1 / torch.cosh(torch.sqrt(r))).mixing((0.5 * tilts).square())
@@ -160,7 +160,7 @@ def speed(tilts: Tensor, num_rounds: int, seed: int) -> dict[str, float]:
 
 
 def count_speed(count: float, num_draws: int, num_rounds: int, seed: int) -> dict[str, float]:
-    """Million draws a second of PG(count, z), z from a normal distribution of standard deviation 3."""
+    """Return million draws a second of PG(count, z), z from a normal distribution of standard deviation 3."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     tilts = 3 * torch.randn(num_draws, generator=generator, dtype=F64)
     law = PolyaGamma(torch.full_like(tilts, count), tilts)
@@ -180,7 +180,7 @@ def count_speed(count: float, num_draws: int, num_rounds: int, seed: int) -> dic
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """The markdown tables."""
+    """Return the markdown tables."""
     lines = [
         f"{results['num_draws']} draws each on {results['machine']['cpu']}, one thread, float64. p: Kolmogorov-Smirnov "
         "against the exact cdf; z: errors of mean and variance in standard errors.",

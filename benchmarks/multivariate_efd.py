@@ -1,4 +1,4 @@
-"""Likelihoods of several latents [Cha13]: what the structured algebra costs, and what they predict.
+"""Likelihoods of several latents [Cha13]: the cost of the structured algebra, and the predictions.
 
 time          Laplace for D classes and N data, one Newton step: D + 1 Cholesky factors of size N, beside the dense
               system of size N D.
@@ -10,7 +10,7 @@ annotation    the digits in a picture: see `benchmarks.annotation`.
 
     python -m benchmarks.multivariate_efd time headings wind --output results/multivariate_efd.jsonl
 
-Rows that are there already are not run again.
+Finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def structured(mean: Tensor, covariance: Tensor, sites: CoupledSites) -> tuple[T
 
 
 def dense(mean: Tensor, covariance: Tensor, sites: CoupledSites) -> tuple[Tensor, Tensor]:
-    """The same by one system of size N D."""
+    """Return the same quantities by one system of size N D."""
     latents, size = mean.shape
     K = torch.block_diag(*covariance)
     U = torch.diag(sites.precision.flatten()).view(latents, size, latents, size)

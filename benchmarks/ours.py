@@ -1,7 +1,7 @@
-"""gpext's entries in the registry: what a user gets from `gpext.fit` with no option set, and with minibatches.
+"""gpext's entries in the registry: `gpext.fit` with no option set, and with minibatches.
 
-* ``gpext``: ``gpext.fit(mll, x, y)``, L-BFGS on the collapsed augmented bound of growing subsets; the batch size of the
-  benchmark does not matter to it;
+* ``gpext``: ``gpext.fit(mll, x, y)``, L-BFGS on the collapsed augmented bound of growing subsets, independent of the
+  batch size of the benchmark;
 * ``gpext-svi``: ``gpext.fit(mll, x, y, batch_size=B)``, closed-form q(u) steps and Adam for the hyperparameters.
 """
 
@@ -40,7 +40,7 @@ class SiteGP(gpytorch.models.ApproximateGP):
         self.covar_module.base_kernel.lengthscale = problem.initial.lengthscale
 
     def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        """The prior at ``x``."""
+        """Return the prior at ``x``."""
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
@@ -63,13 +63,13 @@ class SiteLearner(ScaledKernelParameters):
         self._batches: Minibatches | None = None
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """One minibatch step on these data."""
+        """Do one minibatch step on these data."""
         if self._batches is None:
             self._batches = Minibatches(len(y), len(y), torch.Generator())
         self.next_step(x, y, self._batches)
 
     def next_step(self, x: Tensor, y: Tensor, batches: Minibatches) -> None:
-        """One minibatch step, as `gpext.fit(mll, x, y, batch_size=batches.batch_size)` takes it."""
+        """Do one minibatch step, as `gpext.fit(mll, x, y, batch_size=batches.batch_size)` does."""
         if self._stepper is None:
             size = batches.batch_size
             self._stepper = SiteStepper(
@@ -85,7 +85,7 @@ class SiteLearner(ScaledKernelParameters):
         self._stepper.step(x, y, batches)
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f."""
+        """Return mean and variance of f."""
         training = self.model.training
         self.model.eval()
         with torch.no_grad():

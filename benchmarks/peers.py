@@ -29,7 +29,7 @@ class BernoulliLogit(_OneDimensionalLikelihood):
     """``p(y = 1 | f) = 1 / (1 + exp(-f))``, targets in {0, 1}."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Bernoulli:
-        """The conditional distribution at samples of f."""
+        """Return the conditional distribution at samples of f."""
         return Bernoulli(logits=function_samples)
 
 
@@ -44,7 +44,7 @@ class Matern32Distribution(Distribution):
         super().__init__(self.loc.shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density."""
+        """Return the log density."""
         r = math.sqrt(3) * (value - self.loc).abs() / self.scale
         return torch.log1p(r) - r - self.scale.log() + math.log(math.sqrt(3) / 4)
 
@@ -67,7 +67,7 @@ class Matern32(_OneDimensionalLikelihood):
         self.initialize(raw_noise=self.raw_noise_constraint.inverse_transform(torch.as_tensor(value)))
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Matern32Distribution:
-        """The conditional distribution at samples of f."""
+        """Return the conditional distribution at samples of f."""
         return Matern32Distribution(function_samples, self.noise.sqrt())
 
 
@@ -84,12 +84,12 @@ class SVGP(gpytorch.models.ApproximateGP):
         self.covar_module.base_kernel.lengthscale = problem.initial.lengthscale
 
     def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        """The prior at ``x``."""
+        """Return the prior at ``x``."""
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def make_likelihood(problem: Problem) -> Likelihood:
-    """The likelihood of a problem with its initial parameters."""
+    """Return the likelihood of a problem with its initial parameters."""
     if problem.likelihood == "logit":
         return BernoulliLogit()
     likelihood = {"laplace": LaplaceLikelihood, "student_t": StudentTLikelihood, "matern32": Matern32}[
@@ -125,7 +125,7 @@ class GPyTorchLearner(ScaledKernelParameters):
             self.optimizers = [natural, torch.optim.Adam(parameters, lr=lr)]
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """One gradient step on the negative bound."""
+        """Do one gradient step on the negative bound."""
         self.model.train()
         self.likelihood.train()
         for optimizer in self.optimizers:
@@ -135,7 +135,7 @@ class GPyTorchLearner(ScaledKernelParameters):
             optimizer.step()
 
     def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f."""
+        """Return mean and variance of f."""
         self.model.eval()
         with torch.no_grad():
             marginal = self.model(x.to(self.dtype))

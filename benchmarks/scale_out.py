@@ -1,11 +1,12 @@
-r"""How much faster several processes are than one, and what they tell each other: torch.distributed over loopback.
+r"""Speed-up of several processes over one, and their communication: torch.distributed over loopback.
 
-One thread a process, gloo. "svi": closed-form steps of q(u) with derivatives of all hyperparameters, M inducing points
-and for every rank a minibatch of its own, so that a step sees more data. "svi, one batch": the same minibatch shared
-out. "svi as in fit": derivatives at every tenth step alone, as `gpext.fit` takes them for 50000 data or more.
-"product": K @ v by tiles shared out. Throughput is data (or products) a second over that of one process, which takes
-its turn in every round, as the machine's speed drifts. Seconds and numbers of communication are those a rank counts;
-seconds of CPU are those of the busiest rank, which other users of the machine lengthen less than the time on the clock.
+One thread per process, gloo. "svi": closed-form steps of q(u) with derivatives of all hyperparameters, M inducing
+points and a separate minibatch for every rank, so that a step uses more data. "svi, one batch": one minibatch divided
+among the ranks. "svi as in fit": derivatives only at every tenth step, as `gpext.fit` computes them for 50000 data or
+more. "product": K @ v by tiles divided among the ranks. Throughput is data (or products) a second over that of one
+process, which takes its turn in every round, as the machine's speed drifts. Seconds and numbers of communication are
+those that a rank counts; CPU seconds are those of the busiest rank, which other programs affect less than wall-clock
+time.
 
     python -m benchmarks.scale_out --ranks 1 2 --output results/scale_out.jsonl
 """
@@ -38,7 +39,7 @@ TASKS = ("svi", "svi, one batch", "svi as in fit", "svi as in fit, one batch", "
 
 
 class Sparse(gpytorch.models.ApproximateGP):
-    """A Student-t regression of the size asked for."""
+    """A Student-t regression with the given inducing points."""
 
     def __init__(self, inducing_points: Tensor) -> None:
         super().__init__(gpext.variational.SiteVariationalStrategy(self, inducing_points))
@@ -54,7 +55,7 @@ class Sparse(gpytorch.models.ApproximateGP):
 
 
 def svi(ranks: Ranks, options: argparse.Namespace, batch: int, interval: int) -> Callable[[], object]:
-    """Return a step: an update of q(u), and every so often derivatives of the hyperparameters and a small move."""
+    """Return a step: an update of q(u), and at intervals derivatives of the hyperparameters and a small move."""
     generator = torch.Generator().manual_seed(ranks.rank)
     x = torch.randn(4 * batch, 8, generator=generator, dtype=torch.float64)
     y = torch.sin(1.5 * x[:, 0]) + 0.3 * torch.randn(len(x), generator=generator, dtype=torch.float64)
@@ -97,7 +98,7 @@ def product(ranks: Ranks, options: argparse.Namespace) -> Callable[[], object]:
 
 
 def _work(rank: int, size: int, task: str, options: argparse.Namespace, folder: str) -> None:
-    """Time the task on this rank and leave what was seen in the folder."""
+    """Time the task on this rank and write the measurements to the folder."""
     torch.set_num_threads(1)
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
@@ -123,7 +124,7 @@ def _work(rank: int, size: int, task: str, options: argparse.Namespace, folder: 
 
 
 def once(task: str, size: int, options: argparse.Namespace) -> dict[str, float]:
-    """Return what rank 0 has measured, of the slowest rank the seconds, of the busiest those of CPU."""
+    """Return the measurements of rank 0, with the seconds of the slowest rank and the CPU seconds of the busiest."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         workers = [context.Process(target=_work, args=(r, size, task, options, folder)) for r in range(size)]
@@ -144,7 +145,7 @@ def measure(task: str, options: argparse.Namespace) -> Row:
     ]
     row: dict[str, Any] = {}
     for size in options.ranks:
-        work = 1 if task == "product" or task.endswith("one batch") else size  # of a step, in that of one process
+        work = 1 if task == "product" or task.endswith("one batch") else size  # of a step, in steps of one process
         row[str(size)] = {
             **{name: statistics.median(each[size][name] for each in rounds) for name in rounds[0][size]},
             **{

@@ -1,7 +1,7 @@
-r"""What a stochastic gradient of all hyperparameters costs where nothing can be factorised [FE15 Fig. 6].
+r"""Cost of a stochastic gradient of all hyperparameters where nothing can be factorised [FE15 Fig. 6].
 
-The model and priors of `sgld_posterior`, at the mode of a subset of the data; four probes. Times of the clock and of
-the processors, and the most memory that the process held. A row a process, as memory is only ever seen to grow:
+The model and priors of `sgld_posterior`, at the mode of a subset of the data; four probes. Measured are wall-clock and
+CPU times, and the peak memory of the process. Each row needs a separate process, as peak memory never decreases:
 
     python -m benchmarks.sgld_pace --data census_house_8L --dtype float32 --threads 2 --output results/sgld_pace.jsonl
     python -m benchmarks.sgld_pace --data generated --rows 200000 --dtype float32 --threads 2 --steps 1

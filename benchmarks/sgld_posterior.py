@@ -6,8 +6,8 @@ LogNormal(0, 1.5^2) for s and l and LogNormal(-2, 1.5^2) for the noise, independ
 
     python -m benchmarks.sgld_posterior --rows 300 --output results/sgld_posterior.jsonl
 
-If interrupted or killed, it resumes: existing rows are not run again, and chains continue from their
-checkpoint beside the output.
+An interrupted or killed run resumes: finished rows are not run again, and chains continue from their checkpoint beside
+the output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpext.operators import UnbiasedSolver
 from gpext.samplers import HyperPosterior, MetropolisHastings, SamplingStatus, SGLDSampler
 
 METHODS = ("Metropolis-Hastings", "SGLD, exact gradients", "SGLD, unbiased gradients")
-PROBES = 4  # as the paper
+PROBES = 4  # as in the paper
 ALL_ROWS = {"concrete": 1030, "census_house_8L": 22784}
 TIMED_STEPS = 200
 SLICES = (0.1, 0.2, 0.5, 1.0)  # of the draws, at which the PSRF is given
@@ -81,7 +81,7 @@ def sample(
 
 
 def describe(found: HyperPosterior, seconds_a_step: float, steps: float) -> Row:
-    """Return what the table says of draws: moments of the logarithms, their errors, ESS, PSRF."""
+    """Return the table's statistics of draws: moments of the logarithms, their errors, ESS, PSRF."""
     logs = {name: draws.flatten(1).log().numpy() for name, draws in found.draws.items()}  # one number each
     data = arviz.convert_to_dataset(logs)
     chains, draws = found.raw.shape[:2]
@@ -131,7 +131,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
             sampler = sampler_of(method, Model(data.train_x, data.train_y), solver)
             folder = None if options.output is None else options.output.with_suffix("") / key.replace("/", "-")
             found = sample(sampler, folder, draws=draws, chains=chains, warmup=options.warmup)
-            # Half of the steps of a warm-up take a second estimate.
+            # Half of the warm-up steps use a second estimate.
             steps = draws + options.warmup * (1.5 if solver is not None else 1.0)
             seconds, processor = seconds_a_step(sampler)
             described = describe(found, seconds, steps)
@@ -142,9 +142,9 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def seconds_a_step(sampler: MetropolisHastings | SGLDSampler) -> tuple[float, float]:
-    """Return the time of one step, and that of the processor, timed by itself: a run may have been interrupted."""
+    """Return wall-clock and CPU time of one step, timed separately because a run may have been interrupted."""
     fixed = {"step_size": 0.1} if isinstance(sampler, SGLDSampler) else {}
-    sampler.run(1, 1, 0, progress=False, **fixed)  # what comes once
+    sampler.run(1, 1, 0, progress=False, **fixed)  # one-time work
     begun = time.perf_counter()
     sampler.run(1, 1, 0, progress=False, **fixed)
     once = time.perf_counter() - begun
@@ -155,7 +155,7 @@ def seconds_a_step(sampler: MetropolisHastings | SGLDSampler) -> tuple[float, fl
 
 
 def report(ledger: Ledger) -> str:
-    """Return both tables: against the reference, and what a draw costs."""
+    """Return both tables: comparisons with the reference, and the costs of a draw."""
     rows = list(ledger.rows.values())
     compared, costs = [], []
     for row in rows:

@@ -65,7 +65,7 @@ class BinaryGP(LatentGP):
 
 
 def train(model: LatentGP, max_steps: int | None) -> Row:
-    """Maximise the evidence; return how it went."""
+    """Maximise the evidence; return the result."""
     mll = LatentMarginalLogLikelihood(model.likelihood, model)
     found = gpext.fit(mll, model.train_inputs[0], model.train_targets, max_steps=max_steps, progress=False)
     model.eval()
@@ -73,14 +73,14 @@ def train(model: LatentGP, max_steps: int | None) -> Row:
 
 
 def present_by_ep(x: Tensor, present: Tensor, new: Tensor, max_steps: int | None, lengthscale: float = 1.0) -> Tensor:
-    """Return the probability of every label at new points (M, L), each by a binary GPC of its own.
+    """Return the probability of every label at new points (M, L), each by a separate binary GPC.
 
     Args:
         x: (N, d).
         present: (N, L), of any dtype.
         new: (M, d).
         max_steps: of training.
-        lengthscale: where training begins.
+        lengthscale: initial value for training.
     """
     columns = []
     for label in present.to(x).mT:
@@ -92,11 +92,11 @@ def present_by_ep(x: Tensor, present: Tensor, new: Tensor, max_steps: int | None
 
 
 def smoothed(shares: Tensor, size: int | None = None) -> Tensor:
-    """Return proportions (..., N, D) pulled off the boundary as DirichletLikelihood's error proposes.
+    """Return proportions (..., N, D) moved off the boundary as DirichletLikelihood's error proposes.
 
     Args:
         shares: proportions, some of them zero.
-        size: n in y = (y (n - 1) + 1 / D) / n; by default as many as there are data.
+        size: n in y = (y (n - 1) + 1 / D) / n; by default the number of data.
     """
     n = shares.size(-2) if size is None else size
     return (shares * (n - 1) + 1 / shares.size(-1)) / n

@@ -1,17 +1,17 @@
 r"""Recover probabilities from quantised ones with a Dirichlet GP [Cha13 Sec. 4.3, Fig. 2].
 
 Data: x is drawn from three Gaussians of the plane, N(c_k, I) with equal weights, c_k on a circle of some radius about
-the origin, one at the top; p(x) are the posterior probabilities of the three. Targets: p quantised, an entry counts as
-present where it is at least 0.2, and those that are present share equally ("binary"); or ("kept") those below 0.2 are
-set to zero and the row is divided by its sum. The paper's sentence allows both; the first is what its labels "only
-indicate the presence/absence of the concept", "similar to the synthetic experiment", says. The paper does not say how
-zeros were smoothed: here by `smoothed`. 100 training points; errors (mean absolute, over points and classes) at 300
-fresh draws, and on the map [-4, 4]^2 of 20 x 20 points, as the paper's figure shows it.
+the origin, one at the top; p(x) are the posterior probabilities of the three. Targets are p quantised: an entry counts
+as present where it is at least 0.2, and the entries that are present share equally ("binary"); or ("kept") entries
+below 0.2 are set to zero and the row is divided by its sum. The paper's description allows both; the first agrees with
+its statement that labels "only indicate the presence/absence of the concept", "similar to the synthetic experiment".
+The paper does not say how zeros were smoothed; here they are by `smoothed`. 100 training points; errors (mean absolute,
+over points and classes) at 300 fresh draws, and on the map [-4, 4]^2 of 20 x 20 points, as in the paper's figure.
 
 Methods, all with isotropic squared exponential kernels whose parameters maximise the marginal likelihood:
 
 * Dirichlet GP by Laplace and by Taylor: zero means, a kernel for each latent, predictive means;
-* one-vs-all GPC of present or not for each class, divided by the sum: scikit-learn's (Laplace, logistic, 3 restarts),
+* one-vs-all GPC of the presence of each class, divided by the sum: scikit-learn's (Laplace, logistic, 3 restarts),
   and EP (`gpext.inference.EP`, probit), the better approximation;
 * constrained GP: scikit-learn's regression on the targets less their mean, one kernel for all classes, so that
   predictions sum to one [Salzmann & Urtasun 2010], truncated to [0, 1]; with a noise variance (3 restarts), and
@@ -52,7 +52,7 @@ DESIGNS = {  # radius of the circle of centres, targets, training points
     "radius 1.5, kept": (1.5, "kept", 100),
 }
 REPETITIONS = 10
-FIRST_SEED = 1000  # the designs were looked at with others
+FIRST_SEED = 1000  # the designs were explored with other seeds
 METHODS = (
     *RULES,
     "one-vs-all GPC",
@@ -128,7 +128,7 @@ def one_against_all(restarts: int, x: Tensor, shares: Tensor, new: Tensor) -> Te
 
 
 def one_against_all_by_ep(max_steps: int | None, x: Tensor, shares: Tensor, new: Tensor) -> Tensor:
-    """Return the same by EP."""
+    """Return the same probabilities by EP."""
     probs = present_by_ep(x, shares > 0, new, max_steps)
     return probs / probs.sum(-1, keepdim=True)
 
@@ -144,7 +144,7 @@ def constrained(restarts: int, noise: bool, x: Tensor, shares: Tensor, new: Tens
 
 
 def predictors(quick: bool) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """Return the methods: of training points, shares and new points."""
+    """Return the methods, as functions of training points, shares and new points."""
     steps, restarts = (2, 0) if quick else (None, 3)
     return {
         **{rule: partial(dirichlet, rule, steps) for rule in RULES},
@@ -157,7 +157,7 @@ def predictors(quick: bool) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tens
 
 def predict(method: str, given: Problem, new: Tensor, quick: bool) -> Tensor:
     """Return predicted probabilities (M, 3)."""
-    with warnings.catch_warnings():  # scikit-learn's, of its bounds and of line searches that went far
+    with warnings.catch_warnings():  # scikit-learn's, about its bounds and long steps of its line search
         for category in (ConvergenceWarning, RuntimeWarning):
             warnings.simplefilter("ignore", category)
         return predictors(quick)[method](given.x, given.shares, new)

@@ -1,8 +1,8 @@
 """Milliseconds of one training step of each method, beside the floor that its linear algebra sets.
 
-The floor is what no sparse variational step can avoid: the distances by one product, the exponential of an M x B
-matrix, one M x M Cholesky factor, two triangular solves and two products of size M x M x B. Methods and floor take
-turns (A B C A B C ...), so the ratios hold even when the machine's speed drifts.
+The floor is the work that no sparse variational step can avoid: the distances by one product, the exponential of an
+M x B matrix, one M x M Cholesky factor, two triangular solves and two products of size M x M x B. Methods and floor
+take turns (A B C A B C ...), so the ratios hold even when the machine's speed drifts.
 
     OMP_NUM_THREADS=1 python -m benchmarks.step_time --output benchmarks/results/step_time.json
 """
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def synthetic_problem(likelihood: str, *, num_data: int, dimension: int, num_inducing: int, seed: int = 0) -> Problem:
-    """Data whose only purpose is their size: a sine surface with noise of the right kind."""
+    """Return data whose only purpose is their size: a sine surface with noise of the right kind."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_data, dimension, generator=generator, dtype=torch.float64)
     f = torch.sin(1.5 * x[:, 0]) + 0.5 * x[:, 1]
@@ -56,7 +56,7 @@ def synthetic_problem(likelihood: str, *, num_data: int, dimension: int, num_ind
 def floor_step(
     problem: Problem, *, batch_size: int, dtype: torch.dtype, device: torch.device = CPU
 ) -> Callable[[], object]:
-    """The linear algebra alone: one call does the floor's operations and nothing else."""
+    """Return the linear algebra alone: one call does the floor's operations and nothing else."""
     z = problem.inducing_points.to(device, dtype)
     x = problem.train_x[:batch_size].to(device, dtype)
     num = len(z)
@@ -77,7 +77,7 @@ def floor_step(
 def next_step(
     problem: Problem, name: str, *, batch_size: int, dtype: torch.dtype, device: torch.device = CPU
 ) -> Callable[[], object]:
-    """A function that takes one step of a method after another, or of the floor, each on the next minibatch."""
+    """Return a function whose calls do successive steps of a method, or of the floor, each on the next minibatch."""
     if name == "floor":
         return floor_step(problem, batch_size=batch_size, dtype=dtype, device=device)
     make = METHODS[name].learner
@@ -108,14 +108,14 @@ def measure(
     num_rounds: int,
     methods: Sequence[str],
 ) -> dict[str, float]:
-    """Milliseconds a step of each contestant, ``floor`` among them: medians over rounds of means over a round.
+    """Return milliseconds a step of each contestant, including ``floor``: medians over rounds of means over a round.
 
     A round is twenty steps of each in turn, because a method need not do the same work in every step: gpext moves its
-    hyperparameters every few steps only. Every step has a minibatch of its own, fetched within the time; gpext does so
-    itself, as `gpext.fit` does, and evaluates the kernel for several at once.
+    hyperparameters only every few steps. Every step has a new minibatch, selected within the measured time; gpext
+    selects its own, as in `gpext.fit`, and evaluates the kernel for several at once.
 
-    A learner that breaks down numerically (stock NGD with a Student-t likelihood does) starts afresh: the time of a
-    step is asked for here, not whether the steps lead anywhere.
+    A learner that breaks down numerically (stock NGD with a Student-t likelihood does) is restarted: this benchmark
+    measures the time of a step, not convergence.
     """
     problem = synthetic_problem(likelihood, num_data=num_data, dimension=dimension, num_inducing=num_inducing)
 
@@ -123,7 +123,7 @@ def measure(
         return next_step(problem, name, batch_size=batch_size, dtype=dtype)
 
     steps = {name: make_step(name) for name in ["floor", *methods]}
-    # The thread's own time is not lengthened by other programs, but leaves out what further threads do.
+    # Thread time is not lengthened by other programs, but excludes the work of further threads.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(num_rounds + 1):
@@ -141,7 +141,7 @@ def measure(
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """A markdown table: milliseconds, and in brackets the ratio to the floor."""
+    """Return a markdown table: milliseconds, and in brackets the ratio to the floor."""
     names = list(dict.fromkeys(name for cell in results["cells"] for name in cell["milliseconds"]))
     lines = [
         f"Milliseconds a step (ratio to the floor) on {results['machine']['cpu']}, {results['threads']} threads; "

@@ -1,4 +1,4 @@
-"""Markdown tables of what benchmarks measure."""
+"""Markdown tables of benchmark results."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ AGAINST = ("mean", "sd", "error of the mean / sd", "ratio of sds")
 
 
 def against(row: Mapping[str, Any], reference: Mapping[str, Any] | None, j: int) -> list[str]:
-    """Return the cells of `AGAINST` for parameter j: those of its draws, and how they differ from the reference's.
+    """Return the cells of `AGAINST` for parameter j: moments of its draws, and differences from the reference's.
 
     Args:
         row: with "mean", "sd" and their Monte Carlo errors, "mcse" and "mcse_sd", by parameter.
-        reference: likewise; None for the reference itself.
-        j: which parameter.
+        reference: a row of the same form; None for the reference itself.
+        j: index of the parameter.
     """
     mean, sd = row["mean"][j], row["sd"][j]
     cells = [f"{mean:.4f}", f"{sd:.4f}"]

@@ -1,11 +1,11 @@
 """Solves that end at random: are they unbiased, what do they cost, and what does a preconditioner save [FE15 Fig. 2-4]?
 
 Rows of Concrete, k = exp(-|x - x'|^2 / (2 l^2)) + noise with l = 2 on standardised inputs; the condition number is set
-by the noise. Gradients are those in log s, log l and log noise. Parts, each of rows that are kept as they are finished:
+by the noise. Gradients are those in log s, log l and log noise. The rows of each part are written as they are finished:
 
 * conditioning: products and errors of CG, preconditioned CG and ULISSE against the condition number;
 * schedules: the error of the mean of 100 gradients against products, for laws of survival and first steps;
-* draws: the mean of 4000 draws in standard errors, of solutions and of gradients with a sum of kernels;
+* draws: the error of the mean of 4000 draws in standard errors, for solutions, and for gradients with a sum of kernels;
 * preconditioner: solves to 1e-8 on 5000 data, uniform and real ones, and gradients with a preconditioner that is kept.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.unbiased_cg --output benchmarks/results/unbiased_cg.jsonl
@@ -40,7 +40,7 @@ KEEPING = ("no preconditioner", "anew", "kept")
 
 
 def conditioning(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Every method at every noise."""
+    """Run every method at every noise."""
     for noise in tqdm(options.noises, disable=None):
         problem = Problem.concrete(options.rows, noise)
         about = {"noise": noise, "rows": options.rows, "condition": problem.condition}
@@ -57,7 +57,7 @@ def conditioning(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def schedules(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Every law at every tolerance, with and without a preconditioner."""
+    """Run every law at every tolerance, with and without a preconditioner."""
     for noise in options.schedule_noises:
         problem = Problem.concrete(options.rows, noise)
         for preconditioned in (False, True):
@@ -77,7 +77,7 @@ def schedules(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def draws(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Means of draws of solutions by every law, and of gradients by every method."""
+    """Average draws of solutions by every law, and of gradients by every method."""
     for noise in options.schedule_noises:
         problem = Problem.concrete(options.rows, noise)
         about = {"noise": noise, "rows": options.rows, "condition": problem.condition}
@@ -106,7 +106,7 @@ def draws(ledger: Ledger, options: argparse.Namespace) -> None:
 
 
 def preconditioner(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Kernels from rough to smooth, on uniform inputs and real ones; gradients on a random walk."""
+    """Run kernels from rough to smooth, on uniform inputs and real ones; gradients on a random walk."""
     for inputs, kernel, lengthscale, noise in tqdm(parts.SYSTEMS, disable=None):
 
         def measured(name=inputs, kernel=kernel, lengthscale=lengthscale, noise=noise):
@@ -154,7 +154,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
-    """Measure the parts asked for."""
+    """Measure the requested parts."""
     measured = {"conditioning": conditioning, "schedules": schedules, "draws": draws, "preconditioner": preconditioner}
     for part in options.parts:
         measured[part](ledger, options)

@@ -1,4 +1,4 @@
-"""What :mod:`benchmarks.unbiased_cg` measures, a function a row."""
+"""The measurements of :mod:`benchmarks.unbiased_cg`, with a function for each kind of row."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from gpext.solvers import (
     unbiased_cg,
 )
 
-NUM_GRADIENTS = 100  # whose mean is judged, as the paper's repetitions
+NUM_GRADIENTS = 100  # that are averaged, as many as the paper's repetitions
 NUM_PROBES = 4  # of a gradient
-SCHEDULE_RANK = 100  # the one that is chosen automatically leaves two or three steps, and nothing to tell laws apart
+SCHEDULE_RANK = 100  # the rank chosen automatically leaves two or three steps, too few to distinguish laws
 
 
 @dataclass(frozen=True)
 class Seen(Survival):
-    """A law without the increments that so many draws reach less than once: what the mean of so few is like."""
+    """A law without the increments that a number of draws reach less than once: the typical mean of so few draws."""
 
     law: Survival
     draws: int
@@ -56,7 +56,7 @@ class Seen(Survival):
 
 PUBLISHED = {f"ULISSE beta={beta:g}": Ulisse(beta) for beta in (1.0, 0.1, 0.01, 0.001)}
 SEEN = {f"{name}, what is seen": Seen(PUBLISHED[name], NUM_GRADIENTS) for name in ("ULISSE beta=1", "ULISSE beta=0.1")}
-LAWS: dict[str, tuple[Survival, bool]] = {  # and whether columns end together
+LAWS: dict[str, tuple[Survival, bool]] = {  # law, whether columns end together
     "default": (Matched(), True),
     "Matched, columns apart": (Matched(), False),
     **{f"Matched({power:g})": (Matched(power), True) for power in (0.5, 1.0, 1.5, 2.0)},
@@ -75,7 +75,7 @@ SHIFTS = (10.0, 100.0, 1000.0)  # delta over the noise; the best counts, as in t
 
 
 def cg(problem: Problem, method: str) -> Row:
-    """Products until the residual is 1e-8 of b, and |s - s by Cholesky|."""
+    """Return products until the residual is 1e-8 of b, and |s - s by Cholesky|."""
     A, b = problem.matrix, problem.y[:, None]
     exact = problem.solve(b)
     single = A.float()
@@ -108,7 +108,7 @@ CG_METHODS = (
 
 
 def _shifted(problem: Problem, shift: float, in_float32: bool) -> tuple[Tensor, int]:
-    """The paper's preconditioner J = K + delta I by inner CG: the solution, and products of both kinds."""
+    """Solve with the paper's preconditioner J = K + delta I by inner CG: the solution, and products of both kinds."""
     b, counted = problem.y[:, None], 0
     J = problem.matrix + shift * torch.eye(len(b), dtype=b.dtype)
     J = J.float() if in_float32 else J
@@ -133,7 +133,7 @@ ESTIMATORS: dict[str, tuple[Survival, float, bool]] = {  # law, q, whether preco
 
 
 def estimator(problem: Problem, method: str) -> Row:
-    """Expected products, sd as 4000 draws show it, what they never show, and the error of gradients [FE15 Eq. 13]."""
+    """Return expected products, sd as 4000 draws show it, the share never seen, gradients' error [FE15 Eq. 13]."""
     y, generator = problem.y[:, None], torch.Generator().manual_seed(0)
     Z = problem.signs(NUM_GRADIENTS, 1)
     if method == "CG":
@@ -169,7 +169,7 @@ def estimator(problem: Problem, method: str) -> Row:
 
 
 class Tape:
-    """Products of a run that is repeated under another law: the same vectors in the same order, multiplied once."""
+    """Products of a run that is repeated under other laws: the same vectors in the same order, multiplied only once."""
 
     def __init__(self, product: Callable[[Tensor], Tensor]) -> None:
         self._product = product
@@ -177,7 +177,7 @@ class Tape:
         self._next = 0
 
     def rewound(self) -> Tape:
-        """Return it, at its beginning."""
+        """Return the tape, rewound to its beginning."""
         self._next = 0
         return self
 
@@ -192,18 +192,19 @@ class Tape:
 def schedule(
     problem: Problem, name: str, q: float, preconditioned: bool, probe_sets: int, tapes: defaultdict[int, Tape]
 ) -> Row:
-    """Root-mean-square error of the mean of 100 gradients, relative to the gradient; exact but for the probes averaged.
+    """Return the RMS error of the mean of 100 gradients, relative to the gradient; exact for the probes averaged over.
 
     With e1 and e2 the errors of both estimates for y, e_i those for the probes z_i and dA = B,
 
         2 (g~ - g) = e1' B a + a' B e2 + e1' B e2 - mean_i e_i' B z_i  + the probes' own part,    a = A^-1 y,
 
-    the covariance of errors is what :mod:`gpext.solvers.estimator_diagnostics` has. `tapes` keeps products, by seed.
+    the covariance of errors is that of :mod:`gpext.solvers.estimator_diagnostics`. `tapes` keeps products, by seed.
     """
     law, share_columns = LAWS[name]
     a = problem.solve(problem.y[:, None])
     precondition = problem.preconditioner(SCHEDULE_RANK) if preconditioned else None
-    sets = probe_sets * {"early stopping": 8}.get(name, 2 if name in SEEN else 1)  # the bias of a trace is a mean, too
+    # more sets where there is a bias, which has to be averaged over probes, too
+    sets = probe_sets * {"early stopping": 8}.get(name, 2 if name in SEEN else 1)
     products, variances, biases = [], [], []
     for seed in range(sets):
         Z = problem.signs(NUM_PROBES, seed)
@@ -252,7 +253,7 @@ def schedule(
 
 
 def solution_draws(problem: Problem, law: Survival, q: float, preconditioned: bool, number: int) -> Row:
-    """How far the mean of draws is from the solution of A s = y, in parts of it and in standard errors."""
+    """Return the error of the mean of draws of the solution of A s = y, relative and in standard errors."""
     y, options = problem.y[:, None], {"precondition": problem.preconditioner() if preconditioned else None}
     found = unbiased_cg(
         problem.product,
@@ -321,10 +322,10 @@ class StochasticSolve(LinearOperator):
 
 
 def gradient_draws(x: Tensor, y: Tensor, method: str, number: int) -> Row:
-    """Standard errors by which the mean of draws of y' A^-1 y and of each derivative is off, A with a sum of kernels.
+    """Return the errors of the mean of draws of y' A^-1 y and of each derivative in standard errors, for a sum kernel.
 
-    "stock inv_quad": the derivatives of y' A^-1 y alone, by linear_operator from one unbiased solve; the others of the
-    whole log marginal likelihood.
+    "stock inv_quad": the derivatives of y' A^-1 y alone, by linear_operator from one unbiased solve; the other methods
+    have those of the whole log marginal likelihood.
     """
     model, generator = SumModel(x, y), torch.Generator().manual_seed(0)
     likelihood = model.likelihood
@@ -353,7 +354,7 @@ def gradient_draws(x: Tensor, y: Tensor, method: str, number: int) -> Row:
         draws.append(torch.cat([g.flatten() for g in gradient]))
         values.append(estimate.detach())
     found, estimates = torch.stack(draws), torch.stack(values)
-    rounding = 1e-9  # relative; what has no other spread
+    rounding = 1e-9  # relative; the spread where there is no other
     z = (found.mean(0) - expected) / (found.std(0) / number**0.5 + rounding * expected.abs())
     value_z = (estimates.mean() - quadratic.detach()) / (estimates.std() / number**0.5 + rounding * quadratic.detach())
     return {
@@ -404,18 +405,18 @@ MADE_OF = {
 
 
 def preconditioned(x: Tensor, kernel: str, lengthscale: float, noise: float) -> Row:
-    """Products and seconds of solves to 1e-8 with and without the automatic preconditioner."""
+    """Return products and seconds of solves to 1e-8 with and without the automatic preconditioner."""
     generator, n = torch.Generator().manual_seed(0), len(x)
     b = torch.randn(n, 4, dtype=torch.float64, generator=generator)
     module = KERNELS[kernel]().double()
     module.lengthscale = lengthscale
     with torch.no_grad(), gpytorch.settings.max_cholesky_size(1):
         K = module(x).evaluate_kernel()
-    # Its preconditioner is chosen for a tenth of the solver's tolerance.
+    # The preconditioner is chosen for a tenth of the solver's tolerance.
     solver = UnbiasedSolver(tolerance=10 * TOLERANCE, generator=generator, max_steps=MOST)
     A = K.add_diagonal(torch.full_like(x[:, 0], noise))
     without, operator = (UnbiasedSolveOperator(A, solver=each) for each in (replace(solver, rank=0), solver))
-    A._matmul(b)  # what comes once
+    A._matmul(b)  # one-time work
     plain, plain_seconds = _timed(lambda: without.solve_to(b, TOLERANCE))
     P, built = _timed(lambda: operator.preconditioner)
     found, seconds = _timed(lambda: operator.solve_to(b, TOLERANCE))
@@ -443,21 +444,21 @@ def uniform(n: int) -> Tensor:
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, list[float]]:
-    """Return what it returns, and the seconds that passed and those of the processor."""
+    """Return the result of the work, and its wall-clock and CPU seconds."""
     begun = time.perf_counter(), time.process_time()
     found = work()
     return found, [time.perf_counter() - begun[0], time.process_time() - begun[1]]
 
 
 def keeping(x: Tensor, y: Tensor, method: str, number: int) -> Row:
-    """Seconds a gradient on a random walk of the parameters, steps of 0.02 in their raw values."""
+    """Return seconds a gradient on a random walk of the parameters, with steps of 0.02 in their raw values."""
     model = SumModel(x, y)
     rank = 0 if method == "no preconditioner" else None
     keep = KeptPreconditioner() if method == "kept" else None
     solver = UnbiasedSolver(rank=rank, keep=keep, generator=torch.Generator().manual_seed(0))
     mll = UnbiasedMarginalLogLikelihood(model.likelihood, model, solver=solver)
     parameters, walk = list(model.parameters()), torch.Generator().manual_seed(1)
-    torch.autograd.grad(mll(model(x), y), parameters)  # what comes once
+    torch.autograd.grad(mll(model(x), y), parameters)  # one-time work
     begun = time.perf_counter()
     for _ in range(number):
         with torch.no_grad():

@@ -25,7 +25,7 @@ class Problem:
 
     @classmethod
     def concrete(cls, rows: int, noise: float) -> Problem:
-        """Return that of the first rows of Concrete, in the order of :func:`benchmarks.datasets.load`."""
+        """Return the problem of the first rows of Concrete, in the order of :func:`benchmarks.datasets.load`."""
         data = load("concrete", max_train=rows, test_fraction=0.0)
         return cls(data.train_x, data.train_y, noise)
 
@@ -46,7 +46,7 @@ class Problem:
 
     @cached_property
     def chol(self) -> Tensor:
-        """Of A (n, n)."""
+        """The Cholesky factor of A (n, n)."""
         return torch.linalg.cholesky(self.matrix)
 
     @cached_property
@@ -56,18 +56,18 @@ class Problem:
         return float(values[-1] / values[0])
 
     def solve(self, b: Tensor) -> Tensor:
-        """A^-1 b (n, R), by a factorisation."""
+        """Return A^-1 b (n, R), by the Cholesky factor."""
         return torch.cholesky_solve(b, self.chol)
 
     @cached_property
     def gradient(self) -> Tensor:
-        """Of the log marginal likelihood (3,)."""
+        """The gradient of the log marginal likelihood (3,)."""
         a, inverse = self.solve(self.y[:, None])[:, 0], torch.cholesky_inverse(self.chol)
         return torch.stack([0.5 * a @ B @ a - 0.5 * (inverse * B).sum() for B in self.derivatives])
 
     @cached_property
     def probe_variance(self) -> Tensor:
-        """Of the gradient with one vector of random signs, all solves exact (3,)."""
+        """The variance of the gradient with one vector of random signs, all solves exact (3,)."""
         inverse, found = torch.cholesky_inverse(self.chol), []
         for B in self.derivatives:
             M = inverse @ B
@@ -76,12 +76,12 @@ class Problem:
         return torch.stack(found)
 
     def signs(self, number: int, seed: int) -> Tensor:
-        """Vectors of random signs (n, R)."""
+        """Return vectors of random signs (n, R)."""
         generator = torch.Generator().manual_seed(seed)
         return (2 * torch.randint(2, (len(self.y), number), generator=generator) - 1).to(self.y)
 
     def preconditioner(self, rank: int | None = None) -> LowRankPreconditioner:
-        """By a partial Cholesky factor; its rank is chosen for solves to 1e-2 if None."""
+        """Return a preconditioner by a partial Cholesky factor; if None, its rank is chosen for solves to 1e-2."""
         noise = torch.full_like(self.y, self.noise)
         root = partial_cholesky(
             lambda index: self.kernel[:, index],

@@ -131,7 +131,7 @@ def report(ledger: Ledger) -> str:
 
 
 def _by_condition(rows: Sequence[Row], title: str, cell) -> str:
-    """One row a method, one column a condition number."""
+    """Return a table with a row per method and a column per condition number."""
     conditions = sorted({r["condition"] for r in rows})
     methods = list(dict.fromkeys(r["method"] for r in rows))
     by_key = {(r["method"], r["condition"]): r for r in rows}
@@ -142,7 +142,7 @@ def _by_condition(rows: Sequence[Row], title: str, cell) -> str:
 
 
 def _envelope(rows: Sequence[Row]) -> str:
-    """The default's errors over those of the others at as many products, between their points by interpolation."""
+    """Return the default's errors over those of other laws at equal products, interpolated between their points."""
     body = []
     for row in (r for r in rows if r["law"] == "default"):
         same = [r for r in rows if all(r[k] == row[k] for k in ("noise", "preconditioned")) and r["law"] != "default"]
@@ -172,7 +172,7 @@ def _is_stopped(law: str) -> bool:
 
 
 def _between(rows: Sequence[Row], products: float, name: str) -> float:
-    """Return the error of a law at so many products, infinite outside of what was measured."""
+    """Return the error of a law at this number of products, infinite outside the measured range."""
     points = sorted((r["products"], r[name]) for r in rows if 0 < r[name] < np.inf)
     if not points or not points[0][0] <= products <= points[-1][0]:
         return np.inf
@@ -187,7 +187,7 @@ def _estimator(row: Row) -> str:
 
 
 def figures(ledger: Ledger, folder: Path) -> None:
-    """Draw what there are rows for: against the condition number, and against products."""
+    """Draw the figures for which there are rows: against the condition number, and against products."""
     folder.mkdir(parents=True, exist_ok=True)
     if ledger.of("conditioning/") and ledger.of("estimator/"):
         _conditioning(ledger, folder / "unbiased_cg_conditioning.png")
@@ -229,7 +229,7 @@ def _schedules(ledger: Ledger, path: Path) -> None:
         for axis, name in ((axes[0, column], "truncation"), (axes[1, column], "total")):
             for index, law in enumerate(laws):
                 mine = [r for r in rows if (r["noise"], r["preconditioned"], r["law"]) == (*case, law)]
-                points = sorted((r["products"], max(r[name], r["bias"])) for r in mine)  # truncation has no bias in it
+                points = sorted((r["products"], max(r[name], r["bias"])) for r in mine)  # truncation excludes the bias
                 points = [point for point in points if point[1] < 10]
                 if points:
                     style = {"lw": 2.5, "c": "black"} if law == "default" else {"lw": 0.8, "c": plt.cm.tab20(index)}

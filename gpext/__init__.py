@@ -5,12 +5,12 @@ Two chains share their linear algebra:
     y, f -> likelihood -> (augmentation | bound | derivatives) -> SITES -> posterior -> prediction
     x, theta -> kernel -> bound and its gradient -> training -> prediction
 
-`likelihoods` say what p(y | f) is, `augmentations` and `bounds` turn it into a Gaussian `sites` factor a datum,
+`likelihoods` define p(y | f), `augmentations` and `bounds` turn it into one Gaussian `sites` factor per datum,
 `inference` finds the sites, `posteriors` condition the prior on them; `variational`, `models` and `mlls` are the
 gpytorch shells around that, `fit` trains, and `fit_grid` trains at each of several values of one hyperparameter.
-`operators`, `kernels.keops` and `solvers` do with large matrices what can be done without storing them; `samplers` draw
-latent values and hyperparameters; `parallel` has several processes work on one problem, `ppl` is for Pyro programs, and
-`plots` draws.
+`operators`, `kernels.keops` and `solvers` work with large matrices that are not stored; `samplers` draw latent values
+and hyperparameters; `parallel` lets several processes work on one problem, `ppl` is for Pyro programs, and `plots`
+makes figures.
 """
 
 import importlib
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `botorch`, `ppl` and `plots` when they are first named: the libraries they are for take their time."""
+    """Import `botorch`, `ppl` and `plots` when they are first used: the libraries they need import slowly."""
     if name in ("botorch", "plots", "ppl"):
         return importlib.import_module(f"gpext.{name}")
     raise AttributeError(f"module 'gpext' has no attribute {name!r}")

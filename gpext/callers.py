@@ -32,7 +32,7 @@ def warn_caller(message: str, category: type[Warning]) -> None:
 
 
 def _is_wanted(message: str, category: type[Warning], level: int) -> bool:
-    """Return whether the filters of this place let a warning through, or make it an error."""
+    """Return whether the filters in effect here let a warning through, or make it an error."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.warn(message, category, stacklevel=level)
@@ -43,9 +43,9 @@ def _is_wanted(message: str, category: type[Warning], level: int) -> bool:
 
 @contextmanager
 def held_warnings() -> Iterator[Held]:
-    """Hold back the warnings of a block: yield a list of (message, category), which :func:`warn_caller` can give.
+    """Hold back the warnings of a block: yield a list of (message, category) for :func:`warn_caller`.
 
-    What the filters inside the block ignore is not in the list.
+    Warnings that filters inside the block ignore are not in the list.
     """
     held: Held = []
     token = _held.set(held)

@@ -1,4 +1,4 @@
-"""Checks that every room shares: tensors, finite values, whole numbers."""
+"""Checks that all subpackages share: tensors, finite values, whole numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 
 def whole_number(name: str, value: Any, least: int, *, kind: str = "a whole number", remedy: str = "") -> int:
-    """Return a count as an int: anything that has `__index__` but a truth value.
+    """Return a count as an int: anything that has `__index__`, except a truth value.
 
     Args:
         name: of the argument, for the message.
-        value: what came.
-        least: the smallest that is allowed.
-        kind: what is expected, for the message.
-        remedy: what to do, appended to the message.
+        value: the given value.
+        least: the smallest value allowed.
+        kind: the kind of value expected, for the message.
+        remedy: advice, appended to the message.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
         ValueError: it is smaller than `least`.
     """
     advice = f" {remedy}" if remedy else ""

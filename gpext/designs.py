@@ -1,8 +1,8 @@
-r"""Data that see linear functions of the latent values, h = A f with a sparse A (N, P), in place of one value each.
+r"""Data that depend on linear functions of the latent values, h = A f with a sparse A (N, P), not on one value each.
 
     p(h) = N(A mu, A K A'),     cov(f_*, h) = K_{*X} A'
 
-The site of datum i is then one on h_i = a_i' f, and no rule of inference needs to know A. A row of two entries compares
+The site of datum i is then one on h_i = a_i' f, and no rule of inference depends on A. A row of two entries compares
 two latent values; one of many adds up the cells of a map or the days of a month.
 """
 
@@ -23,7 +23,7 @@ from gpext.distributions import LatentNormal
 class Design(torch.nn.Module):
     """A sparse matrix A (N, P); called with a distribution of f at P inputs, it returns that of h = A f.
 
-    Its buffers move with the model that it is given to, and are not part of a state dict, as data are not.
+    Its buffers move with the model that it belongs to and, like data, are not part of a state dict.
 
     Args:
         rows: of the entries that are not zero (E,), whole numbers.
@@ -109,7 +109,7 @@ class Design(torch.nn.Module):
         index, weights = self.padded()
         weights = weights.to(covariance)
         total = torch.zeros_like(covariance[..., :1, 0]).expand(*covariance.shape[:-2], self.shape[0])
-        for e in range(index.size(1)):  # a pair of entries at a time: N numbers at once, not N E^2
+        for e in range(index.size(1)):  # one entry of each row at a time: N E numbers at once, not N E^2
             row = covariance[..., index[:, e, None], index] * weights
             total = total + weights[:, e] * row.sum(-1)
         return total
@@ -129,7 +129,7 @@ class Design(torch.nn.Module):
         return self._matrix(self.weights).to_dense()
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Return the columns of each row's entries and these (N, E), with zeros where a row has less than E."""
+        """Return the columns and the values of each row's entries (N, E), zero where a row has fewer than E."""
         sizes = torch.bincount(self.rows, minlength=self.shape[0])
         place = torch.arange(len(self.rows), device=self.rows.device) - (sizes.cumsum(0) - sizes)[self.rows]
         columns, weights = (t.new_zeros(self.shape[0], int(sizes.max())) for t in (self.columns, self.weights))
@@ -137,7 +137,7 @@ class Design(torch.nn.Module):
         return columns, weights
 
     def take(self, index: Tensor | slice) -> Design:
-        """Return the rows of the data at `index`, of the same latent values."""
+        """Return the design of the data at `index`, with the same latent values."""
         wanted = torch.arange(self.shape[0], device=self.rows.device)[index]
         place = torch.full((self.shape[0],), -1, device=self.rows.device)
         place[wanted] = torch.arange(len(wanted), device=self.rows.device)
@@ -198,7 +198,7 @@ class DesignLinearOperator(LinearOperator):
 
 
 def pairs(index: Tensor, num_inputs: int) -> Design:
-    """Return the design of comparisons: datum i sees f_a - f_b for a row (a, b) of the index (N, 2).
+    """Return the design of comparisons: datum i depends on f_a - f_b for a row (a, b) of the index (N, 2).
 
     With a Bernoulli likelihood the class 1 then means that a was preferred to b, by a logit or a probit of the
     difference [Chu & Ghahramani 2005, Bradley & Terry 1952].
@@ -223,7 +223,7 @@ def pairs(index: Tensor, num_inputs: int) -> Design:
 
 
 def sums(groups: Tensor, weights: Tensor | None = None) -> Design:
-    """Return the design of totals: datum g sees the sum of w_p f_p over the inputs p of group g.
+    """Return the design of totals: datum g depends on the sum of w_p f_p over the inputs p of group g.
 
     Args:
         groups: of each input (P,), whole numbers from 0 to G - 1; every one of these has to occur.

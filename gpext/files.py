@@ -1,9 +1,9 @@
-r"""Files, whole or not there, with a checksum that reveals damage, and folders of this user alone.
+r"""Files written completely or not at all, with a checksum that reveals damage, and folders of this user alone.
 
     contents | "\ngpext sha256 " | 64 hexadecimal digits | "\n"
 
-A file is written beside its final name and on the disk before it is renamed, so that what stands under the final name
-is whole, whatever happens. What is behind the contents disturbs neither torch.load nor a linker.
+A file is written beside its final name and synced to disk before it is renamed, so that a file with the final name is
+always complete. The checksum behind the contents disturbs neither torch.load nor a linker.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import torch
 _MARK = b"\ngpext sha256 "
 _TRAILER = len(_MARK) + 64 + 1  # bytes
 _CURE = "Delete it, or give another directory."
-_SECONDS = 10.0  # between two writings of a long run
+_SECONDS = 10.0  # between two writes of a long run
 _ITEMS = 1000  # draws of a chain, likewise, whichever comes first
-_SHARE = 0.05  # of the time, which writing takes at most
+_SHARE = 0.05  # of the time: the most that writing takes
 _SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 
 def load(path: Path, keys: Collection[str]) -> tuple[dict[str, Any], str]:
-    """Return what :func:`save` has written, and its checksum.
+    """Return the content that :func:`save` has written, and its checksum.
 
     Args:
         path: of the file.
-        keys: of what was written.
+        keys: of the content.
 
     Raises:
         ValueError: the file is damaged, or holds something else.
@@ -44,7 +44,7 @@ def load(path: Path, keys: Collection[str]) -> tuple[dict[str, Any], str]:
     contents, digest = read(path)
     try:
         content = torch.load(io.BytesIO(contents), weights_only=True)
-    except Exception as error:  # of any kind: whatever stands there is read as a program
+    except Exception as error:  # of any kind: the contents may be anything
         raise ValueError(f"{path} was not written by gpext: {error}. {_CURE}") from error
     if not isinstance(content, dict) or set(content) != set(keys):
         found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
@@ -83,7 +83,7 @@ def write(path: Path, contents: bytes, *, partial: Path | None = None) -> str:
             where no two processes may write the same file at once.
 
     Raises:
-        OSError: it could not be written; what stood there stays.
+        OSError: it could not be written; an existing file stays.
     """
     digest = hashlib.sha256(contents).hexdigest()
     partial = path.with_suffix(".part") if partial is None else partial
@@ -101,13 +101,13 @@ def write(path: Path, contents: bytes, *, partial: Path | None = None) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Return a folder, made if need be, without symbolic links in its name, in which no other user can write.
+    """Return a folder, created if necessary, without symbolic links in its name, in which no other user can write.
 
-    It is this user's, closed to others' writing; and what leads to it is this user's or the system's, and closed as
-    well, or so that users can move only their own files (the sticky bit of /tmp).
+    It belongs to this user and others cannot write to it. The folders above it belong to this user or the system, and
+    are closed as well or let users move only their own files (the sticky bit of /tmp).
 
     Raises:
-        OSError: it cannot be made, or others could write there.
+        OSError: it cannot be created, or others could write there.
     """
     if os.name != "posix":
         raise PermissionError(f"{path} cannot be trusted: this system does not say who owns a file")
@@ -141,12 +141,12 @@ def read_private(path: Path) -> bytes:
 
 
 class Pace:
-    """The moments at which a long run writes: after ten seconds or a thousand draws, whichever comes first.
+    """The times at which a long run writes: after ten seconds or a thousand draws, whichever comes first.
 
-    But not before the time of twenty writes has passed, so that writing takes a twentieth of a run at most.
+    They are at least the time of twenty writes apart, so that writing takes a twentieth of a run at most.
 
     Args:
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -154,13 +154,13 @@ class Pace:
         self._written, self._cost = clock(), 0.0
 
     def is_due(self, items: int = 0) -> bool:
-        """Return whether to write now, with so many draws of a chain that are not yet written."""
+        """Return whether to write now, with this many draws of a chain not yet written."""
         passed = self._clock() - self._written
         return (passed >= _SECONDS or items >= _ITEMS) and passed * _SHARE >= self._cost
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Measure what is done meanwhile, and count from its end."""
+        """Measure the time of a write in this block, and count from its end."""
         started = self._clock()
         yield
         self._written = self._clock()
@@ -168,7 +168,7 @@ class Pace:
 
 
 def _verified(path: Path, whole: bytes) -> tuple[bytes, str]:
-    """Return the contents of a file and their checksum, if that is the one behind them."""
+    """Return the contents of a file and their checksum, after comparing it with the stored one."""
     contents, trailer = whole[:-_TRAILER], whole[-_TRAILER:]
     if not trailer.startswith(_MARK):
         raise ValueError(
@@ -181,7 +181,7 @@ def _verified(path: Path, whole: bytes) -> tuple[bytes, str]:
 
 
 def _sync(folder: Path) -> None:
-    """Put the names in a folder on the disk, where the file system does that."""
+    """Sync the names in a folder to disk, where the file system supports that."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal; elsewhere, as in a batch job, a line now and then in the log "gpext".
+"""Progress of a run: a bar on a terminal; elsewhere, as in a batch job, an occasional line in the log "gpext".
 
 logging.basicConfig(level=logging.INFO)  # shows these lines
 """
@@ -20,8 +20,8 @@ class Progress:
 
     Args:
         name: of what runs.
-        total: its steps, where their number is known.
-        shown: whether there is a bar, or a line in the log, at all.
+        total: its number of steps, if that is known.
+        shown: whether to show a bar, or lines in the log, at all.
     """
 
     def __init__(self, name: str, total: int | None = None, *, shown: bool = True) -> None:

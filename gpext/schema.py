@@ -1,7 +1,7 @@
-"""Descriptions of what was stored, against which it is checked before anything is loaded from it.
+"""Descriptions of stored values, against which they are checked before anything is loaded.
 
-Each has one method, `check(value, name)`, which returns nothing or raises a ValueError that names the entry, says what
-was expected there and what came.
+Each has one method, `check(value, name)`, which returns nothing or raises a ValueError that names the entry, what was
+expected there and what was found.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Schema(ABC):
 
     @abstractmethod
     def check(self, value: Any, name: str) -> None:
-        """Refuse a value that is none of these.
+        """Raise unless a value matches this description.
 
         Args:
-            value: what came.
-            name: what to call it.
+            value: the stored value.
+            name: its name in messages.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: it does not match.
         """
 
 
@@ -51,7 +51,7 @@ class Nothing(Schema):
 
 @dataclass(frozen=True)
 class Maybe(Schema):
-    """None, or what another schema describes."""
+    """None, or a value that another schema describes."""
 
     schema: Schema
 
@@ -152,7 +152,7 @@ class Record(Schema):
 
 @dataclass(frozen=True)
 class Each(Schema):
-    """A list or tuple of items that are alike."""
+    """A list or tuple of items with one schema."""
 
     item: Schema
     length: int | None = None
@@ -167,7 +167,7 @@ class Each(Schema):
 
 @dataclass(frozen=True)
 class Items(Schema):
-    """A list or tuple of given items."""
+    """A list or tuple with a schema for each item."""
 
     items: tuple[Schema, ...]
 
@@ -182,7 +182,7 @@ def like(value: Any) -> Schema:
     """Return the schema of values of the same types, keys, lengths and shapes as this one.
 
     Raises:
-        TypeError: it holds something that is not stored.
+        TypeError: it contains a value of a type that is not stored.
     """
     if isinstance(value, Tensor):
         return Numbers(tuple(value.shape), value.dtype)
@@ -203,7 +203,7 @@ def like(value: Any) -> Schema:
 
 
 def like_record(value: Mapping[Any, Any], **others: Schema) -> Record:
-    """Return the schema of dictionaries with entries like these, and others."""
+    """Return the schema of dictionaries with entries like these, and `others`."""
     return Record({**{key: like(each) for key, each in value.items() if key not in others}, **others})
 
 

@@ -64,7 +64,7 @@ class GaussianSites:
         )
 
     def motion_to(self, other: GaussianSites, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return how far other sites would move the marginals N(mean, variance), were each alone replaced (..., N).
+        """Return how far other sites would move the marginals N(mean, variance) if each alone was replaced (..., N).
 
         The larger of the mean's motion in standard deviations and the relative motion of the variance.
         """
@@ -94,7 +94,7 @@ class CoupledSites:
         direction: w (..., D, N).
 
     Raises:
-        ValueError: the shapes do not belong together.
+        ValueError: the shapes do not match.
     """
 
     shift: Tensor  # (..., D, N)
@@ -167,7 +167,7 @@ class BlockSites:
         precision: U (..., D, D, N), symmetric, of any signs.
 
     Raises:
-        ValueError: the shapes do not belong together.
+        ValueError: the shapes do not match.
     """
 
     shift: Tensor  # (..., D, N)
@@ -217,5 +217,5 @@ JointSites = CoupledSites | BlockSites
 
 
 def _over(shape: torch.Size) -> torch.Size:
-    """Return the shape without its second dimension from behind."""
+    """Return the shape without its second-to-last dimension."""
     return shape[:-2] + shape[-1:]

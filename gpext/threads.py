@@ -1,15 +1,15 @@
-r"""One thread for what is too small to gain from more.
+r"""One thread for operations too small to gain from more.
 
-A parallel region ends when its last thread has ended. Where another process has that thread's core, this takes a turn
-of the scheduler, some milliseconds, and MKL starts threads from matrices of five rows on. Measured on two cores, one
-Cholesky factor, its inverse and three small products, two threads against one:
+A parallel region ends when its last thread has ended. Where another process occupies that thread's core, this takes a
+turn of the scheduler, some milliseconds; and MKL starts threads from matrices of five rows on. Measured on two cores,
+one Cholesky factor, its inverse and three small products, two threads against one:
 
     n                        25      50      75     100     128     160     200
     cores free (quickest)   0.9     1.0     1.2     1.3     1.3     1.5     1.5     times as fast
     cores busy (mean)    0.0009   0.015     0.1    0.15    0.22    0.05    0.02     times as fast
     32 matrices, free       1.1     1.4 (n = 50)    1.4 (n = 75)    1.1 (n = 100)
 
-The limit of 10^6 flops is n = 144 for one matrix. There a third of the matrix algebra is what one thread can lose, some
+The limit of 10^6 flops is n = 144 for one matrix. There one thread can lose a third of the matrix algebra's time, some
 0.1 ms, beside a Python overhead of the same order.
 """
 
@@ -36,15 +36,15 @@ def factor_flops(size: int, *, rows: int | None = None, number: int = 1) -> floa
 
 @contextmanager
 def threads_for(flops: float) -> Iterator[None]:
-    """Run a block on one thread if its largest operation is small, and else on as many as there are.
+    """Run a block on one thread if its largest operation is small, and otherwise on as many as torch has.
 
     The number of threads is restored at the end, exactly, also after an exception; blocks may be nested. Entering and
     leaving takes some two microseconds.
 
     torch keeps the number for each Python thread, for its own kernels and for MKL: other threads that are at work keep
     theirs. A Python thread whose first parallel operation falls within the block, though, begins with the number last
-    set anywhere, one, and keeps it. Where such threads run large problems, let each call `torch.get_num_threads()`, by
-    which its number is settled, before any of them begins.
+    set anywhere, one, and keeps it. Where such threads run large problems, let each call `torch.get_num_threads()`,
+    which fixes its number, before any of them begins.
 
     Args:
         flops: of the largest operation, see :func:`factor_flops`.

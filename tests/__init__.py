@@ -1,4 +1,4 @@
-"""Tests, one folder a room of the package. Every process that imports one of them draws from the seeds of seeds.py."""
+"""Tests, one folder per subpackage. Every process that imports one of them draws from the seeds of seeds.py."""
 
 from tests import seeds
 

@@ -1,8 +1,8 @@
-"""A second device: a GPU, or without one the meta device, whose tensors have numbers here, kept by the CPU.
+"""A second device: a GPU, or without one the meta device, whose tensors' values are kept by the CPU here.
 
-Under :func:`accelerated` every operation of torch runs on the CPU, and is refused where CUDA would refuse it: tensors
-of two devices in one operation (numbers and indices of a tensor apart), a generator of the other device, `.numpy()`.
-So what passes has the numbers of the CPU to the last bit, and never mixes devices.
+Under :func:`accelerated` every operation of torch runs on the CPU, and fails where CUDA would fail: for tensors of two
+devices in one operation (except numbers and indices of a tensor), a generator of the other device, `.numpy()`. So code
+that passes has the results of the CPU to the last bit, and never mixes devices.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _FromData(TorchFunctionMode):
-    """Numbers of Python go to the CPU first: straight to the meta device they would be lost."""
+    """Python numbers go to the CPU first: on the meta device they would be lost."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -107,7 +107,7 @@ def _run(operation, args, kwargs):
         raise RuntimeError(f"{name}: expected a generator of the device of its result")
     if goes_there:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    if torch.Tag.inplace_view in operation.tags:  # of what wraps, too
+    if torch.Tag.inplace_view in operation.tags:  # of wrappers, too
         with no_dispatch():
             operation(*args, **kwargs)
     args, kwargs = tree_map(lambda leaf: leaf.held if isinstance(leaf, There) else leaf, (args, kwargs))
@@ -118,7 +118,7 @@ def _run(operation, args, kwargs):
     def wrapped(value):
         if not isinstance(value, torch.Tensor):
             return value
-        if value._is_zerotensor():  # autograd's derivatives that are zero have no memory
+        if value._is_zerotensor():  # autograd's zero derivatives have no memory
             value = torch.zeros(value.shape, dtype=value.dtype)
         return there.get(id(value)) if id(value) in there else There(value)
 
@@ -133,7 +133,7 @@ class _IsGenerator(type(torch.Generator)):
 class Generator(torch.Generator, metaclass=_IsGenerator):
     """torch.Generator, of either device."""
 
-    there: dict[int, Generator] = {}  # torch hands on another object of the same address
+    there: dict[int, Generator] = {}  # torch passes another object of the same address
 
     def __new__(cls, device="cpu"):
         made = super().__new__(cls)
@@ -152,19 +152,17 @@ def _is_there(generator):
 
 @contextlib.contextmanager
 def accelerated():
-    """Have `DEVICE` compute: a GPU, or what stands in for one."""
+    """Let `DEVICE` compute: a GPU, or its simulation."""
     if IS_REAL:
         yield
         return
-    checkpoints = mock.patch.object(
-        torch, DEVICE.type, torch.cpu, create=True
-    )  # torch 2.4 asks for the device's module
+    checkpoints = mock.patch.object(torch, DEVICE.type, torch.cpu, create=True)  # torch 2.4 needs the device's module
     with _FromData(), _Operations(), mock.patch.object(torch, "Generator", Generator), checkpoints:
         yield
 
 
 def sent(value):
-    """Return a tensor, or a module with all of its tensors, there; a module is changed in place, as by `.cuda()`."""
+    """Return a tensor, or a module with all its tensors, on `DEVICE`; a module is changed in place, as by `.cuda()`."""
     if IS_REAL:
         return value.to(DEVICE)
     if isinstance(value, torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Likelihoods for the laws of full-data inference: each with targets, the rules that serve it, and its parameters."""
+"""Likelihoods for the laws of full-data inference: each with targets, the rules that support it, and its parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Case:
 
 @dataclass
 class Prior:
-    """A prior that can be made anew after its parameters have changed."""
+    """A prior that can be recomputed after its parameters have changed."""
 
     x: torch.Tensor
     log_kernel: torch.Tensor
@@ -256,7 +256,7 @@ CASES = {
 }
 if "PoissonLikelihood" in gpytorch.likelihoods.__all__:  # from gpytorch 1.15 on
     CASES["stock_poisson"] = Case(gpytorch.likelihoods.PoissonLikelihood, counts, SMOOTH)
-# A general family has no distribution object for p(y | f); of those after it a target is no value of the predicted
-# variable, but several numbers.
+# A general family has no distribution object for p(y | f); the targets of those after it are not values of the
+# predicted variable, but several numbers.
 NO_DISTRIBUTION = ("stock", "family", "censored", "weighted", "offset", "mixed")
 PAIRS = [(name, rule) for name, case in CASES.items() for rule in case.rules]

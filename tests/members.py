@@ -1,4 +1,4 @@
-"""The likelihoods every law is run over, each with an independent density, targets in its support and p(w)."""
+"""The likelihoods for which every law is tested, each with an independent density, targets in its support and p(w)."""
 
 import functools
 import math
@@ -152,7 +152,7 @@ class Member:
     support: str  # "real", "binary", "count"
     log_density: Callable  # (y, f) floats -> log p(y | f), from scipy, sharing no code with gpext
     mixing: Callable  # (w, y) -> p(w), of phi's own w
-    log_w_range: tuple = (-40.0, 90.0, 0.05)  # where p(w) lives, and the step that resolves it
+    log_w_range: tuple = (-40.0, 90.0, 0.05)  # where p(w) has mass, and the step that resolves it
     vectorised: bool = True
     reach: float = 50.0  # log |y - f| up to which phi((y - f)^2) does not underflow
 

@@ -1,4 +1,4 @@
-"""Importing BoTorch changes defaults of linear_operator for the whole process; these put them back."""
+"""Importing BoTorch changes defaults of linear_operator for the whole process; this module restores them."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ import linear_operator
 
 @contextlib.contextmanager
 def kept_settings():
-    """The settings of linear_operator are as before afterwards."""
+    """Restore the settings of linear_operator afterwards."""
     kinds = [kind for kind in vars(linear_operator.settings).values() if isinstance(kind, type)]
     before = [(kind, name, value) for kind in kinds for name, value in vars(kind).items() if not callable(value)]
     try:

@@ -1,9 +1,9 @@
-"""All random tests under another seed: GPEXT_TEST_SEED=1 changes every seed that a test or the package asks for.
+"""Run all random tests under other seeds: GPEXT_TEST_SEED=1 changes every seed that a test or the package sets.
 
     seed -> seed + 1_000_003 GPEXT_TEST_SEED    in torch.manual_seed, torch.Generator and numpy.random.default_rng
 
-Nothing is replaced where the variable is zero, or not set. The offset is large beside the seeds that are written in
-tests: else one test's numbers would become the next one's.
+Nothing is replaced if the variable is zero, or not set. The offset is large beside the seeds that are written in
+tests: otherwise one test would get the numbers of the next.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ OFFSET = 1_000_003 * int(os.environ.get("GPEXT_TEST_SEED", "0"))
 
 
 def shift():
-    """Replace the three by those that add the offset, for the rest of this process."""
+    """Replace the three functions by ones that add the offset, for the rest of this process."""
     if OFFSET and torch.Generator is not Generator:
         torch.Generator, torch.manual_seed, np.random.default_rng = Generator, _manual_seed, _default_rng
 
 
 @contextlib.contextmanager
 def as_written():
-    """Suspend it: for data sets that are known by their seeds, such as the examples of benchmarks. A decorator, too."""
+    """Suspend the offset: for data sets defined by their seeds, such as examples of benchmarks. A decorator, too."""
     current = torch.Generator, torch.manual_seed, np.random.default_rng
     torch.Generator, torch.manual_seed, np.random.default_rng = _Generator, _torch_seed, _numpy_seed
     try:
@@ -36,7 +36,7 @@ _Generator, _torch_seed, _numpy_seed = torch.Generator, torch.manual_seed, np.ra
 
 
 class _AnyGenerator(type(_Generator)):
-    """Generators that torch itself made, its global one among them, are generators still."""
+    """Generators that torch itself made, including its global one, remain generators."""
 
     def __instancecheck__(cls, instance):
         return isinstance(instance, _Generator)

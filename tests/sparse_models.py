@@ -45,7 +45,7 @@ def inputs(*shape, seed=0, dtype=F64):
 
 
 def randomise(model, seed=0):
-    """Put q(u) at random natural parameters, its precision positive definite."""
+    """Set q(u) to random natural parameters with a positive definite precision."""
     generator = torch.Generator().manual_seed(seed)
     vec, mat = model.natural
     factor = torch.randn(mat.shape, generator=generator, dtype=F64)

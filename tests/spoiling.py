@@ -1,4 +1,4 @@
-"""Everything that can be wrong with one entry of what was stored: it is gone, or of another type, shape or value."""
+"""All faults of one entry of a stored value: it is missing, or of another type, shape or value."""
 
 import copy
 
@@ -6,7 +6,7 @@ import torch
 
 
 def paths(content, at=()):
-    """The places of all entries."""
+    """The paths of all entries."""
     items = content.items() if isinstance(content, dict) else ()
     for key, value in enumerate(content) if isinstance(content, list | tuple) else items:
         yield (*at, key)
@@ -14,7 +14,7 @@ def paths(content, at=()):
 
 
 def spoilt(content):
-    """Pairs (what was done, a copy of the content in which it was done) for every entry and every fault."""
+    """Pairs (description, faulty copy of the content) for every entry and every fault."""
     for path in paths(content):
         value = content
         for key in path:
@@ -24,7 +24,7 @@ def spoilt(content):
 
 
 def faults(value):
-    """What an entry may be instead: nothing at all, or something else."""
+    """The faulty values of an entry: none at all, or another one."""
     yield "remove", _GONE
     yield "type", "wrong" if not isinstance(value, str) else 3.5
     if isinstance(value, torch.Tensor):
@@ -42,7 +42,7 @@ _GONE = object()
 
 
 def replaced(content, path, replacement):
-    """A copy of the content with another value at a place, or, with _GONE, without it."""
+    """A copy of the content with another value at a path, or, with _GONE, without it."""
     if not path:
         return replacement
     key, rest = path[0], path[1:]

@@ -1,4 +1,4 @@
-"""The simulated device refuses what a GPU would, and computes what the CPU does."""
+"""The simulated device rejects what a GPU rejects, and has the results of the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Whole numbers are those of Python, NumPy and torch, and no truth values."""
+"""Whole numbers of Python, NumPy and torch are accepted, truth values are not."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Data that see linear functions of f: a design of the identity changes nothing, others agree with dense algebra."""
+"""Data that depend on linear functions of f: an identity design changes nothing, others agree with dense algebra."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_gaussian_noise_on_linear_functions_is_conjugate(rule):
 
 
 def test_a_comparison_by_probit_is_exact_under_ep():
-    """One datum leaves EP nothing to approximate: P(1) = Phi(mean / sqrt(1 + variance)) of the difference."""
+    """EP is exact for one datum: P(1) = Phi(mean / sqrt(1 + variance)) of the difference."""
     y = torch.ones(1, dtype=F64)
     design = designs.pairs(torch.tensor([[0, 6]]), len(X))
     model = Model(y, gpytorch.likelihoods.BernoulliLikelihood(), EP(), design=design)
@@ -195,7 +195,7 @@ def test_float32():
 
 
 def test_more_comparisons_than_items():
-    """A covariance of rank P < N is singular, and inference has to stand it."""
+    """A covariance of rank P < N is singular, and inference must not fail."""
     index = torch.randint(len(X), (60, 2), generator=GENERATOR)
     index = index[index[:, 0] != index[:, 1]]
     y = (X[index[:, 0], 0] > X[index[:, 1], 0]).double()
@@ -234,7 +234,7 @@ def test_bad_designs_are_refused():
 
 SEVERAL = torch.randint(len(X), (40, 2), generator=GENERATOR)
 SEVERAL = SEVERAL[SEVERAL[:, 0] != SEVERAL[:, 1]]
-MORE = designs.pairs(SEVERAL, len(X))  # comparisons than items
+MORE = designs.pairs(SEVERAL, len(X))  # more comparisons than items
 COUNTS = torch.arange(MORE.num_data) % 3
 MORE_CASES = {
     "logit": (BernoulliLogitLikelihood, (COUNTS > 0).double(), ()),

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, told from damaged ones, and when long runs write them."""
+"""Files are complete or missing, damaged ones are recognised, and long runs write at their pace."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ def test_what_is_written_is_read(tmp_path):
     found, other = load(tmp_path / "b", ("a", "b"))
     assert torch.equal(found["a"], content["a"])
     assert (found["b"], other) == (content["b"], digest)
-    assert torch.equal(torch.load(tmp_path / "b", weights_only=True)["a"], content["a"])  # by torch as well
+    assert torch.equal(torch.load(tmp_path / "b", weights_only=True)["a"], content["a"])  # torch alone can read it, too
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
@@ -69,7 +69,7 @@ def test_something_else_with_a_checksum_is_refused(tmp_path):
 
 
 def test_a_private_folder_is_made_as_one(tmp_path):
-    before = os.umask(0o002)  # as where each user has a group
+    before = os.umask(0o002)  # as on systems with a group per user
     try:
         found = private_folder(tmp_path / "a" / "b")
     finally:
@@ -88,7 +88,7 @@ def test_what_is_no_plain_file_is_not_read(tmp_path):
 
 
 class Clock:
-    """Seconds that pass when we say so."""
+    """Seconds that pass on request."""
 
     now = 0.0
 
@@ -111,4 +111,4 @@ def test_a_kill_loses_no_more_than_is_said_and_writing_takes_no_more(draws_a_sec
             began = clock.now
         assert clock.now - began <= allowed + 1 / draws_a_second
     assert spent <= cost + clock.now / 20
-    assert (files._SECONDS, files._ITEMS, files._SHARE) == (10.0, 1000, 0.05)  # as the README says
+    assert (files._SECONDS, files._ITEMS, files._SHARE) == (10.0, 1000, 0.05)  # as in the README

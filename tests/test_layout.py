@@ -1,4 +1,4 @@
-"""The house: imports go up, rooms exist, docstrings and tests open as they should, and importing stays light."""
+"""The layout: imports follow the order of subpackages, docstrings open correctly, and importing gpext stays light."""
 
 import ast
 import json
@@ -112,9 +112,9 @@ def test_pyro_is_imported_by_ppl_alone(path):
 
 @pytest.mark.slow
 def test_importing_gpext_imports_nothing_heavy_that_gpytorch_does_not():
-    """SciPy, scikit-learn, matplotlib and the like wait for the first function that needs them.
+    """SciPy, scikit-learn, matplotlib and others are imported by the first function that needs them.
 
-    No warning is given on the way.
+    The import raises no warning.
     """
     code = """
 import json, sys

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, at a smoke size, as the notebook that jupytext makes of it."""
+"""Every notebook runs from top to bottom, at a smoke size, after conversion by jupytext."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.filterwarnings("default")  # those of the Jupyter machinery are not ours
+@pytest.mark.filterwarnings("default")  # Jupyter's own warnings
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, monkeypatch):
     monkeypatch.setenv("GPEXT_SMOKE", "1")

@@ -1,4 +1,4 @@
-"""What the README shows works: both sides of its diff, its Python blocks, and the files it links to."""
+"""The README is correct: both sides of its diff and its Python blocks run, and the files it links to exist."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_both_sides_of_the_diff_run(data, sign):
     assert data["predictive"].mean.shape[-1] == 30
     if sign == "+":
         x, predicted = data["test_x"], data["predictive"].mean
-        assert (predicted - torch.sin(5 * x[:, 0])).square().mean().sqrt() < 0.15  # outliers and all
+        assert (predicted - torch.sin(5 * x[:, 0])).square().mean().sqrt() < 0.15  # in spite of outliers
         assert data["result"].status.name == "CONVERGED"
 
 
@@ -59,14 +59,14 @@ def test_both_sides_of_the_full_data_diff_run(data, sign, capsys):
 
 
 def continues(block):
-    """Whether a block needs the names of the diff above it."""
+    """Return whether a block needs the names of the diff above it."""
     return "import" not in block
 
 
 def test_python_blocks_run(capsys):
     code = [block for block in blocks("python") if not continues(block)]
     assert code
-    names = {}  # a later block goes on from an earlier one
+    names = {}  # a later block continues an earlier one
     torch.manual_seed(0)
     for block in code:
         exec(compile(block, "README python", "exec"), names)

@@ -1,4 +1,4 @@
-"""The algebra of Gaussian sites, against the exponent that they stand for."""
+"""The algebra of Gaussian sites, against the exponent that they represent."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The laws of random tests: how often chance alone breaks them, and that what is wrong does."""
+"""The criteria of random tests: chance alone breaks them as rarely as promised, and errors do break them."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_one_statistic_of_known_variance_is_below_four_and_a_half():
 @pytest.mark.parametrize("estimated", [True, False])
 @pytest.mark.parametrize("comparisons", [1, 20])
 def test_false_alarms_are_as_many_as_promised(monkeypatch, estimated, comparisons):
-    """At one in ten, where it can be counted: of five draws a threshold for a known variance gives many more."""
+    """At one in ten, where it can be counted: with five draws a threshold for a known variance gives many more."""
     monkeypatch.setattr(statistics, "FALSE_ALARM", 0.1)
     trials = torch.randn(2000, 5, comparisons, dtype=F64, generator=torch.Generator().manual_seed(0))
     variance = None if estimated else torch.ones(comparisons, dtype=F64)
@@ -46,6 +46,6 @@ def test_means_of_blocks():
     chains = torch.arange(14.0).view(2, 7)
     assert block_means(chains, 3).tolist() == [0.5, 2.5, 4.5, 7.5, 9.5, 11.5]
     walk = torch.randn(2, 20_000, dtype=F64, generator=torch.Generator().manual_seed(0))
-    for t in range(1, walk.size(1)):  # an AR(1) whose mean has three times the standard error of as many draws
+    for t in range(1, walk.size(1)):  # an AR(1) whose mean has three times the standard error of independent draws
         walk[:, t] += 0.8 * walk[:, t - 1]
     assert misfit(block_means(walk, 50), 0.0) < 1

@@ -1,4 +1,4 @@
-"""Small problems run on one thread, large ones on the user's, whose number is the same afterwards."""
+"""Small problems run on one thread, large ones on the user's threads, whose number is restored afterwards."""
 
 import threading
 import warnings
@@ -97,7 +97,7 @@ def test_a_large_block_keeps_the_threads():
 def test_blocks_are_nested_and_each_restores_what_it_met():
     with threads_for(1.0):
         with threads_for(2 * SMALL):
-            assert torch.get_num_threads() == 1  # the outer one has decided
+            assert torch.get_num_threads() == 1  # the outer block has decided
         with threads_for(1.0):
             pass
         assert torch.get_num_threads() == 1
@@ -124,7 +124,7 @@ def test_another_python_thread_at_work_keeps_its_own():
 
     def other():
         torch.set_num_threads(2)
-        torch.get_num_threads()  # settles it
+        torch.get_num_threads()  # fixes the number
         begun.set()
         inside.wait(10)
         numbers.append(torch.get_num_threads())
@@ -144,7 +144,7 @@ def test_the_flops_of_factors():
     assert factor_flops(3, rows=100, number=2) == 600
 
 
-# ---- who uses it ---------------------------------------------------------------------------------------------------
+# ---- callers -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [SMALL_SIZE, LARGE_SIZE])

@@ -1,6 +1,6 @@
 """BoTorch: a base class of models for Bayesian optimisation, and posteriors of observations that are not Gaussian.
 
-BoTorch is no requirement of gpext: `pip install botorch`.
+BoTorch is an optional dependency of gpext: `pip install botorch`.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""A LatentGP that BoTorch's acquisition functions take."""
+"""A LatentGP that BoTorch's acquisition functions accept."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
 
     Train it by `gpext.fit` or `botorch.fit_gpytorch_mll`, and give it to any acquisition function. `posterior(X)` is
     that of f, Gaussian; `posterior(X, observation_noise=True)` that of observations, under the likelihood as it is.
-    `fantasize` conditions on drawn observations by a new inference for each, which has no derivative in where these
-    were made: :class:`~botorch.acquisition.knowledge_gradient.qKnowledgeGradient` and its like are optimised without
+    `fantasize` conditions on drawn observations by a new inference for each, which has no derivative in the inputs
+    of these: :class:`~botorch.acquisition.knowledge_gradient.qKnowledgeGradient` and similar ones are optimised without
     gradients, `optimize_acqf(..., options={"with_grad": False})`.
 
     Args:
@@ -35,7 +35,7 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
         train_targets: y (N,), or (N, 1) as BoTorch has them; best standardised.
         likelihood: of one latent.
         inference: a rule of `gpext.inference`; KL() by default.
-        inducing_inputs, design: as of :class:`gpext.models.LatentGP`.
+        inducing_inputs, design: as for :class:`gpext.models.LatentGP`.
 
     Raises:
         TypeError, ValueError: as :class:`gpext.models.LatentGP`.
@@ -90,7 +90,7 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
         Args:
             X: (..., q, d).
             output_indices: None or [0]: there is one output.
-            observation_noise: whether of observations.
+            observation_noise: whether to return the posterior of observations.
             posterior_transform: applied to what is returned.
 
         Raises:
@@ -125,7 +125,7 @@ class BotorchGP(LatentGP, GPyTorchModel, FantasizeMixin):
             **kwargs: as BoTorch passes them on, ignored.
 
         Raises:
-            NotImplementedError: X requires a gradient, which the inference does not hand through.
+            NotImplementedError: X requires a gradient, which the inference does not propagate.
             TypeError: a tensor of noise variances.
         """
         if X.requires_grad and torch.is_grad_enabled():

@@ -3,7 +3,7 @@ r"""The joint posterior of observations y at q inputs, as BoTorch samples from i
     f = mean + root z_1,    y_i = F^{-1}(Phi(z_2i) | f_i),    z_1, z_2 ~ N(0, I)
 
 with F(y | f) the distribution function of the likelihood: the same normal base samples give the same draws, which vary
-smoothly with f where y is continuous, as acquisition functions by sample averages want.
+smoothly with f where y is continuous, as Monte Carlo acquisition functions require.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ObservationPosterior(Posterior):
 
     @property
     def device(self) -> torch.device:
-        """That of the latent function."""
+        """The device of the latent posterior."""
         return self.latent.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the latent function."""
+        """The dtype of the latent posterior."""
         return self.latent.dtype
 
     @property
@@ -59,7 +59,7 @@ class ObservationPosterior(Posterior):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """That of the latent function, (...)."""
+        """The batch shape of the latent posterior, (...)."""
         return self.latent.distribution.batch_shape
 
     @property

@@ -3,7 +3,7 @@ r"""The scaled squared exponential kernel in two passes over the matrix, and its
     K_ij = s exp(-|z_i - x_j|^2 / 2),   z = x1 / l,  x = x2 / l
          = exp([z_i, log s - |z_i|^2 / 2, 1] . [x_j, 1, -|x_j|^2 / 2])
 
-One product and one exponential in place. With W = G * K, G the gradient of what follows,
+One product and one exponential in place. With W = G * K, G the gradient with respect to K,
 
     d/ds   = sum(W) / s
     d/dl_k = [sum_ij W_ij (z_ik - x_jk)^2] / l_k = [z_k^2 . r + x_k^2 . c - 2 z_k . (W x)_k] / l_k
@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 
 class _Scaled(NamedTuple):
-    """Both sets of inputs, one below the other, from a common centre and in units of the lengthscale."""
+    """Both sets of inputs, stacked, relative to a common centre and in units of the lengthscale."""
 
     inputs: Tensor  # [z; x] (N1 + N2, d)
     depth: Tensor  # -|z|^2 / 2 and -|x|^2 / 2 (N1 + N2, 1)
@@ -43,7 +43,7 @@ def _evaluate(scaled: _Scaled, outputscale: Tensor) -> Tensor:
     ones = torch.ones_like(depth)
     left = torch.cat([inputs[:size], depth[:size] + outputscale.log(), ones[:size]], -1)
     right = torch.cat([inputs[size:], ones[size:], depth[size:]], -1)
-    return (right @ left.mT).exp_().mT  # column-major, as the triangular solves that follow want it
+    return (right @ left.mT).exp_().mT  # column-major, for the triangular solves that follow
 
 
 class _SquaredExponential(torch.autograd.Function):
@@ -98,8 +98,8 @@ def _covariance(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor
 def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the covariance (N1, N2) and the variances at x2 (N2,), if the kernel is one that this module supports.
 
-    That is gpytorch's RBFKernel, alone or in a ScaleKernel, without batch shape or active dimensions of its own, and
-    with a lengthscale and an outputscale that this module's arithmetic can stand.
+    That is gpytorch's RBFKernel, alone or in a ScaleKernel, without batch shape or active dimensions, and with a
+    lengthscale and an outputscale for which this module's arithmetic is accurate.
     """
     base, scale = kernel, None
     if type(kernel) is gpytorch.kernels.ScaleKernel:
@@ -118,6 +118,6 @@ def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -
 
 @torch.no_grad()
 def _is_accurate(scaled: _Scaled, outputscale: Tensor) -> bool:
-    """Return whether the squares of the distances' terms leave the distances digits, and log s is a number."""
+    """Return whether distances computed from squares keep enough digits, and log s is finite."""
     limits = torch.finfo(outputscale.dtype)
     return bool((scaled.depth.amin() * limits.eps > -5e-5) & (outputscale > limits.tiny**0.5))

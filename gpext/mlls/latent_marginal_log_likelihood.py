@@ -1,4 +1,4 @@
-"""The log evidence of a LatentGP, where ExactMarginalLogLikelihood stands for an ExactGP."""
+"""The log evidence of a LatentGP, as ExactMarginalLogLikelihood is for an ExactGP."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
         Args:
             function_dist: the prior at the training inputs, `model(train_x)` in train mode.
             target: the training targets.
-            *params: handed to added losses, as gpytorch does.
+            *params: passed to added losses, as by gpytorch.
 
         Raises:
-            ValueError: other targets than the model's, by which it would not predict.
+            ValueError: other targets than those from which the model predicts.
             NotPSDError, NanError: there is no posterior at these parameters; an optimiser may step back from them.
         """
         known = self.model.train_targets
@@ -64,7 +64,7 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
         except HyperparameterError as error:  # where a line search has gone too far: a lengthscale of zero, say
             raise NanError(str(error)) from error
         if result.status is Status.NOT_POSITIVE_DEFINITE:
-            raise NotPSDError(result.message)  # an evidence may be finite then, but it is none
+            raise NotPSDError(result.message)  # the evidence may be finite then, but means nothing
         if not bool(result.log_evidence.isfinite().all()):
             raise NanError(result.message)
         value = result.log_evidence

@@ -18,16 +18,16 @@ from gpext.operators import UnbiasedSolveOperator, UnbiasedSolver
 
 
 class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
-    """gpytorch's ExactMarginalLogLikelihood with derivatives that are right on average, without a factorisation.
+    """gpytorch's ExactMarginalLogLikelihood with unbiased derivatives and without a factorisation.
 
-    The value is for monitoring: of its log determinant it has the preconditioner's part alone, or with
-    `UnbiasedSolver(log_det="lanczos")` an estimate that costs more products than the derivatives.
+    The value is for monitoring: its log determinant is that of the preconditioner alone or, with
+    `UnbiasedSolver(log_det="lanczos")`, an estimate that costs more products than the derivatives.
 
     Args:
         likelihood: a Gaussian one.
         model: any ExactGP: sums of kernels, priors, fixed noise; not batched.
         num_probes: vectors of random signs for the derivatives of the log determinant.
-        solver: how to solve, in place of `num_probes`.
+        solver: options of the solves, in place of `num_probes`.
 
     Raises:
         TypeError: another model, or something else than a solver.
@@ -84,7 +84,7 @@ class UnbiasedMarginalLogLikelihood(ExactMarginalLogLikelihood):
 
 
 def _check_exact(covariance: LinearOperator) -> None:
-    """Refuse linear_operator's product of two matrices by roots, where these are of a limited rank."""
+    """Raise for linear_operator's product of two matrices by roots, where these are of a limited rank."""
     if isinstance(covariance, MulLinearOperator) and covariance.size(-1) > settings.max_cholesky_size.value():
         raise ValueError(
             "gpytorch's ProductKernel multiplies matrices that are not stored by roots of a limited rank, which is no "
@@ -94,5 +94,5 @@ def _check_exact(covariance: LinearOperator) -> None:
     if isinstance(covariance, SumLinearOperator):
         for part in covariance.linear_ops:
             _check_exact(part)
-    elif isinstance(base := getattr(covariance, "base_linear_op", None), LinearOperator):  # of a multiple, or a batch
+    elif isinstance(base := getattr(covariance, "base_linear_op", None), LinearOperator):  # a multiple, or a batch
         _check_exact(base)

@@ -81,7 +81,7 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", InferenceWarning)  # the status states it
                 result = rule.infer(prior, model.likelihood, targets)
-        except (TypeError, ValueError) as error:  # a schedule or a bound may not serve several latents, or a batch
+        except (TypeError, ValueError) as error:  # a schedule or a bound may not support several latents, or a batch
             nan = float("nan")
             rows.append(ComparedRule(type(rule).__name__, nan, nan, nan, 0, str(error)))
             continue

@@ -1,4 +1,4 @@
-"""ExactGP's way of working for any likelihood."""
+"""A model that works like gpytorch's ExactGP, for any likelihood."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LatentGP(ApproximateGP):
     Args:
         train_inputs: X, (N, d), (N,) or (..., N, d); as the one entry of a tuple, too.
         train_targets: y, (..., N), or what the likelihood takes.
-        likelihood: any gpext likelihood, or a gpytorch one that the rule can serve. A trained `noise` of Student-t,
+        likelihood: any gpext likelihood, or a gpytorch one that the rule supports. A trained `noise` of Student-t,
             Laplace or Matern-3/2 kind that has no constraint but `Positive` gets a
             :class:`gpext.likelihoods.NoiseFloor`: a scale of 1e-4 of the targets' spread (1e-3 in float32), below which
             noise cannot be distinguished from none.
@@ -42,13 +42,14 @@ class LatentGP(ApproximateGP):
         inducing_inputs: Z (M, d), for thousands of data: the prior is then the sparse one of M inducing inputs (FITC),
             a step takes O(N M^2), and Z is learnt as `variational_strategy.sparse_inputs`. See
             :func:`gpext.variational.kmeans_inducing_points`. None for the exact prior.
-        design: A (N, P), a :class:`gpext.designs.Design`, if the N data see h = A f of the values at P inputs X (P, d):
-            comparisons, sums, averages. In train mode the model then returns the prior of h; the posterior is of f, and
-            another design at new inputs, `design(model(x))`, gives that of new data. None if datum i sees f_i.
+        design: A (N, P), a :class:`gpext.designs.Design`, if the N data depend on h = A f of the values at P inputs X
+            (P, d): comparisons, sums, averages. In train mode the model then returns the prior of h; the posterior is
+            of f, and another design at new inputs, `design(model(x))`, gives that of new data. None if datum i depends
+            on f_i.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
-        ValueError: inputs or targets are not finite, empty, or do not belong together, or targets are outside the
+        ValueError: inputs or targets are not finite, empty, or do not match, or targets are outside the
             support.
 
     Example:
@@ -111,7 +112,7 @@ class LatentGP(ApproximateGP):
 
     @property
     def design(self) -> Design | None:
-        """The design, if the data see linear functions of f."""
+        """The design, if the data depend on linear functions of f."""
         return self.variational_strategy.design
 
     @property
@@ -137,7 +138,7 @@ class LatentGP(ApproximateGP):
         *,
         design: Design | None = None,
     ) -> None:
-        """Replace the training data; parameters stay as they are, the sites start anew.
+        """Replace the training data; parameters stay as they are, the sites are reset.
 
         Args:
             inputs: new X, or None to keep it.
@@ -199,10 +200,10 @@ class LatentGP(ApproximateGP):
         return model
 
     def pyro_guide(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: the rule finds q(f), and SVI has nothing to train.
+        """Raise: the rule finds q(f), and SVI has nothing to train.
 
         Raises:
-            NotImplementedError: always, naming what serves.
+            NotImplementedError: always, naming the alternatives.
         """
         raise NotImplementedError(
             "a LatentGP finds q(f) by its rule, not by SVI. In a Pyro program use gpext.ppl.latent_gp(name, "
@@ -236,7 +237,7 @@ class LatentGP(ApproximateGP):
 
 
 def _columns(name: str, x: Any) -> Tensor:
-    """Return inputs (..., N, d), which gpytorch also hands over as the one entry of a tuple."""
+    """Return inputs (..., N, d), which gpytorch also passes as the one entry of a tuple."""
     if isinstance(x, tuple | list) and len(x) == 1:
         (x,) = x
     check_tensor(name, x)
@@ -244,7 +245,7 @@ def _columns(name: str, x: Any) -> Tensor:
 
 
 def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:
-    """Return two tensors one after the other along `dim`, the dimensions in front broadcast."""
+    """Return two tensors concatenated along `dim`, the dimensions before it broadcast."""
     batch = torch.broadcast_shapes(known.shape[:dim], more.shape[:dim])
     return torch.cat([known.expand(*batch, *known.shape[dim:]), more.expand(*batch, *more.shape[dim:]).to(known)], dim)
 

@@ -1,9 +1,10 @@
-r"""The products, derivatives and entries of `tiles` by a small C++ program, compiled for this processor on first use.
+r"""The products, derivatives and entries of `tiles` in a small C++ program, compiled for this processor on first use.
 
     (K v)_i = sum_j prod_f p_f(t_fij) v_j,   t = c |x - y|^2,  see `profiles`
 
-Where torch goes over a tile once for each operation, here a few rows meet a stretch of columns that stays in the first
-cache. Distances are those of the differences themselves, so that none is lost to rounding, in float32 either.
+Torch passes over a tile once for each operation; here a few rows are combined with a stretch of columns that stays in
+the first-level cache. Distances are computed from the differences themselves, so that none is lost to rounding, not
+even in float32.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part, num_threads,
 from gpext.operators.tiles_program import program
 
 _PROFILES = ("rbf", "matern12", "matern32", "matern52")  # in the order of the program
-# k by which inputs are multiplied, so that p falls as 2^-|k (x - y)|^2 (rbf) or 2^-|k (x - y)|
+# factor k on the inputs, with which p falls as 2^-|k (x - y)|^2 (rbf) or 2^-|k (x - y)|
 _UNITS = {
     profile: math.sqrt(0.5 / math.log(2)) if profile == "rbf" else math.sqrt(FACTORS[profile]) / math.log(2)
     for profile in _PROFILES
 }
 _SUFFIXES = {torch.float64: "float64", torch.float32: "float32"}
 _BYTES = 2048  # of a stretch, as in the program
-_FEWEST = 64  # columns
+_FEWEST = 64  # columns for which the program is used
 
 
 class _Factor(ctypes.Structure):
@@ -64,9 +65,9 @@ class _Shares(ctypes.Structure):
 
 
 def serves(factors: Sequence[Factor]) -> bool:
-    """Return whether the program exists and has such factors; warn once if it cannot be compiled.
+    """Return whether the program exists and supports these factors; warn once if it cannot be compiled.
 
-    Few columns it would mostly fill up with zeros.
+    It is not used for few columns, which it would mostly pad with zeros.
     """
     x, columns = factors[0].x, factors[0].columns
     known = x.device.type == "cpu" and x.dtype in _SUFFIXES and all(f.profile in _PROFILES for f in factors)
@@ -74,7 +75,7 @@ def serves(factors: Sequence[Factor]) -> bool:
 
 
 def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
-    """Return K v (n, R), s left out, for v (m, R): of a part of the tiles."""
+    """Return K v (n, R) without s, for v (m, R), from a part of the tiles."""
     packed = _Packed(factors, part)
     w, columns = _stretches(v), v.size(-1)
     out = v.new_zeros(packed.threads, packed.num_rows, columns, w.size(-1))
@@ -83,7 +84,7 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
 
 
 def block(factors: Sequence[Factor], left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return left_i K_ij right_j (n, m), s left out, of a matrix that is no square, in float32 or their own dtype."""
+    """Return left_i K_ij right_j (n, m) without s, of a matrix that is not square, in float32 or their own dtype."""
     packed = _Packed(factors, by_columns=True)
     out = left.new_empty(len(left), len(right), dtype=dtype)
     packed.call("entries" if dtype == left.dtype else "rounded", left.contiguous(), right.contiguous(), out)
@@ -91,7 +92,7 @@ def block(factors: Sequence[Factor], left: Tensor, right: Tensor, dtype: torch.d
 
 
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
-    """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the tiles."""
+    """Return u' K v and its derivatives in the inputs of K, for u (n, R) and v (m, R), from a part of the tiles."""
     packed = _Packed(factors, part)
     left, right = _stretches(u), _stretches(v)
     value = torch.zeros(packed.threads, dtype=torch.float64)
@@ -132,21 +133,21 @@ class _Packed:
         self._suffix = _SUFFIXES[first.x.dtype]
 
     def call(self, name: str, *arguments: Tensor | ctypes.c_int64 | ctypes.Array[ctypes.c_void_p]) -> None:
-        """Let the program do its work, without Python's lock."""
+        """Call a function of the program, with Python's lock released."""
         passed = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments]
         function = getattr(program(), f"{name}_{self._suffix}")
         function(ctypes.byref(self._matrix), ctypes.byref(self._shares), *passed)
 
 
 def _padded(t: Tensor) -> Tensor:
-    """Return t (n, d) as (stretches, columns, d), filled up with zeros."""
+    """Return t (n, d) as (stretches, columns, d), padded with zeros."""
     width = _BYTES // t.element_size()
     number, columns = -(-len(t) // width), t.size(-1)
     return torch.cat([t, t.new_zeros(number * width - len(t), columns)]).view(number, width, columns)
 
 
 def _stretches(t: Tensor) -> Tensor:
-    """Return t (n, d) as (stretches, d, columns), filled up with zeros."""
+    """Return t (n, d) as (stretches, d, columns), padded with zeros."""
     return _padded(t).mT.contiguous()
 
 

@@ -1,10 +1,11 @@
-r"""The products and derivatives of `tiles` by KeOps: the route of CUDA devices.
+r"""The products and derivatives of `tiles`, computed by KeOps: the route for CUDA devices.
 
     (K v)_i = sum_j prod_f p_f(c_f |x_fi - y_fj|^2) v_j
 
 KeOps compiles a formula for each number of columns of v. So v is split and padded to a few fixed widths, and another
-number of right-hand sides compiles nothing new. Its derivatives are those of KeOps in the inputs of the rows; those of
-the columns are the same formula with rows and columns exchanged, and a square has both at once from [u, v] and [v, u].
+number of right-hand sides needs no new compilation. KeOps differentiates in the inputs of the rows; the derivatives in
+those of the columns use the same formula with rows and columns exchanged, and a square matrix has both at once from
+[u, v] and [v, u].
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _OF_DISTANCE = {
 
 
 class KeOpsUnavailableWarning(UserWarning):
-    """KeOps was asked for and cannot be used; torch's tiles serve instead."""
+    """KeOps was requested but cannot be used; torch's tiles are used instead."""
 
 
 @cache
 def is_available(device_type: str = "cpu") -> bool:
-    """Return whether KeOps can be imported and has a compiler, for CUDA its own too; where not, say so once."""
+    """Return whether KeOps can be imported and finds a compiler and, for CUDA, its toolkit; warn once if not."""
     usual = ["clang++", "g++"] if sys.platform == "darwin" else ["g++"]
     compilers = [os.environ["CXX"]] if "CXX" in os.environ else usual
     if not any(shutil.which(name) for name in compilers):
@@ -57,7 +58,7 @@ def _missing(reason: str) -> bool:
 
 
 def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
-    """Return K v (n, R), s left out, for v (m, R): of a part of the rows, the others zero."""
+    """Return K v (n, R) without s, for v (m, R), for a part of the rows; the other rows are zero."""
     if part != WHOLE:
         rows = _rows(len(factors[0].x), part)
         out = v.new_zeros(len(factors[0].x), v.size(-1))
@@ -78,7 +79,7 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
 
 
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
-    """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the rows."""
+    """Return u' K v and its derivatives in inputs and alpha, for u (n, R) and v (m, R), from a part of the rows."""
     if part != WHOLE:
         return _derivatives_of_rows(factors, u, v, _rows(len(factors[0].x), part))
     if factors[0].y is None:  # the pairs (i, j) and (j, i)
@@ -107,14 +108,14 @@ def _derivatives_of_rows(factors: Sequence[Factor], u: Tensor, v: Tensor, rows: 
         whole[rows] = own
     if factors[0].y is not None:
         return Derivatives(found.value, by_x, found.y, found.alpha)
-    both = [x if y is None else x + y for x, y in zip(by_x, found.y, strict=True)]  # the inputs are in both places
+    both = [x if y is None else x + y for x, y in zip(by_x, found.y, strict=True)]  # inputs of rows and columns
     return Derivatives(found.value, both, [None] * len(factors), found.alpha)
 
 
 def _in_rows(
     factors: Sequence[Factor], u: Tensor, v: Tensor, *, with_alpha: bool = True
 ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    """Return u' K v (), its derivatives in the rows' inputs (n, d), those in the columns' left out, and in alpha ()."""
+    """Return u' K v () and its derivatives in the rows' inputs (n, d), not the columns', and in alpha ()."""
     with torch.enable_grad():
         rows = [f.x.detach().requires_grad_() for f in factors]
         alpha = [None if f.alpha is None else f.alpha.detach().requires_grad_(with_alpha) for f in factors]
@@ -128,14 +129,14 @@ def _in_rows(
 
 
 def _widths(columns: int) -> list[int]:
-    """Return widths of blocks for so many columns, the last of them wide enough for what is left."""
+    """Return the widths of blocks for this many columns; the last block is wide enough for the remainder."""
     whole, left = divmod(columns, WIDTHS[-1])
     return [WIDTHS[-1]] * whole + [width for width in WIDTHS if width >= left][: int(left > 0)]
 
 
 @cache
 def _compiled(factors: tuple[tuple[str, int], ...], width: int) -> Callable[..., Tensor]:
-    """Return KeOps' product for these profiles and dimensions: (x, y, alpha of rq) of each factor, then v."""
+    """Return KeOps' product for these profiles and dimensions, of (x, y, alpha of rq) for each factor, then v."""
     from pykeops.torch import Genred
 
     variables, formula = [], []
@@ -147,7 +148,7 @@ def _compiled(factors: tuple[tuple[str, int], ...], width: int) -> Callable[...,
 
 
 def _radial(profile: str, q: str, alpha: str) -> str:
-    """Return p in KeOps' words, of a squared distance q."""
+    """Return the KeOps formula of p for a squared distance q."""
     if profile == "rbf":
         return f"Exp(-{q}/IntCst(2))"
     if profile == "rq":

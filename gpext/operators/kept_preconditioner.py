@@ -1,4 +1,4 @@
-"""A preconditioner that is made once for many matrices: of one set of parameters, for its neighbours."""
+"""A preconditioner that is computed at one set of parameters and reused at nearby ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class KeptPreconditioner:
-    """The root L of a preconditioner L L' + D, kept from one solve to the next while it serves; D is the current one.
+    """The root L of a preconditioner L L' + D, reused while it is good enough; D is the current one.
 
-    A solve is unbiased with any L that is settled before its end is drawn. L is made anew when the first steps of a
-    solve, those taken anyway, have become more than `growth` times what they were when L was new. The draws depend on
-    what was solved before: chains that have to be the same after an interruption cannot have one.
+    A solve is unbiased with any L that is fixed before its random end is drawn. L is recomputed when the first steps of
+    a solve, those taken anyway, exceed `growth` times their number when L was new. The draws depend on earlier solves:
+    chains that have to be the same after an interruption cannot use one.
 
     Args:
         growth: more than 1.
@@ -38,11 +38,11 @@ class KeptPreconditioner:
         self._is_worn = False
 
     def root(self, noise: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """Return L (n, k), by `make` unless there is one that serves.
+        """Return L (n, k), computed by `make` unless the kept one can be used.
 
         Args:
-            noise: the diagonal of D (n,): another size, type or device needs another L.
-            make: of the current matrix.
+            noise: the diagonal of D (n,); another size, dtype or device requires another L.
+            make: computes L for the current matrix.
         """
         root = self._root
         is_of_this = root is not None and (root.size(0), root.dtype, root.device) == (
@@ -56,7 +56,7 @@ class KeptPreconditioner:
         return root
 
     def note(self, first_steps: int) -> None:
-        """Take note of the first steps of a solve."""
+        """Record the number of first steps of a solve."""
         if self._steps_when_new is None:
             self._steps_when_new = max(first_steps, 1)
         self._is_worn = first_steps > self.growth * self._steps_when_new

@@ -1,4 +1,4 @@
-"""The tensors of a product of kernels, a batch of them: as factors, and as the factors of one matrix after another."""
+"""Convert the tensors of a batch of products of kernels to factors, for the batch or for each of its matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpext.operators.tiles import Factor
 
 
 def split_factors(tensors: Any, profiles: tuple[str, ...], square: bool) -> list[Factor]:
-    """Return the factors that tensors stand for."""
+    """Return the factors that the tensors represent."""
     waiting = iter(tensors)
     factors = []
     for profile in profiles:
@@ -36,5 +36,5 @@ def factors_one_by_one(factors: Sequence[Factor], batch: torch.Size) -> list[lis
 
 
 def one_by_one(t: Tensor, batch: torch.Size) -> Tensor:
-    """Return the matrices (B, *, *) of a batch, one after another; not by -1, which is ambiguous if one is empty."""
+    """Return the matrices of a batch as (B, *, *); B is explicit, because -1 is ambiguous for empty matrices."""
     return t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:])

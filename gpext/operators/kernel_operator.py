@@ -1,4 +1,4 @@
-"""A kernel matrix as a LinearOperator that stores its inputs alone: O(n) memory, exact products and derivatives."""
+"""A kernel matrix as a LinearOperator that stores only its inputs: O(n) memory, exact products and derivatives."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class KernelOperator(LinearOperator):
             y (..., m, d); then, for rq, alpha (..., 1, 1).
         profiles: of each factor, a key of `gpext.operators.profiles.FACTORS`.
         square: whether the columns stand for the same inputs as the rows.
-        backend: how products are made. "tiles": a tile at a time, on a CPU by a program compiled at the first use on a
-            machine, in some seconds, or by torch where it cannot be, with a warning, and for rq; "keops": by KeOps,
-            which compiles each formula, or by tiles where it cannot, with a warning; "dense": by the stored matrix,
-            made anew for each; "auto": by KeOps on CUDA; elsewhere by tiles, or, up to 2^24 entries, by a matrix that
-            is stored at the first product.
-        ranks: processes that have the same inputs and vectors and make products together, a part of the tiles each;
-            this one alone by default. What is stored is not shared out.
+        backend: how products are computed. "tiles": a tile at a time, on a CPU by a program compiled at the first use
+            on a machine, in some seconds, or by torch for rq and, with a warning, where it cannot be compiled;
+            "keops": by KeOps, which compiles each formula, or, with a warning, by tiles where it cannot; "dense": by
+            the dense matrix, recomputed for each; "auto": by KeOps on CUDA; elsewhere by tiles, or, up to 2^24
+            entries, by a matrix that is stored at the first product.
+        ranks: processes that have the same inputs and vectors and compute products together, a part of the tiles
+            each; this one alone by default. A stored matrix is not divided among them.
 
     Raises:
-        ValueError: the number or the shapes of the tensors do not belong together, or an unknown backend.
+        ValueError: the number or the shapes of the tensors do not match, or an unknown backend.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class KernelOperator(LinearOperator):
     def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
         """Return K other."""
         if torch.is_tensor(other) and not (torch.is_grad_enabled() and (other.requires_grad or self.requires_grad)):
-            return self._matmul(other)  # directly: linear_operator works on a copy, and what this one stores is kept
+            return self._matmul(other)  # not by linear_operator, on whose copy the stored matrix would be lost
         return super().matmul(other)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class KernelOperator(LinearOperator):
         if self.backend == "dense":
             return self.to_dense() @ rhs
         if torch.is_grad_enabled() and (rhs.requires_grad or self.requires_grad):
-            return super().matmul(rhs)  # which comes back without gradients
+            return super().matmul(rhs)  # which calls this method again without gradients
         if self._is_stored:
             return self._stored @ rhs
         batch = torch.broadcast_shapes(self.batch_shape, rhs.shape[:-2])
@@ -115,10 +115,10 @@ class KernelOperator(LinearOperator):
             return out * self.outputscale
 
     def _check_vectors(self, vectors: Tensor, size: int) -> None:
-        """Refuse vectors of another size or dtype: the program would read what is not there.
+        """Raise for vectors of another size or dtype: the program would read beyond their memory.
 
         Raises:
-            ValueError: they are.
+            ValueError: the size or a dtype differs.
         """
         if vectors.size(-2) != size or any(t.dtype != vectors.dtype for t in self._args):
             dtypes = sorted({str(t.dtype) for t in self._args})
@@ -133,12 +133,12 @@ class KernelOperator(LinearOperator):
 
     @property
     def _work(self) -> str:
-        """The work that ranks share: routes cut a matrix into parts of their own."""
+        """A description of the work that ranks share; each route divides a matrix differently."""
         return f"{' * '.join(self.profiles)}, {self.dtype}, by {self._route.__name__.rpartition('.')[-1]}"
 
     @property
     def _is_stored(self) -> bool:
-        """Whether products without derivatives are those of a matrix kept."""
+        """Whether products without derivatives use a stored matrix."""
         return self.backend == "auto" and self.device.type != "cuda" and self.numel() <= _MOST_STORED
 
     @cached_property
@@ -150,7 +150,7 @@ class KernelOperator(LinearOperator):
 
     @torch.no_grad()
     def block(self, rows: slice, columns: slice, scale: Tensor) -> Tensor:
-        """Return scale_i K_ij scale_j (scale (n,)) of a matrix that is no batch, in float32 but for distances."""
+        """Return scale_i K_ij scale_j, scale (n,), of a matrix that is not a batch, in float32 except for distances."""
         scale = scale.to(self.dtype)
         left, right = scale[rows], scale[columns]
         if self._is_stored:
@@ -166,21 +166,21 @@ class KernelOperator(LinearOperator):
         return torch.cat([factor.x for factor in self.factors], -1)
 
     def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the entries in these rows and columns, each (B,), of a matrix that is no batch."""
+        """Return the entries in these rows and columns, each (B,), of a matrix that is not a batch."""
         return self._get_indices(rows, columns)
 
     @torch.no_grad()
     def columns(self, index: Tensor) -> Tensor:
         """Return columns (..., n, B), without derivatives."""
         if self.square and not self.batch_shape:
-            factors = self._factors_between(index, slice(None))  # rows, which are the same
+            factors = self._factors_between(index, slice(None))  # rows, equal to columns by symmetry
             if compiled_tiles.serves(factors):
                 left, right = self.outputscale.view(-1).expand(len(index)), self.outputscale.new_ones(self.size(-1))
                 return compiled_tiles.block(factors, left, right, self.dtype).mT
         return self[..., index].to_dense()
 
     def _factors_between(self, rows: slice | Tensor, columns: slice) -> list[Factor]:
-        """Return the factors of a part of a matrix that is no batch."""
+        """Return the factors of a part of a matrix that is not a batch."""
         (factors,) = factors_one_by_one(self.factors, self.batch_shape)
         return [Factor(f.profile, f.x[rows], f.columns[columns], f.alpha) for f in factors]
 
@@ -222,7 +222,7 @@ class KernelOperator(LinearOperator):
 
     @property
     def _route(self) -> ModuleType:
-        """The module whose `product` and `derivatives` serve."""
+        """The module whose `product` and `derivatives` are used."""
         by_keops = self.backend == "keops" or (self.backend == "auto" and self.device.type == "cuda")
         if by_keops and keops_products.is_available(self.device.type):
             return keops_products
@@ -281,9 +281,9 @@ class KernelOperator(LinearOperator):
         return self._of(scale, *rest)
 
     def _mul_matrix(self, other: Tensor | LinearOperator) -> LinearOperator:
-        if not isinstance(other, KernelOperator):  # not by roots of a limited rank, linear_operator's way
+        if not isinstance(other, KernelOperator):  # linear_operator would use roots of a limited rank
             return to_linear_operator(self.to_dense() * other.to_dense())
-        if other.square != self.square:  # as of factors that see some of the columns of the inputs
+        if other.square != self.square:  # as with factors of some columns of the inputs
             return self._rectangular()._mul_matrix(other._rectangular())
         (scale, *tensors), (other_scale, *others) = self._args, other._args
         backends = {self.backend, other.backend} - {"auto"}
@@ -300,14 +300,14 @@ class KernelOperator(LinearOperator):
         )
 
     def _rectangular(self) -> KernelOperator:
-        """Return the same, its columns with inputs of their own."""
+        """Return the same matrix with separate inputs for its columns."""
         if not self.square:
             return self
         tensors = [t for f in self.factors for t in (f.x, f.x, f.alpha) if t is not None]
         return self._of(self.outputscale, *tensors, square=False)
 
     def _of(self, *tensors: Tensor, square: bool | None = None) -> KernelOperator:
-        """Return the operator of other tensors with all else as here."""
+        """Return the operator of other tensors with the same options."""
         own = self.square if square is None else square
         return KernelOperator(*tensors, profiles=self.profiles, square=own, backend=self.backend, ranks=self.ranks)
 
@@ -325,7 +325,7 @@ class _BilinearForm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: KernelOperator, left: Tensor, right: Tensor, *tensors: Tensor) -> Tensor:
-        """Return it (...), and keep its derivatives in the tensors K is made of."""
+        """Return the form (...), and keep its derivatives in the tensors of K."""
         ctx.operator, ctx.shapes = operator, [t.shape for t in tensors]
         derivatives = operator._pass(left, right)
         ctx.save_for_backward(left, right, *derivatives)
@@ -334,7 +334,7 @@ class _BilinearForm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        """Return nothing for the operator, g K v for u, g K' u for v, and what was kept for each tensor."""
+        """Return nothing for the operator, g K v for u, g K' u for v, and g times each kept derivative."""
         left, right, *derivatives = ctx.saved_tensors
         g, (_, by_left, by_right, *_) = cotangent.unsqueeze(-1).unsqueeze(-1), ctx.needs_input_grad
         return (

@@ -1,4 +1,4 @@
-"""The preconditioner of a kernel matrix with noise, K + D, as a solver has it made."""
+"""The preconditioner of a kernel matrix with noise, K + D, by the options of a solver."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Preconditioner = LowRankPreconditioner | NeighbourPreconditioner | SinglePrecisi
 def kernel_preconditioner(K: MatrixParts, noise: Tensor, solver: UnbiasedSolver) -> Preconditioner:
     """Return P near K + D.
 
-    It is more than L L' + D only where the choice is free, as a given rank, a kept root and the trace of P^-1 dA want L
-    alone, and the inputs of K are known. A factor in single precision saves little where products are in
-    it, too.
+    It is of another form than L L' + D only if the inputs of K are known and nothing requires L alone, as a given
+    rank, a kept root and the trace of P^-1 dA do. A factor in single precision is not tried for K in float32, where it
+    saves little.
 
     Args:
         K: the parts of K (n, n).
         noise: the diagonal of D (n,).
-        solver: its rank, what it keeps, what it is for, and its generator.
+        solver: its rank, kept root, tolerance, `controlled` and generator.
     """
-    # The random part goes about that much further.
+    # the random part continues to about a tenth of the tolerance
     accuracy = 1e-8 if solver.controlled else max(0.1 * solver.tolerance, 1e-8)
     points = K.points
     if solver.rank is None and solver.keep is None and not solver.controlled and points is not None:

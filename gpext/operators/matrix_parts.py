@@ -1,4 +1,4 @@
-"""Parts of a kernel matrix K (n, n) that is not stored, as preconditioners are made from them."""
+"""Parts of a kernel matrix K (n, n) that is not stored, from which preconditioners are built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @runtime_checkable
 class MatrixParts(Protocol):
-    """The parts of K that preconditioners are made from; `entries` and `block` are used only if there are points."""
+    """The parts of K that preconditioners are built from; `entries` and `block` are used only if there are points."""
 
     @property
     def points(self) -> Tensor | None:
@@ -36,7 +36,7 @@ class MatrixParts(Protocol):
 
 
 def parts_of(K: LinearOperator) -> MatrixParts:
-    """Return access to the parts of K: from K itself, from the terms of a sum, or from linear_operator's indexing."""
+    """Return the parts of K, from K itself, from the terms of a sum, or from linear_operator's indexing."""
     if isinstance(K, MatrixParts):
         return K
     if isinstance(K, SumLinearOperator):
@@ -46,7 +46,7 @@ def parts_of(K: LinearOperator) -> MatrixParts:
 
 @dataclass(frozen=True)
 class _Indexed:
-    """Any operator."""
+    """The parts of any operator, by indexing."""
 
     operator: LinearOperator
 
@@ -73,7 +73,7 @@ class _Indexed:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A sum, term by term."""
+    """The parts of a sum, term by term."""
 
     operator: LinearOperator
     terms: tuple[MatrixParts, ...]

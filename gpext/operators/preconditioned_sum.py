@@ -16,7 +16,7 @@ from gpext.operators.unbiased_solver import UnbiasedSolver
 from gpext.solvers import SolveStatus, conjugate_gradients
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of residuals, relative to right-hand sides
-_BLOCK = 2**23  # numbers of right-hand sides that are solved for together
+_BLOCK = 2**23  # entries of right-hand sides that are solved for together
 
 
 class UnfinishedSolveWarning(UserWarning):
@@ -24,18 +24,18 @@ class UnfinishedSolveWarning(UserWarning):
 
 
 class KeptOnce:
-    """The preconditioner of one K + D, made at its first use."""
+    """The preconditioner of one K + D, computed at its first use."""
 
     def __init__(self) -> None:
         self._made: Preconditioner | None = None
 
     def of(self, K: LinearOperator, noise: Tensor, tolerance: float) -> Preconditioner | None:
-        """Return it, or None where a noise is zero; its random choices are the same each time.
+        """Return the preconditioner, or None if a noise is zero; its random choices are the same each time.
 
         Args:
             K: (n, n), the same at every call.
             noise: the diagonal of D (n,).
-            tolerance: of the solves that it is for.
+            tolerance: of the solves it is used for.
         """
         if self._made is None and bool((noise > 0).all()):
             generator = torch.Generator().manual_seed(0)
@@ -45,14 +45,14 @@ class KeptOnce:
 
 
 class PreconditionedSum(SumLinearOperator):
-    """K + D, no batch, whose solves are to a residual of 1e-8 of the right-hand side, in float32 of 1e-4.
+    """K + D, not a batch, solved to a residual of 1e-8 of the right-hand side, in float32 of 1e-4.
 
-    linear_operator's own end at 1e-2 in predictions (`gpytorch.settings.eval_cg_tolerance`), of which a small variance
-    has no digit left. Warns where rounding allows no such residual.
+    linear_operator's own solves end at 1e-2 in predictions (`gpytorch.settings.eval_cg_tolerance`), which leaves a
+    small variance without a correct digit. Warns where rounding allows no such residual.
 
     Args:
         *linear_ops: K and a diagonal D.
-        kept: what keeps the preconditioner, as linear_operator makes a new operator for each solve.
+        kept: holds the preconditioner, as linear_operator creates a new operator for each solve.
     """
 
     def __init__(self, *linear_ops: LinearOperator, kept: KeptOnce) -> None:
@@ -63,7 +63,7 @@ class PreconditionedSum(SumLinearOperator):
         return None  # not linear_operator's, which would not be used
 
     def _solve(self, rhs: Tensor, preconditioner: Any = None, num_tridiag: int = 0) -> Tensor:
-        if num_tridiag:  # of a log determinant, which no prediction has
+        if num_tridiag:  # for a log determinant, which no prediction needs
             return super()._solve(rhs, preconditioner, num_tridiag)
         K, D = self.linear_ops
         assert isinstance(D, DiagLinearOperator)

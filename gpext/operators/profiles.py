@@ -8,8 +8,8 @@ r"""Stationary kernels as functions of a squared distance: their values and slop
     matern52   c = 5            p = (1 + r + r^2 / 3) e^{-r}
     rq         c = 1            p = (1 + t / (2 alpha))^{-alpha}
 
-The factor c belongs to the profile so that one product of matrices gives t. `slope` is dp/dt: finite wherever it meets
-a difference of inputs that is not zero.
+The factor c belongs to the profile so that one product of matrices gives t. `slope` is dp/dt: finite wherever it
+multiplies a difference of inputs that is not zero.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FACTORS = {"rbf": -0.5, "matern12": 1.0, "matern32": 3.0, "matern52": 5.0, "rq":
 
 
 def value(profile: str, t: Tensor, alpha: Tensor | None, spare: Tensor) -> Tensor:
-    """Return p(t), overwriting t, which rounding may have put beyond zero.
+    """Return p(t), overwriting t, which rounding may have moved past zero.
 
     Args:
         profile: a key of `FACTORS`.
         t: any shape.
         alpha: of rq, one number.
-        spare: of the same shape, for numbers on the way.
+        spare: a buffer of the same shape.
     """
     if profile == "rbf":
         return t.exp_()
@@ -55,7 +55,7 @@ def value_and_slopes(profile: str, t: Tensor, alpha: Tensor | None) -> tuple[Ten
         return p, -0.5 * p * share, p * (ratio * share - log)
     r = t.clamp_min_(0).sqrt_()
     fall = torch.exp(-r)
-    if profile == "matern12":  # its slope is infinite at r = 0, where it meets a difference of zero
+    if profile == "matern12":  # its slope is infinite at r = 0, where it multiplies a difference of zero
         return fall, torch.where(r > 0, -0.5 * fall / r, 0.0), None
     if profile == "matern32":
         return torch.addcmul(fall, r, fall), fall.mul_(-0.5), None
@@ -64,7 +64,7 @@ def value_and_slopes(profile: str, t: Tensor, alpha: Tensor | None) -> tuple[Ten
 
 
 def smooth_value(profile: str, q: Tensor, alpha: Tensor | None) -> Tensor:
-    """Return p of the squared distance q, left alone, differentiable by autograd also at q = 0."""
+    """Return p of the squared distance q, without overwriting it; differentiable by autograd also at q = 0."""
     t = FACTORS[profile] * q
     if profile == "rbf":
         return t.exp()

@@ -2,14 +2,14 @@ r"""Products with a kernel matrix that is never stored, and their derivatives, t
 
     K_ij = s prod_f p_f(c_f |x_fi - y_fj|^2),       c |x - y|^2 = [x, c |x|^2, 1] . [-2 c y, 1, c |y|^2]
 
-One product of matrices makes the argument of p for a tile that stays in cache, p is taken in place, and another product
-applies it. A square matrix is symmetric, so that each tile serves K_ij and K_ji. For the derivatives of u' K v, with
-A = u v' and B = A * dK/dt,
+One product of matrices gives the argument of p for a tile that stays in cache, p is evaluated in place, and another
+product applies it. A square matrix is symmetric, so that each tile serves as K_ij and K_ji. For the derivatives of
+u' K v, with A = u v' and B = A * dK/dt,
 
     d/dx_i = 2 c sum_j B_ij (x_i - y_j),   d/dy_j = -2 c sum_i B_ij (x_i - y_j)
 
-which are products of [y, 1]' with B' and of [x, 1]' with B. Tiles are shared out to threads, each with a result of its
-own; threads inside an operation only get in each other's way.
+which are products of [y, 1]' with B' and of [x, 1]' with B. Tiles are divided among threads, each with a separate
+result; threads inside an operation would only compete with them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch import Tensor
 from gpext.operators.profiles import FACTORS, value, value_and_slopes
 
 _ROWS = 512  # of a tile
-_COLUMNS = 1024  # of a tile of products: larger ones leave the cache, smaller ones have threads wait for each other
-_COLUMNS_OF_DERIVATIVES = 512  # of those of derivatives, which keep more
-_FEW = 2**18  # entries for which threads do not pay
+_COLUMNS = 1024  # of a tile in products: larger ones exceed the cache, smaller ones make threads wait for each other
+_COLUMNS_OF_DERIVATIVES = 512  # of a tile in derivatives, which keep more
+_FEW = 2**18  # entries below which threads do not pay
 _NEAR = {torch.float64: 1e-8, torch.float32: 1e-2}  # t of matern12 below which its root would lose digits
-_ERROR = {torch.float64: 1e-10, torch.float32: 1e-5}  # of t by squares, above which differences are taken themselves
+_ERROR = {torch.float64: 1e-10, torch.float32: 1e-5}  # of t by squares, above which it is computed from differences
 
 Result = TypeVar("Result")
-Part = tuple[int, int]  # which of how many
+Part = tuple[int, int]  # its index, and the number of parts
 WHOLE: Part = (0, 1)
 
 
@@ -53,7 +53,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A factor whose arguments of p are one product a tile, or differences where the squares lose their digits."""
+    """A factor whose arguments of p are one product per tile, or from differences where squares lose their digits."""
 
     factor: Factor
     left: Tensor | None  # (n, d + 2)
@@ -73,7 +73,7 @@ class _Ready:
         return cls(factor, left, right)
 
     def argument(self, rows: slice, columns: slice, out: Tensor) -> Tensor:
-        """Return t of a tile, in `out` where that can be."""
+        """Return t of a tile, in `out` if possible."""
         x, y = self.factor.x[rows], self.factor.columns[columns]
         if self.left is None or self.right is None:
             distance = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
@@ -86,7 +86,7 @@ class _Ready:
 
 
 def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
-    """Return K v (n, R), s left out, for v (m, R): of a part of the tiles."""
+    """Return K v (n, R) without s, for v (m, R), from a part of the tiles."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
@@ -108,7 +108,7 @@ def product(factors: Sequence[Factor], v: Tensor, part: Part = WHOLE) -> Tensor:
 
 
 def matrix(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
-    """Return K (n, m), s left out, in `dtype`, to which arguments are rounded; by default that of the factors."""
+    """Return K (n, m) without s, in `dtype`, to which arguments are rounded; by default that of the factors."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
@@ -130,30 +130,30 @@ def matrix(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tenso
 
 @dataclass(frozen=True)
 class Derivatives:
-    """Of u' K v, summed over columns of u and v; s counts as one."""
+    """The value u' K v and its derivatives, summed over columns of u and v, with s = 1."""
 
     value: Tensor  # u' K v ()
-    x: list[Tensor]  # by factor (n, d); for a square that of its inputs in both places
+    x: list[Tensor]  # by factor (n, d); for a square matrix in its inputs as rows and columns
     y: list[Tensor | None]  # (m, d)
     alpha: list[Tensor | None]  # ()
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums over a share of the tiles, stored by rows, in which products of matrices are fastest."""
+    """Sums over a share of the tiles, stored by rows, for which products of matrices are fastest."""
 
     value: Tensor  # ()
     x: list[Tensor]  # by factor sum_j B_ij [y_j, 1] (d + 1, n)
     y: list[Tensor]  # sum_i B_ij [x_i, 1] (d + 1, m); for a square the same tensors as x
-    alpha: list[Tensor]  # (), zero but of rq
+    alpha: list[Tensor]  # (), zero except for rq
 
 
 def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WHOLE) -> Derivatives:
-    """Return u' K v and its derivatives in all that K is made of, for u (n, R) and v (m, R): of a part of the tiles."""
+    """Return u' K v and its derivatives in inputs and alpha, for u (n, R) and v (m, R), from a part of the tiles."""
     ready = [_Ready.of(factor) for factor in factors]
     square = factors[0].y is None
     n, m = len(factors[0].x), len(factors[0].columns)
-    # of a square, tile (i, j) also stands for (j, i)
+    # in a square matrix, tile (i, j) also stands for (j, i)
     outer_left = torch.cat([u, v], -1) if square else u
     outer_right = torch.cat([v, u], -1) if square else v
     centres = [f.x.mean(0) for f in factors]
@@ -171,7 +171,7 @@ def derivatives(factors: Sequence[Factor], u: Tensor, v: Tensor, part: Part = WH
                 shape = rows.stop - rows.start, columns.stop - columns.start
                 A, *buffers = scratch[:, : shape[0] * shape[1]].view(-1, *shape)
                 torch.mm(outer_left[rows], outer_right[columns].mT, out=A)
-                if square and columns.start == rows.start:  # both (i, j) and (j, i) are inside
+                if square and columns.start == rows.start:  # this tile contains both (i, j) and (j, i)
                     A.mul_(0.5)
                 arguments = [r.argument(rows, columns, out) for r, out in zip(ready, buffers, strict=True)]
                 values, slopes, by_own = zip(
@@ -213,7 +213,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 def _tile(
     ready: Sequence[_Ready], rows: slice, columns: slice, scratch: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return K of a tile, s left out; arguments, and it unless rounded, in `scratch` (3, ...), made once for all."""
+    """Return K of a tile without s; arguments, and K unless rounded, are in the reused buffer `scratch` (3, ...)."""
     shape = rows.stop - rows.start, columns.stop - columns.start
     out, second, spare = scratch[:, : shape[0] * shape[1]].view(3, *shape)
     dtype = scratch.dtype if dtype is None else dtype
@@ -227,14 +227,14 @@ def _tile(
 
 
 def _columns(rows: slice, m: int, square: bool, width: int = _COLUMNS) -> list[slice]:
-    """Return the columns to visit for these rows: of a square, the tile on the diagonal and what is right of it."""
+    """Return the columns to visit for these rows: in a square matrix, the diagonal tile and those to its right."""
     first = [rows] if square else []
     start = rows.stop if square else 0
     return first + [slice(c, min(c + width, m)) for c in range(start, m, width)]
 
 
 def share(starts: Sequence[int], part: Part) -> Sequence[int]:
-    """Return a part of the row blocks that costs as much as any other, though the first ones are the longest."""
+    """Return a part of the row blocks that costs as much as any other, although the first blocks are the longest."""
     k, number = part
     if number == 1:
         return starts
@@ -242,14 +242,14 @@ def share(starts: Sequence[int], part: Part) -> Sequence[int]:
 
 
 def num_threads(most: int, entries: int, device: torch.device) -> int:
-    """Return how many of torch's threads, and no more than `most`, to share out so many entries to."""
+    """Return the number of threads for this many entries: at most `most`, and at most torch's threads."""
     return 1 if entries < _FEW or device.type != "cpu" else max(1, min(torch.get_num_threads(), most))
 
 
 def shared_out(
     work: Callable[[Sequence[int]], Result], starts: Sequence[int], entries: int, device: torch.device
 ) -> list[Result]:
-    """Return what each of torch's threads makes of its share of the row blocks; the first ones are the longest."""
+    """Return each of torch's threads' result for its share of the row blocks, the first of which are the longest."""
     threads = num_threads(len(starts), entries, device)
     if threads == 1:
         return [work(starts)]

@@ -1,9 +1,9 @@
-"""The C++ program of `compiled_tiles`: from the user's cache, or compiled for this processor by the first that can.
+"""The C++ program of `compiled_tiles`: from the user's cache, or compiled for this processor.
 
-The cache is `$XDG_CACHE_HOME/gpext`, or `~/.cache/gpext`, and has to be closed to everybody else: what is loaded from
-it runs. A program is loaded if its checksum is right and it belongs to this user; else it is compiled anew, by
-$CXX, c++, g++ or clang++, whichever is the first to make one that can be loaded. Its name tells source, options and
-processor apart, so that no compiler is needed to find it.
+The cache is `$XDG_CACHE_HOME/gpext`, or `~/.cache/gpext`, and must be closed to other users, because the code
+loaded from it is executed. A program is loaded if its checksum is right and it belongs to this user; otherwise it is
+compiled anew, by $CXX, c++, g++ or clang++, whichever is the first to produce one that can be loaded. Its name depends
+on source, options and processor, so that no compiler is needed to find it.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
 )
-_THREADS = ("-fopenmp", "-pthread")  # whichever the compiler has
-_COMPILERS = ("c++", "g++", "clang++")  # where $CXX does not do
+_THREADS = ("-fopenmp", "-pthread")  # whichever the compiler supports
+_COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
 _FUNCTIONS = tuple(
     f"{name}_{dtype}" for name in ("product", "entries", "rounded", "derivatives") for dtype in ("float32", "float64")
 )
 _PROCESSOR = Path("/proc/cpuinfo")
 _TRAITS = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
-_TRAITS |= {"CPU implementer", "CPU part", "CPU variant", "Features", "isa", "uarch", "cpu"}  # elsewhere than on x86
-_LONGEST = 300  # characters of a compiler's message
+_TRAITS |= {"CPU implementer", "CPU part", "CPU variant", "Features", "isa", "uarch", "cpu"}  # other than x86
+_LONGEST = 300  # characters kept of a compiler's message
 
 
 class NotCompiledWarning(UserWarning):
-    """There is no compiler, or none that works; torch's tiles serve instead, more slowly."""
+    """There is no compiler, or none that works; torch's slower tiles are used instead."""
 
 
 class NotKeptWarning(UserWarning):
-    """The program was compiled and serves, but cannot be kept for the next process."""
+    """The program was compiled and is used, but cannot be kept for later processes."""
 
 
 @cache
 def program() -> ctypes.CDLL | None:
-    """Return the program, compiled unless the cache has it; None, with a warning, where that cannot be."""
+    """Return the program, compiled unless it is in the cache; None, with a warning, if that is impossible."""
     refused: list[str] = []
     try:
         folder: Path | None = private_folder(_cache())
@@ -92,7 +92,7 @@ def _cache() -> Path:
         OSError: this user has none.
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # others are to be ignored by the specification
+    if os.path.isabs(named):  # the specification requires relative paths to be ignored
         return Path(named) / "gpext"
     home = os.environ.get("HOME", "~")
     if not os.path.isabs(os.path.expanduser(home)):  # expanduser leaves "~" if the system has no entry for this user
@@ -101,7 +101,7 @@ def _cache() -> Path:
 
 
 def _name() -> str:
-    """Return the name of the program's file, which tells source, options and processor apart."""
+    """Return the name of the program's file, which depends on source, options and processor."""
     texts = (path.read_text(encoding="utf-8") for path in (_SOURCE, _HEADER))
     parts = (*texts, *_FLAGS, *_THREADS, platform.machine(), *_processor())
     return f"tiles-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
@@ -119,17 +119,17 @@ def _opened(path: Path) -> ctypes.CDLL:
     """Return the program in a file.
 
     Raises:
-        OSError: there is none, or it is another.
+        OSError: it cannot be loaded, or lacks a function.
     """
     found = ctypes.CDLL(str(path))
-    missing = [name for name in _FUNCTIONS if not hasattr(found, name)]  # the way to ask ctypes
+    missing = [name for name in _FUNCTIONS if not hasattr(found, name)]  # hasattr looks the symbol up
     if missing:
         raise OSError(f"{path} has no function {missing[0]}")
     return found
 
 
 def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder to compile in, in the cache if that can be: programs may not be allowed elsewhere."""
+    """Return a new folder to compile in, in the cache if possible: programs may not be allowed to run elsewhere."""
     try:
         return tempfile.TemporaryDirectory(dir=folder)
     except OSError:
@@ -137,7 +137,7 @@ def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
 
 
 def _first_that_works(scratch: Path) -> tuple[Path | None, list[str]]:
-    """Return the file of the first program that can be loaded, and why compilers before it made none."""
+    """Return the file of the first program that can be loaded, and the reasons why the compilers before it failed."""
     named, failures = os.environ.get("CXX", ""), []
     try:
         own = shlex.split(named)
@@ -182,12 +182,12 @@ def _run(*command: str) -> None:
 
 
 def _keep(draft: Path, path: Path | None, refused: Sequence[str]) -> None:
-    """Put a program into the cache, all at once: other processes find it whole or not at all."""
+    """Put a program into the cache atomically: other processes find it complete or not at all."""
     reasons = list(refused)
     if path is not None:
         partial = draft.with_suffix(".part")
         try:
-            partial.touch(mode=0o600)  # whatever is usual for this user
+            partial.touch(mode=0o600)  # whatever this user's default mode
             write(path, draft.read_bytes(), partial=partial)
         except OSError as error:
             reasons = [str(error)]

@@ -3,11 +3,11 @@ r"""A covariance whose solves are unbiased estimates, so that the log marginal l
     d(y' A^-1 y) = -s1' dA s2,     E s1 = E s2 = A^-1 y, truncated independently           [FE15 Eq. 9]
     d log|A|     = mean_i u_i' dA z_i,     z_i of random signs, E u_i = A^-1 z_i
 
-With a preconditioner P = L L' + D near A, of rank k, most of the second is known for k more columns in one product:
+With a preconditioner P = L L' + D near A, of rank k, k more columns in one product give most of the second:
 
     d log|A| = tr(P^-1 dA) + mean_i (u_i - P^-1 z_i)' dA z_i,     P^-1 = D^-1 - W W'          [cf. Wenger et al. 2022]
 
-One solve in both places, as linear_operator's `inv_quad` has it, is biased: E[s s'] is not E[s] E[s]'.
+One solve in both places, as in linear_operator's `inv_quad`, is biased: E[s s'] is not E[s] E[s]'.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class UnbiasedSolveWarning(UserWarning):
 class UnbiasedSolveOperator(LinearOperator):
     """Any positive definite operator, with `solve`, `inv_quad` and `inv_quad_logdet` by unbiased estimates.
 
-    Wrap outermost: sums and multiples of this one are linear_operator's own again.
+    Apply this wrapper last: sums and multiples of it are linear_operator's own operators again.
 
     Args:
-        base: A (..., n, n), an operator or a tensor; where it is one K + D, as a likelihood's `marginal` makes it, it
-            is preconditioned; a batch is not.
-        solver: how.
+        base: A (..., n, n), an operator or a tensor; a sum K + D, as a likelihood's `marginal` returns it, is
+            preconditioned unless it is a batch.
+        solver: options of the solves.
 
     Raises:
         ValueError: the operator is not square.
@@ -116,7 +116,7 @@ class UnbiasedSolveOperator(LinearOperator):
 
         Args:
             inv_quad_rhs: b (n,) or (..., n, R), or None.
-            logdet: whether the second is asked for; else it is zero.
+            logdet: whether the second is computed; otherwise it is zero.
             reduce_inv_quad: whether to sum over columns.
         """
         b = torch.zeros(*self.shape[:-1], 0, dtype=self.dtype, device=self.device)
@@ -131,7 +131,7 @@ class UnbiasedSolveOperator(LinearOperator):
         W = b[..., :0].detach()
         P = self._control if logdet and has_derivatives else None
         if P is not None:
-            u, W = u - P(probes), P.inverse_root
+            u, W = u - P(probes), P.inverse_root  # u_i - P^-1 z_i, and W of P^-1 = D^-1 - W W'
         quadratic = (2 * s1 * b).sum(-2)
         log_det = self._log_det() if logdet else b.new_zeros(self.batch_shape)
         if has_derivatives:
@@ -149,7 +149,7 @@ class UnbiasedSolveOperator(LinearOperator):
 
     @torch.no_grad()
     def solve_to(self, b: Tensor, tolerance: float) -> LinearSolve:
-        """Return A^-1 b by conjugate gradients, no estimate: residuals of this size relative to b (n,) or (n, R)."""
+        """Return A^-1 b by conjugate gradients, to residuals of this size relative to b (n,) or (n, R)."""
         return conjugate_gradients(
             self.base._matmul,
             b,
@@ -243,11 +243,11 @@ class UnbiasedSolveOperator(LinearOperator):
 
 
 class _Slopes(torch.autograd.Function):
-    """Zero for each pair of columns, with the derivatives of u' A v, whose value costs a product and is not wanted."""
+    """Zero for each pair of columns, with the derivatives of u' A v, whose value costs a product and is not needed."""
 
     @staticmethod
     def forward(ctx: Any, base: LinearOperator, left: Tensor, right: Tensor, *tensors: Tensor) -> Tensor:
-        """Return zeros (..., R) for u and v (..., n, R); the tensors are those A is made of."""
+        """Return zeros (..., R) for u and v (..., n, R); the tensors are those of A."""
         ctx.base = base
         ctx.save_for_backward(left, right)
         return left.new_zeros(*left.shape[:-2], left.size(-1))
@@ -265,7 +265,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: UnbiasedSolveOperator, b: Tensor, *tensors: Tensor) -> Tensor:
-        """Return it (..., n, R); the tensors are those A is made of."""
+        """Return the estimate (..., n, R); the tensors are those of A."""
         (solution,) = operator._estimates(b, 1, share_columns=False)
         ctx.operator, ctx.shape = operator, b.shape
         ctx.save_for_backward(solution)

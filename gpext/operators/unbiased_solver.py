@@ -19,18 +19,19 @@ class UnbiasedSolver:
     Args:
         num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact but for the solves.
         tolerance: relative size of the residual from which on the end is random.
-        survival: its law; by default as the residual falls (see :mod:`gpext.solvers.survival`).
-        rank: of the preconditioner of K + D; 0 for none. If None it is chosen by what it saves, and where it helps, the
-            kernel is a lazy one and nothing is kept or controlled, nearest neighbours complete it, or all of a Cholesky
-            factor in float32 takes its place, 1.5 GiB at most (`gpext.solvers.single_precision.MOST_STORED`).
-        keep: the preconditioner's root from solve to solve, of one model; None to make it anew for each matrix.
+        survival: the law of the random end; by default as the residual falls (see :mod:`gpext.solvers.survival`).
+        rank: of the preconditioner of K + D; 0 for none. If None it is chosen by what it saves. For a lazy kernel,
+            and if nothing is kept or controlled, nearest neighbours complete it where that helps, or a complete
+            Cholesky factor in float32 replaces it, 1.5 GiB at most (`gpext.solvers.single_precision.MOST_STORED`).
+        keep: keeps the preconditioner's root from solve to solve of one model; None to compute it for each matrix.
         max_steps: maximum number of products with A in one solve; 10 n by default.
         log_det: the value of log|A|. "rough": that of the preconditioner, below log|A| unless it was kept from another
             matrix, has neighbours or is in float32 (nearly log|A| then), or without one the sum of the logarithms of
             the diagonal, above; "lanczos": an estimate by stochastic Lanczos quadrature, at its own cost.
-        controlled: whether probes are for what P leaves of the derivatives of log|A| alone: many times less noise where
-            P is near A, and more where its rank is far too low. Its rank is chosen for accurate solves then.
-        lanczos_probes, lanczos_steps: vectors of random signs for that estimate, and products with A.
+        controlled: whether probes estimate only the part of the derivatives of log|A| that P leaves: many times less
+            noise where P is near A, and more where its rank is far too low. The rank is then chosen for accurate
+            solves.
+        lanczos_probes, lanczos_steps: vectors of random signs and products with A for the Lanczos estimate.
         generator: for probes and truncations, on the CPU.
 
     Raises:

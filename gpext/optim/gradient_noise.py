@@ -1,4 +1,4 @@
-r"""The noise of gradients in Langevin dynamics: how much there is, and what noise to add so that it does no harm.
+r"""The noise of gradients in Langevin dynamics: its share of all noise, and the added noise that compensates it.
 
 V is the covariance of gradients at the same parameters, M = R R' the preconditioner, R given as a Cholesky factor or,
 of a diagonal M, as the roots of its entries. See :mod:`gpext.optim.sgld`.
@@ -16,8 +16,8 @@ def checked_covariance(V: Tensor, size: int) -> Tensor:
     """Return V (P, P) on the CPU in float64.
 
     Raises:
-        TypeError: it is no tensor.
-        ValueError: it does not fit, or is no covariance.
+        TypeError: it is not a tensor.
+        ValueError: its shape does not fit, or it is not a covariance.
     """
     check_tensor("gradient_noise", V)
     V = V.detach().double().cpu().clone()
@@ -32,18 +32,18 @@ def checked_covariance(V: Tensor, size: int) -> Tensor:
 
 
 def compensated(noise: Tensor, eps: Tensor, V: Tensor, root: Tensor, *, averaged: bool) -> Tensor:
-    """Return (I - C)^1/2 noise (P,); as all step sizes are one unless M is diagonal, D = diag(eps) and M commute.
+    """Return (I - C)^1/2 noise (P,); as step sizes are equal unless M is diagonal, D = diag(eps) and M commute.
 
-    C = D^1/2 v D^1/2 / 4 with v = R' V R, or, with averaged noise, its entries by 4 - (eps_i + eps_j) / 2: with
-    contractions I - D / 2 the stationary covariance is I where 4 Q - (D Q + Q D) / 2 = D - D^2 / 4 - D v D / 4 for Q,
-    that of one of both xi times its weight.
+    C = D^1/2 v D^1/2 / 4 with v = R' V R; with averaged noise entries are divided by 4 - (eps_i + eps_j) / 2, not 4:
+    with contractions I - D / 2 the stationary covariance is I where 4 Q - (D Q + Q D) / 2 = D - D^2 / 4 - D v D / 4 for
+    Q, the covariance of either xi times its weight.
 
     Args:
         noise: (P,).
         eps: the step sizes (P,).
         V: (P, P).
         root: R (P, P) or (P,).
-        averaged: whether the noise is that of neighbouring steps.
+        averaged: whether the noise is averaged over neighbouring steps.
     """
     scaled = eps.sqrt().unsqueeze(-1) * _seen(V, root) * eps.sqrt()
     C = scaled / (4 - 0.5 * (eps.unsqueeze(-1) + eps)) if averaged else 0.25 * scaled

@@ -38,9 +38,9 @@ def minimize_lbfgs(
 ) -> Outcome:
     """Minimise a differentiable objective in place; the parameters end at the best point evaluated.
 
-    Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, what is large is a scale, and
-    moves in proportion to itself. In a long flat valley a run may end because its picture of the curvature is stale; a
-    restart forgets it. An iteration evaluates the objective at most a dozen times.
+    Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, a large value is a scale, and
+    moves in proportion to itself. In a long flat valley a run may end because its model of the curvature is stale; a
+    restart discards it. An iteration evaluates the objective at most a dozen times.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
@@ -53,8 +53,8 @@ def minimize_lbfgs(
             and the minimisation when a whole run improves it by less than three times this.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
-        on_best: called after each evaluation that is better than all before it, at the parameters there: what belongs
-            to the best point beside them can be kept then.
+        on_best: called after each evaluation that is better than all before it, at the parameters there, so
+            that other state of the best point can be kept.
         max_restarts: how often to start again from where a run has ended.
         memory: number of curvature pairs kept.
 
@@ -71,8 +71,8 @@ def minimize_lbfgs(
         if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
             break
         if run.gain < 3 * tolerance:
-            # What ends a run that starts where another has ended is rounding, whichever way it shows; unless it was
-            # a breakdown that prevented it from continuing.
+            # A run that starts where another has ended is ended by rounding, whatever its outcome, unless a breakdown
+            # prevented it from continuing.
             if not restart:
                 return outcome
             return Outcome.STALLED if run.has_broken_down else Outcome.CONVERGED
@@ -136,7 +136,7 @@ class _Run:
                 callback=after_iteration,
                 options={"maxiter": max_steps, "maxcor": memory, "ftol": 0.0, "gtol": 1e-9, "maxls": 10},
             )
-        finally:  # an interrupt, too, leaves the best point behind
+        finally:  # also after an interrupt
             _unflatten(self._best_point, self.parameters)
         self.gain = np.inf if first is None else first - self._best_value
         if outcome is not None:
@@ -157,7 +157,7 @@ class _Run:
                 if not np.isfinite(self._best_value):
                     raise
                 value = np.nan
-        if np.isfinite(value):  # else the line search leaves this point, and what is wrong with it is no news
+        if np.isfinite(value):  # otherwise the line search leaves this point, and its warnings are irrelevant
             for message, category in held:
                 warn_caller(message, category)
         gradient = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])

@@ -1,4 +1,4 @@
-"""The step sizes of Langevin dynamics, falling until the noise of the gradients no longer counts."""
+"""The step sizes of Langevin dynamics, falling until the noise of the gradients is negligible."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def decayed(step: int, a: float, b: float, gamma: float) -> float:
 
 
 def freezes(optimizer: SGLD, below: float) -> bool:
-    """Return whether the noise of the gradients no longer counts, by the ratio at which it is not to."""
+    """Return whether the noise of the gradients is negligible: whether its ratio is below this one."""
     return below > 0 and optimizer.noise_ratio() < below

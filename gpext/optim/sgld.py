@@ -4,7 +4,7 @@ r"""Stochastic gradient Langevin dynamics as an optimiser: its iterates are draw
 
 The loss is the negative log posterior itself, not divided by the number of data. M preconditions all parameters
 together. With gradients of covariance V the noise they add is eps^2 / 4 M V M beside eps M: the step size may stop
-falling where that no longer counts [FE15 Eq. 7],
+falling once that is negligible [FE15 Eq. 7],
 
     eps / 4 lambda_max(M^1/2 V M^1/2) < 0.002
 
@@ -14,10 +14,10 @@ Two departures, each an option, both for a Gaussian posterior of covariance S:
     exact gradients the draws have the covariance S itself, at any step size with which they stay bounded; those of
     Eq. 5 are wider, for M = S by the factor 1 / (1 - eps / 4).
 
-    compensated noise, for V that is known: M^1/2 (I - C) M^1/2 in place of M in the noise, where with v = M^1/2 V M^1/2
+    compensated noise, for known V: M^1/2 (I - C) M^1/2 in place of M in the noise, where with v = M^1/2 V M^1/2
     C = eps / 4 v in Eq. 5, and C = eps / (4 - eps) v with averaged noise. The draws have the covariance that exact
-    gradients would leave: in Eq. 5 for any M, with averaged noise for M = S. Where C is not below I there is more noise
-    in the gradients than there may be, and what is too much stays.
+    gradients would leave: in Eq. 5 for any M, with averaged noise for M = S. Where C is not below I the gradients
+    are too noisy to be compensated, and the excess stays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 from gpext.checks import check_tensor
 from gpext.optim.gradient_noise import checked_covariance, compensated, largest_share
 
-WINDOW = 100  # gradients that make one estimate of V
+WINDOW = 100  # gradients per estimate of V
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Memory:
     """The quantities of earlier steps on which the next one depends."""
 
     xi: Tensor | None = None  # (P,), of the last step, where noise is averaged
-    window: tuple[Tensor, ...] = ()  # gradients (P,), fewer than make an estimate of V
+    window: tuple[Tensor, ...] = ()  # gradients (P,), fewer than an estimate of V needs
     covariance: Tensor | None = None  # (P, P), of the last full window
 
 
@@ -48,13 +48,13 @@ class SGLD(torch.optim.Optimizer):
     """Langevin steps; every iterate is a draw once the step size is small.
 
     Args:
-        params: parameters, or groups of them with an `lr` of their own where M is diagonal.
+        params: parameters, or groups of them, with separate `lr` where M is diagonal.
         lr: eps, positive.
         preconditioner: M: None for the identity, a diagonal (P,), or a symmetric positive definite matrix (P, P), over
             all P numbers of all groups in their order.
         averaged: average the noise of neighbouring steps.
         gradient_noise: V (P, P) of gradients at the same parameters, if it is known.
-        compensated: whether to compensate it; else it serves the freeze rule alone.
+        compensated: whether to compensate it; otherwise only the freeze rule uses it.
         generator: for the noise, on the CPU; seeded from torch's global one by default.
 
     Raises:
@@ -87,14 +87,14 @@ class SGLD(torch.optim.Optimizer):
             )
         self.generator = generator
         self.averaged, self.compensated = averaged, compensated
-        self._is_identity = True  # M is, of however many parameters there are
+        self._is_identity = True  # M is, for any number of parameters
         self._gradient_noise: Tensor | None = None
         super().__init__(params, {"lr": lr})
         self.set_preconditioner(preconditioner)
         self.set_gradient_noise(gradient_noise)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with M = I for them: of the others it has to be the identity, too, and V not known.
+        """Add parameters, with M = I for them; for the others M has to be the identity, too, and V unknown.
 
         Raises:
             TypeError: parameters that are not real.
@@ -117,8 +117,8 @@ class SGLD(torch.optim.Optimizer):
         """Replace M.
 
         Raises:
-            TypeError: it is no tensor.
-            ValueError: it does not fit, or is not symmetric and positive definite.
+            TypeError: it is not a tensor.
+            ValueError: its shape does not fit, or it is not symmetric and positive definite.
         """
         size = sum(p.numel() for p in self._parameters)
         is_identity = preconditioner is None
@@ -156,8 +156,8 @@ class SGLD(torch.optim.Optimizer):
                 None where it is not known.
 
         Raises:
-            TypeError: it is no tensor.
-            ValueError: it does not fit, or is no covariance.
+            TypeError: it is not a tensor.
+            ValueError: its shape does not fit, or it is not a covariance.
         """
         if gradient_noise is not None:
             gradient_noise = checked_covariance(gradient_noise, len(self._matrix))
@@ -176,7 +176,7 @@ class SGLD(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: a gradient is not finite; nothing has moved.
-            ValueError: groups with step sizes of their own under a full preconditioner.
+            ValueError: groups with different step sizes under a full preconditioner.
         """
         loss = None
         if closure is not None:
@@ -236,8 +236,8 @@ class SGLD(torch.optim.Optimizer):
     def noise_ratio(self) -> float:
         """Return eps / 4 lambda_max(M^1/2 V M^1/2); inf before there is a V.
 
-        V is the one that was given, or, without, the covariance of the last hundred gradients, which contains how they
-        moved with the parameters: that is rather too large than too small.
+        V is the given one or, without it, the covariance of the last hundred gradients, which includes their change
+        with the parameters and is therefore too large rather than too small.
         """
         V = self.memory.covariance if self._gradient_noise is None else self._gradient_noise
         if V is None:
@@ -249,7 +249,7 @@ class SGLD(torch.optim.Optimizer):
         return {**super().state_dict(), "langevin": self._langevin()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, with its options.
+        """Resume from a saved state, with its options.
 
         Raises:
             ValueError: it is that of another optimiser, or of other parameters; nothing has changed.
@@ -263,7 +263,7 @@ class SGLD(torch.optim.Optimizer):
         self._restore(state_dict["langevin"])
 
     def _langevin(self) -> dict[str, Any]:
-        """Return what is no parameter group's."""
+        """Return the state that belongs to no parameter group."""
         return {
             "matrix": self._matrix,
             "is_identity": self._is_identity,
@@ -288,7 +288,7 @@ class SGLD(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({key: value for key, value in state.items() if key != "langevin"})
-        if "langevin" in state:  # not where torch's load_state_dict sets the groups alone
+        if "langevin" in state:  # it is absent where torch's load_state_dict sets the groups
             self.generator = torch.Generator()
             self._restore(state["langevin"])
 

@@ -1,4 +1,4 @@
-"""Iterative solves of positive definite systems known by their products, exact or unbiased."""
+"""Iterative solves of positive definite systems given by their products, exact or unbiased."""
 
 from gpext.solvers.choose_preconditioner import automatic_preconditioner
 from gpext.solvers.conjugate_gradients import LinearSolve, conjugate_gradients

@@ -1,12 +1,12 @@
-r"""The preconditioner of K + D that costs least: L L' + D of a rank that pays, L L' + (G'G)^-1, or U'U in float32.
+r"""The cheapest preconditioner of K + D: L L' + D of a rank that pays, L L' + (G'G)^-1, or U'U in float32.
 
-Whether neighbours help is tried by two solves with the data around one, so few that factorisations take no time. They
-are as dense there as all are, and what L leaves is as rough; only what is longer than that neighbourhood is lost, which
-a few neighbours do not know either. In many dimensions no datum is near another, so that this may be nearly everything;
-neighbours must explain something of a datum's variance, too.
+Whether neighbours help is determined by two solves with the data around one datum, so few that factorisations take no
+time. These are as dense as the data overall, and the residual of L is as rough there; only correlations longer than
+that neighbourhood are lost, which a few neighbours do not capture either. In many dimensions no datum is near another,
+so that nearly everything may be lost; therefore neighbours must also explain something of a datum's variance.
 
-A matrix that is far from low rank and not too large has all of its Cholesky factor in single precision instead, where
-the first columns of L say that this costs less: n^3 / 3 operations then beat steps that go through n^2 / 2 entries.
+A matrix that is far from low rank and not too large has a complete Cholesky factor in single precision instead, if the
+first columns of L show that this costs less: n^3 / 3 operations then beat steps that read n^2 / 2 entries.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from gpext.solvers.preconditioners import LowRankPreconditioner, NeighbourPrecon
 from gpext.solvers.single_precision import Block, SinglePrecisionPreconditioner, cost_of_single_precision
 
 _TRIED = 400  # data
-_SAVED = 0.3  # about what neighbours save where they help, of the most steps that it can take
+_SAVED = 0.3  # of the bound on the steps: about the share that neighbours save where they help
 _LAST = 150  # columns of L, whose share of the trace estimates the largest eigenvalue of the remainder
-_WORTH = 0.85  # of the steps, on the data tried: more and they are not taken
-_EXPLAINED = 0.05  # of the variance: where neighbours explain less, what L leaves is alike everywhere, if at all
-_TRIAL = 2e9  # what it costs, see `partial_cholesky`
+_WORTH = 0.85  # share of the steps, on the data tried, above which neighbours are not used
+_EXPLAINED = 0.05  # of the variance: where neighbours explain less, the residual of L is not local
+_TRIAL = 2e9  # cost of the trial, see `partial_cholesky`
 _COLUMNS = 2.5  # times the formula: about the time that columns of L take
-_GROUPED = 200.0  # what an entry of L costs for each of the data together with which it is used, likewise
+_GROUPED = 200.0  # cost of an entry of L for each datum with which it is used together, likewise
 
 
 @torch.no_grad()
@@ -68,9 +68,9 @@ def automatic_preconditioner(
         diagonal: of K (n,).
         noise: the diagonal of D (n,), positive.
         points: the data (n, d), the nearer the more they are alike by K.
-        block: entries of K in float32, as of :class:`SinglePrecisionPreconditioner`; without it none of that is tried.
-        tolerance: of the solves that it is for.
-        generator: for pivots, the order of the data, and which are tried, on the CPU.
+        block: entries of K in float32, as for :class:`SinglePrecisionPreconditioner`, which is not tried without it.
+        tolerance: of the solves it is used for.
+        generator: for pivots, the order of the data, and the choice of those tried, on the CPU.
 
     Raises:
         ValueError: the noise is not positive.
@@ -95,9 +95,9 @@ def automatic_preconditioner(
         single = SinglePrecisionPreconditioner.of(block, diagonal, noise)
         if single is not None:
             return single
-        root = make_root() if root.size(-1) >= JUDGED else root  # which has ended by itself
+        root = make_root() if root.size(-1) >= JUDGED else root  # a shorter root has ended by itself
     n, rank = root.shape
-    left = (diagonal - root.square().sum(-1)).clamp_min(0)  # by rounding alone
+    left = (diagonal - root.square().sum(-1)).clamp_min(0)  # negative by rounding alone
     eigenvalue = float(root[:, -_LAST:].square().sum()) / max(min(rank, _LAST), 1)
     saved = _SAVED * most_steps(eigenvalue, typical, tolerance) * cost_of_step(n, rank)
     cost = _TRIAL + _GROUPED * n * rank * (NUM_NEIGHBOURS + 1)
@@ -113,8 +113,9 @@ def automatic_preconditioner(
 def _single_precision_costs_less(L: Tensor, diagonal: Tensor, noise: Tensor, tolerance: float) -> bool:
     """Return whether the factor in single precision costs less than continuing from the first columns of L (n, k).
 
-    What columns take from the trace, on average of a block, is about an eigenvalue of K, and falls as a power of their
-    number; the most steps, of the best number of columns, are about what is taken after columns that are rather more.
+    The decrease of the trace per column, averaged over a block, is about an eigenvalue of K, and falls as a power of
+    the number of columns. The bound on the steps at the best number of columns is about the number of steps that are
+    taken after rather more columns.
     """
     n, k = L.shape
     taken = [float(columns.square().mean(-1).sum()) for columns in L[:, :JUDGED].split(BLOCK, -1)]
@@ -149,7 +150,7 @@ def with_neighbours(
         entries: rows (B,), columns (B,) -> those entries of K (B,).
         root: L (n, k).
         left: the diagonal of K - L L' (n,).
-        noise: that of D (n,), positive.
+        noise: the diagonal of D (n,), positive.
         points: the data (n, d).
         generator: for the order, on the CPU.
     """
@@ -168,16 +169,16 @@ def share_of_steps(
     tolerance: float,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Return the steps with neighbours over those without, on the data around one drawn by what L leaves of it.
+    """Return the steps with neighbours over those without, on the data around one drawn by its residual variance.
 
     Args:
-        entries: as of :func:`with_neighbours`, and so are the others.
+        entries: as for :func:`with_neighbours`, like the other arguments.
         root: L (n, k).
         left: (n,), not all of it zero.
         noise: (n,).
         points: (n, d).
         tolerance: of the solves.
-        generator: for the one, the order and the right-hand side, on the CPU.
+        generator: for that datum, the order and the right-hand side, on the CPU.
     """
     centre = torch.multinomial(left.double().cpu(), 1, generator=generator).to(left.device)
     tried = (points - points[centre]).square().sum(-1).topk(min(_TRIED, len(points)), largest=False).indices

@@ -1,7 +1,7 @@
-r"""Solve A x = b for a symmetric positive definite A known by its products.
+r"""Solve A x = b for a symmetric positive definite A given by its products.
 
-The residual of the recursion drifts away from b - A x by rounding. So convergence is believed only where the true one
-says the same; where it does not, the iteration starts again from there, and ends when that no longer helps.
+The residual of the recursion drifts away from b - A x by rounding. So convergence is accepted only if the true residual
+confirms it; otherwise the iteration restarts from there, and ends when that no longer helps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpext.solvers.steps import Product, SolveStatus, cg_steps
 
-_PATIENCE = 5  # starts without halving the true residual
+_PATIENCE = 5  # restarts without halving the true residual
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def conjugate_gradients(
         precondition: r -> P^-1 r, P symmetric positive definite and near A.
         tolerance: converged where |b - A x| <= tolerance |b|, in every column.
         max_steps: maximum number of products; 10 n by default.
-        cheap_matvec: less accurate products in place of `matvec` but where the residual is checked, for example in
+        cheap_matvec: less accurate products in place of `matvec` except where the residual is checked, for example in
             float32: each start then solves to a few digits, and the true residual corrects it (iterative refinement).
 
     Raises:
         TypeError: b is not of a floating type, or matvec is no function.
-        ValueError: b or the start is not finite, their shapes do not belong together, or the tolerance or max_steps is
+        ValueError: b or the start is not finite, their shapes do not match, or the tolerance or max_steps is
             negative.
     """
     if b.dim() == 1:

@@ -1,7 +1,7 @@
-r"""The exact effect of random truncation on a solve: conjugate gradients are run to their end, all truncations count.
+r"""The exact effect of random truncation on a solve, from all truncations of a complete run of conjugate gradients.
 
-With d_j the increments from where the random part begins, J where it ends, R_j = sum_{k >= j} d_k what is left before
-increment j, and P_j > 0,
+With d_j the increments of the random part, J its end, R_j = sum_{k >= j} d_k the remainder before increment j, and
+P_j > 0,
 
     x~ = h + sum_{j <= J} d_j / P_j,   E x~ = h + R_0,   Cov x~ = sum_{j >= 1} w_j R_j R_j',   w_j = 1/P_j - 1/P_{j-1}
 
@@ -10,8 +10,8 @@ from some j on, the sum ends there, and the rest is bias. Of two independent est
 
     Var(x~1' B x~2) = 2 sum_j w_j (R_j' B m)^2 + sum_{j, k} w_j w_k (R_j' B R_k)^2,    B symmetric.
 
-N draws do not show more of this than they reach: beyond the first j with N P_j < 1 an increment is reached less than
-once. If what is left there is larger than the standard error of draws that end before it, they show another mean.
+N draws show only what they reach: beyond the first j with N P_j < 1 an increment is reached less than once. If the
+remainder there is larger than the standard error of draws that end before it, the draws show another mean.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def estimator_diagnostics(
     All T increments of the random part are kept: T n R numbers.
 
     Args:
-        matvec: v -> A v, as there, and so are the others up to `max_steps`.
+        matvec: v -> A v, as for `unbiased_cg`, like the other arguments up to `max_steps`.
         b: (..., n, R).
         num_estimates: E, of one run; for the expected steps.
         start: x0.
@@ -111,11 +111,11 @@ def estimator_diagnostics(
         share_columns: whether columns end together.
         max_steps: maximum number of products.
         num_draws: N, at least 1.
-        matter: relative size of what is left from which on increments matter.
+        matter: relative size of the remainder from which on increments matter.
 
     Raises:
-        TypeError: as there.
-        ValueError: as there, or N is less than 1.
+        TypeError: as for `unbiased_cg`.
+        ValueError: as for `unbiased_cg`, or N is less than 1.
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1; got {num_draws}.")
@@ -135,10 +135,10 @@ def estimator_diagnostics(
     log_p = log_p.expand(d.shape[:-2] + d.shape[-1:])
 
     is_summed = log_p.unsqueeze(-2) > -torch.inf
-    left = _from_the_end(torch.where(is_summed, d, 0.0))
+    left = _from_the_end(torch.where(is_summed, d, 0.0))  # R_j
     after = _from_the_end(d)  # x - x_j
     mean, solution = head + left[:1].sum(0), head + after[:1].sum(0)
-    weight = _increase(log_p)
+    weight = _increase(log_p)  # w_j
     size = solution.norm(dim=-2)
     size = torch.where(size > 0, size, 1.0)
 
@@ -179,5 +179,5 @@ def _increase(log_p: Tensor) -> Tensor:
 
 
 def _weighted(weight: Tensor, values: Tensor) -> Tensor:
-    """Return sum_j w_j v_j, where infinitely often nothing is nothing."""
+    """Return sum_j w_j v_j, in which infinity times zero is zero."""
     return torch.where((weight > 0) & (values > 0), weight * values, 0.0).sum(0)

@@ -1,4 +1,4 @@
-r"""The log determinant of a matrix known by its products, by stochastic Lanczos quadrature [Ubaru, Chen & Saad 2017].
+r"""The log determinant of a matrix given by its products, by stochastic Lanczos quadrature [Ubaru, Chen & Saad 2017].
 
     log|A| = E[z' log(A) z],   z of random signs,   z' log(A) z = n sum_k w_k^2 log t_k
 
@@ -18,7 +18,7 @@ from gpext.solvers.steps import Product
 def trace_probes(size: int, number: int, *, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Return z (n, R) with E[z z'] = I, so that mean_r z_r' M z_r estimates tr M: random signs.
 
-    As many as n, or more, would be wasted: the n columns of sqrt(n) I make the trace exact.
+    More than n would be wasted: from n on, the n columns of sqrt(n) I make the trace exact.
 
     Args:
         size: n.
@@ -43,7 +43,7 @@ def lanczos_log_det(
     batch_shape: torch.Size = torch.Size(),  # noqa: B008
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return an estimate of log|A| (...) and its standard error over probes, the error of quadrature not in it.
+    """Return an estimate of log|A| (...) and its standard error over probes, without the error of quadrature.
 
     Args:
         matvec: v -> A v for (..., n, R); A symmetric positive definite.
@@ -68,7 +68,7 @@ def lanczos_log_det(
             f"expected a positive definite matrix; a Lanczos quadrature has the node {float(nodes.min()):.3g}. "
             "Raise the noise, or work in float64."
         )
-    each = size * (axes[..., 0, :].square() * nodes.log()).sum(-1)
+    each = size * (axes[..., 0, :].square() * nodes.log()).sum(-1)  # n sum_k w_k^2 log t_k
     mean = each.mean(-1)
     if num_probes >= size:
         return mean, torch.zeros_like(mean)
@@ -80,7 +80,7 @@ def lanczos_log_det(
 def tridiagonalise(matvec: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Return Q (..., R, n, k) and T = Q' A Q (..., R, k, k), Q a basis of the Krylov space of each column of start.
 
-    Where that space is exhausted, what follows in T is the identity, apart from the rest, and Q is zero.
+    Beyond the dimension of that space, T continues as a separate identity block, and Q as zeros.
 
     Args:
         matvec: v -> A v for (..., n, R); A symmetric.

@@ -1,11 +1,11 @@
-r"""The residual of a low rank of a kernel matrix with noise, V = K - L L' + D, by nearest neighbours: V^-1 near G'G.
+r"""A root by nearest neighbours, V^-1 near G'G, of what a low rank leaves of a kernel matrix, V = K - L L' + D.
 
-In an order of the data, row i of G whitens datum i by its m nearest among those before it, N:
+In a given order of the data, row i of G whitens datum i by its m nearest neighbours N among those before it:
 
     G_i = (e_i - V_iN V_NN^-1) / sqrt(V_ii - V_iN V_NN^-1 V_Ni)
 
-the last row of the inverse of a Cholesky factor of m + 1 data. Of all triangular G with entries in these places it has
-the least Kullback-Leibler divergence of N(0, V) from N(0, (G'G)^-1), and G V G' has a diagonal of ones [Vecchia 1988,
+the last row of the inverse of a Cholesky factor of m + 1 data. Of all triangular G with this sparsity it has the
+smallest Kullback-Leibler divergence of N(0, V) from N(0, (G'G)^-1), and G V G' has a diagonal of ones [Vecchia 1988,
 Kolotilina & Yeremin 1993].
 """
 
@@ -21,10 +21,10 @@ from torch.nn.functional import embedding_bag
 Entries = Callable[[Tensor, Tensor], Tensor]  # rows and columns, each (B,) -> those entries of K (B,)
 
 NUM_NEIGHBOURS = 5
-_LITTLE = 0.01  # of the noise: a datum with less variance left has no neighbours, and is no neighbour
-_SLACK = 1.0  # neighbours may be farther by this share than the nearest: several times as fast to find
-_AXES = 8  # in more dimensions neighbours are sought along as many principal axes
-_NUMBERS = 2**22  # at a time
+_LITTLE = 0.01  # of the noise: a datum with less residual variance has no neighbours, and is not one
+_SLACK = 1.0  # neighbours may be farther by this share than the nearest, which take several times as long to find
+_AXES = 8  # in more dimensions neighbours are searched for along this many principal axes
+_NUMBERS = 2**22  # processed at a time
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,19 @@ def check_noise(noise: Tensor) -> None:
 
 
 def data_with_neighbours(left: Tensor, noise: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return in random order those (k,) of n data of whose variance some is left, beside the noise."""
+    """Return in random order the indices (k,) of those of n data with residual variance beside the noise."""
     order = torch.randperm(len(left), generator=generator, device="cpu").to(left.device)
     return order[(left > _LITTLE * noise)[order]]
 
 
 def neighbours_before(points: Tensor, order: Tensor) -> Tensor:
-    """Return of each point (n, m) nearest ones, nearly, before it in the order; its own index where there are fewer.
+    """Return approximate nearest neighbours of each point among those before it (n, m), padded with its own index.
 
-    Of the second half of the order they are among its some 3 m nearest in all; then likewise within the first half.
+    For the second half of the order they are among the 3 m or so nearest overall; likewise within the first half.
 
     Args:
         points: (n, d), finite.
-        order: indices (k,) of those that have neighbours and are some.
+        order: indices (k,) of the points that have neighbours and may be neighbours.
     """
     from scipy.spatial import KDTree
 
@@ -122,7 +122,7 @@ def neighbour_root(entries: Entries, root: Tensor, left: Tensor, noise: Tensor, 
         entries: of K.
         root: L (n, k).
         left: the diagonal of K - L L' (n,).
-        noise: that of D (n,), positive.
+        noise: the diagonal of D (n,), positive.
         neighbours: of each datum (n, m), all before it in some order; its own index where there are fewer.
     """
     n, m = neighbours.shape
@@ -142,7 +142,7 @@ def neighbour_root(entries: Entries, root: Tensor, left: Tensor, noise: Tensor, 
         V.diagonal(dim1=-2, dim2=-1).copy_(torch.where(there, variance[group], 1.0))
         chol, failed = torch.linalg.cholesky_ex(V)
         row = torch.linalg.solve_triangular(chol.mT, last[:, -1:].expand(len(i), -1, -1), upper=True).squeeze(-1)
-        is_definite = (failed == 0) & row.isfinite().all(-1)  # where not, by rounding alone, it stays alone
+        is_definite = (failed == 0) & row.isfinite().all(-1)  # if not, by rounding alone, it has no neighbours
         weights[i[is_definite]], scale[i[is_definite]] = row[is_definite, :-1], row[is_definite, -1]
     rows = torch.cat([own.expand_as(neighbours)[is_one], own.squeeze(-1)])
     columns = torch.cat([neighbours[is_one], own.squeeze(-1)])

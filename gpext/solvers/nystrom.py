@@ -1,4 +1,4 @@
-"""The Nystrom approximation of a matrix known by its products, from those with random directions."""
+"""The Nystrom approximation of a matrix given by its products, from products with random directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nystrom(
     normal = torch.randn(size, rank, dtype=torch.float64, generator=generator, device="cpu").to(like)
     Q = torch.linalg.qr(normal).Q
     Y = matvec(Q)
-    shift = torch.finfo(Y.dtype).eps * float(Y.norm())  # keeps what follows positive definite; taken off again
+    shift = torch.finfo(Y.dtype).eps * float(Y.norm())  # keeps Q' Y positive definite; subtracted again
     Y = Y + shift * Q
     root = torch.linalg.solve_triangular(torch.linalg.cholesky(Q.mT @ Y).mT, Y, upper=True, left=False)
     axes, singular, _ = torch.linalg.svd(root, full_matrices=False)

@@ -1,9 +1,9 @@
 r"""A partial Cholesky factor L of a kernel matrix K, from some of its columns, for a preconditioner L L' + D of K + D.
 
-Its pivots are drawn with probabilities proportional to what is left of the diagonal, a block at a time [Chen et al.
-2022, Epperly et al. 2024], or taken where that is largest, one at a time. What blocks take from the trace tells the
-size of the next eigenvalues, and from that how many steps of conjugate gradients another block would save: the rank is
-chosen where a block costs more than it saves.
+Its pivots are drawn with probabilities proportional to the remaining diagonal, a block at a time [Chen et al. 2022,
+Epperly et al. 2024], or taken where that is largest, one at a time. The decrease of the trace by each block gives the
+size of the next eigenvalues, and from that the number of steps of conjugate gradients that another block would save:
+the rank is chosen where a block costs more than it saves.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 BLOCK = 50
-JUDGED = 4 * BLOCK  # columns of L that tell how the eigenvalues fall
-_ENTRY = 60.0  # what an entry of K costs, in floating-point operations of a product of matrices; half by symmetry
-_ROOM = 512  # columns that L has room for at first; twice as many whenever they are full
-_PASS = 130.0  # what an entry of L costs a step, likewise: it is read twice, for a few right-hand sides
-_PATIENCE = 3  # blocks in a row that seem not to pay: what a single one takes from the trace varies much
-_AVERAGED = 3  # blocks, where none must be wasted
-_OF_BOUND = 0.2  # of the most steps: 0.35 to 1 are taken, or 0.2 to 0.75 with neighbours, but columns cost more, too
+JUDGED = 4 * BLOCK  # columns of L from which the decay of the eigenvalues is estimated
+_ENTRY = 60.0  # cost of an entry of K, in floating-point operations of a product of matrices; half by symmetry
+_ROOM = 512  # columns allocated for L at first; doubled whenever they are full
+_PASS = 130.0  # cost of an entry of L per step, likewise: it is read twice, for a few right-hand sides
+_PATIENCE = 3  # successive blocks that seem not to pay: the decrease of the trace by a single one varies much
+_AVERAGED = 3  # blocks, where none should be wasted
+_OF_BOUND = 0.2  # of the bound on steps: 0.35 to 1 are taken, 0.2 to 0.75 with neighbours, but columns cost more, too
 _MOST_NUMBERS = 2**27  # of L: a gigabyte in float64
-_ROUNDING = 1e-12  # of the trace: what is left is rounding
+_ROUNDING = 1e-12  # of the trace: a smaller remainder is rounding
 
 
 @torch.no_grad()
@@ -49,13 +49,13 @@ def partial_cholesky(
         noise: a typical entry of D.
         pivots: drawn at random, or the largest.
         tolerance: of the solves the rank is chosen for.
-        is_for_few_solves: whether the rank is to cost no more than a solve or two are worth. Else it is rather too high
-            than too low: an L that is kept serves many, and what controls a variance has to be near K.
-        is_beaten: whether something else than L will cost less, asked of its first `JUDGED` columns; it ends there.
+        is_for_few_solves: whether the rank may cost no more than it saves in a solve or two. Otherwise it is rather too
+            high than too low: a kept L is used for many solves, and one that controls a variance has to be near K.
+        is_beaten: whether an alternative to L costs less, judged by its first `JUDGED` columns, where it then ends.
         generator: for the pivots, on the CPU.
 
     Raises:
-        ValueError: neither a rank nor the noise, or one that cannot be.
+        ValueError: neither a rank nor the noise is given, or one is out of range.
     """
     if rank is None and noise is None:
         raise ValueError("expected a rank, or the noise by which to choose it.")
@@ -82,7 +82,7 @@ def partial_cholesky(
             room = torch.cat([rows, rows.new_empty(min(most, 2 * len(room)) - len(rows), n)])
         room[len(rows) : len(rows) + len(added)] = added
         rows = room[: len(rows) + len(added)]
-        left = (left - added.square().sum(0)).clamp_min_(0)  # by rounding alone
+        left = (left - added.square().sum(0)).clamp_min_(0)  # negative by rounding alone
         left[chosen] = 0
         trace.append(float(left.sum()))
         if is_beaten is not None and len(rows) - len(added) < JUDGED <= len(rows) and is_beaten(rows.mT):
@@ -96,14 +96,14 @@ def partial_cholesky(
 
 
 def _drawn(left: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
-    """Return different indices (at most `size`,) drawn with probabilities proportional to `left`."""
+    """Return distinct indices (at most `size`,) drawn with probabilities proportional to `left`."""
     available = int((left > 0).sum())
     drawn = torch.multinomial(left.double().cpu(), min(size, available), generator=generator)
     return drawn.to(left.device)
 
 
 def _rows_of_factor(G: Tensor, chosen: Tensor, negligible: float) -> Tensor:
-    """Return rows whose outer products add up to G' G[:, chosen]^-1 G, the directions that are rounding left out."""
+    """Return rows whose outer products add up to G' G[:, chosen]^-1 G, without directions that are rounding."""
     inner = G[:, chosen]
     values, axes = torch.linalg.eigh(0.5 * (inner + inner.mT))
     kept = values > max(negligible, 1e-10 * float(values[-1]))
@@ -111,17 +111,17 @@ def _rows_of_factor(G: Tensor, chosen: Tensor, negligible: float) -> Tensor:
 
 
 def most_steps(eigenvalue: float, noise: float, tolerance: float) -> float:
-    """Return the bound of conjugate gradients on their steps, where L leaves eigenvalues up to this one."""
+    """Return the bound on the steps of conjugate gradients where L leaves eigenvalues up to this one."""
     return 0.5 * math.sqrt(1 + eigenvalue / noise) * math.log(2 / tolerance)
 
 
 def cost_of_columns(n: int, rank: int, more: int) -> float:
-    """Return what so many more columns of L cost."""
+    """Return the cost of `more` further columns of L."""
     return more * n * (_ENTRY + 3.0 * (rank + 0.5 * (more - BLOCK)) + BLOCK)
 
 
 def cost_of_step(n: int, rank: int) -> float:
-    """Return what a product with K and an application of the preconditioner cost."""
+    """Return the cost of a product with K and an application of the preconditioner."""
     return 0.5 * _ENTRY * n * n + _PASS * n * rank
 
 
@@ -130,8 +130,8 @@ def _pays(
 ) -> bool:
     """Return whether another block saves more products than it costs.
 
-    The eigenvalues that follow are about what a column of the last block took from the trace, or on average of the last
-    blocks, and fall by the next block as they did by this one.
+    The next eigenvalues are about the decrease of the trace per column of the last block, or averaged over the last
+    blocks, and fall over the next block as they did over this one.
     """
     blocks = min(_AVERAGED, (len(trace) - 1) // 2) if is_for_few_solves else 1
     if len(trace) < 3:

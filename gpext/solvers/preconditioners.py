@@ -1,10 +1,11 @@
-r"""Preconditioners of a kernel matrix with noise, A = K + D, from a partial factor L of K and what that leaves.
+r"""Preconditioners of a kernel matrix with noise, A = K + D, from a partial factor L of K and its residual.
 
     L L' + D            P^-1 = D^-1 - D^-1 L (I + L' D^-1 L)^-1 L' D^-1
     L L' + (G'G)^-1     P^-1 = G' (I - B (I + B'B)^-1 B') G,    B = G L
 
-G whitens V = K - L L' + D by nearest neighbours, see `neighbour_roots`: where L leaves what is rough, and where data
-tell something of their neighbours alone, a low rank leaves much that a few neighbours know [cf. Zhao et al. 2024].
+G whitens V = K - L L' + D by nearest neighbours, see `neighbour_roots`: where the residual of L is rough, and data
+are informative about their neighbours alone, a low rank leaves much that a few neighbours explain [cf. Zhao et al.
+2024].
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class NeighbourPreconditioner:
         return self.rest.transposed(scaled - _within(self.root, self.chol, scaled))
 
     def whitened(self, matvec: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return v -> R A R' v, where R P R' = I, as of :class:`LowRankPreconditioner`: R = (I + B B')^{-1/2} G.
+        """Return v -> R A R' v, where R P R' = I, as for :class:`LowRankPreconditioner`: R = (I + B B')^{-1/2} G.
 
         Args:
             matvec: v -> A v for (n, R).
@@ -121,7 +122,7 @@ def _within(root: Tensor, chol: Tensor, v: Tensor) -> Tensor:
 def _inverse_square_root(B: Tensor) -> Callable[[Tensor], Tensor]:
     """Return v -> (I + B B')^{-1/2} v, by the eigenvectors of B'B."""
     squares, axes = torch.linalg.eigh(B.mT @ B)
-    size = (1 + squares.clamp_min(0)).sqrt()  # below zero by rounding alone
+    size = (1 + squares.clamp_min(0)).sqrt()  # negative by rounding alone
     scaled = B @ (axes * (size * (1 + size)).rsqrt())
     return lambda v: v - scaled @ (scaled.mT @ v)
 

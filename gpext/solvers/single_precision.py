@@ -1,19 +1,19 @@
-r"""The Cholesky factor of A = K + D in single precision, all of it, as a preconditioner of A in double precision.
+r"""The complete Cholesky factor of A = K + D in single precision, as a preconditioner of A in double precision.
 
     P = S^-1 U'U S^-1,     U'U near S A S in float32,     S = diag(A)^{-1/2}
 
-A factor that takes half the time and half the memory is off by its rounding alone, which a few steps of conjugate
-gradients remove [cf. Carson & Higham 2018, Higham & Mary 2022 Sec. 8]. It is stored in float32 and applied in float64:
-P^-1 is one symmetric positive definite matrix then, to rounding in double precision, as conjugate gradients and the
-determinant want it. With S A S, whose diagonal is one, neither the scale of K nor noise that differs by many powers of
+The factor takes half the time and half the memory, and only its rounding is left for a few steps of conjugate gradients
+to remove [cf. Carson & Higham 2018, Higham & Mary 2022 Sec. 8]. It is stored in float32 and applied in float64: P^-1 is
+then one symmetric positive definite matrix, to rounding in double precision, as conjugate gradients and the determinant
+require. With S A S, whose diagonal is one, neither the scale of K nor noise that differs by many powers of
 ten leaves the range of float32.
 
-U, n^2 / 2 numbers of four bytes, is made a panel of rows at a time, each from the panels above it and from entries of A
-that are not stored anywhere:
+U, n^2 / 2 numbers of four bytes, is computed a panel of rows at a time, each from the panels above it and from entries
+of A that are never stored:
 
     U_ss' U_ss = B_ss,   U_st = N B_st,   N = U_ss'^-1,   B = S A S - (panels above)' (panels above)
 
-Nearly all of its time is that of the products of matrices that make B.
+Nearly all of the time is spent on the products of matrices in B.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from gpext.solvers.partial_cholesky import cost_of_step
 Block = Callable[[slice, slice, Tensor], Tensor]  # rows, columns, the diagonal of S (n,) -> those entries of S K S
 
 _HEIGHT = 256  # of a panel
-_WIDTH = 512  # of what each thread converts at a time: it stays in cache
-_NOTHING = 1e-14  # beside a diagonal of one; products of numbers below that are denormal, and many times as slow
-_FEWEST = 1500  # data: fewer take a low rank no time to speak of, whatever they are
+_WIDTH = 512  # columns that each thread converts at a time: they stay in cache
+_NOTHING = 1e-14  # beside a diagonal of one; products of smaller numbers are denormal, and many times as slow
+_FEWEST = 1500  # data: for fewer a low rank takes negligible time, whatever they are
 MOST_STORED = 3 * 2**27  # numbers of U, 1.5 GiB: 28377 data, whose matrices are not stored otherwise
-# In floating-point operations of a product of matrices in double precision, as of `partial_cholesky`: ratios of rates,
-# measured on one core with AVX-512, of which a choice needs no more than the first digit.
-_OPERATION = 0.5  # what one in single precision costs
-_MADE = 300.0  # an entry of A, rounded, scaled and freed of what is denormal
+# Costs in floating-point operations of a product of matrices in double precision, as in `partial_cholesky`: ratios of
+# rates, measured on one core with AVX-512, of which a choice needs no more than the first digit.
+_OPERATION = 0.5  # an operation in single precision
+_MADE = 300.0  # an entry of A: rounding, scaling and removing denormal numbers
 _APPLIED = 64.0  # an entry of U each time that it is read, for a few right-hand sides
-_ROUNDED = 0.1  # of the largest eigenvalue's rounding: the error of the factor, by the steps that it leaves
+_ROUNDED = 0.1  # of the largest eigenvalue's rounding: the error of the factor, inferred from the steps it leaves
 
 
 @dataclass(frozen=True)
 class SinglePrecisionPreconditioner:
     """S^-1 U'U S^-1; call it for P^-1 r."""
 
-    panels: tuple[Tensor, ...]  # rows of U, what is right of their block on the diagonal (h, n - stop), float32
+    panels: tuple[Tensor, ...]  # rows of U right of their diagonal block (h, n - stop), float32
     inverses: tuple[Tensor, ...]  # N of each (h, h), lower triangles, float64
     scale: Tensor  # the diagonal of S (n,), float64
 
@@ -92,7 +92,7 @@ class SinglePrecisionPreconditioner:
         return (self.scale.unsqueeze(-1) * self._up(self._down(scaled))).to(r.dtype)
 
     def whitened(self, matvec: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return v -> R A R' v, where R P R' = I, as of :class:`LowRankPreconditioner`: R = U'^-1 S.
+        """Return v -> R A R' v, where R P R' = I, as for :class:`LowRankPreconditioner`: R = U'^-1 S.
 
         Args:
             matvec: v -> A v for (n, R).
@@ -113,7 +113,7 @@ class SinglePrecisionPreconditioner:
 
     def _down(self, v: Tensor) -> Tensor:
         """Return U'^-1 v (..., n, R)."""
-        rows = v.mT.reshape(-1, self.rank).clone()  # (*, n): that way round products are quickest here
+        rows = v.mT.reshape(-1, self.rank).clone()  # (*, n), the layout for which these products are fastest
         room = self._room
         for N, panel, start in zip(self.inverses, self.panels, range(0, self.rank, _HEIGHT), strict=True):
             stop = start + len(N)
@@ -125,7 +125,7 @@ class SinglePrecisionPreconditioner:
 
     def _up(self, v: Tensor) -> Tensor:
         """Return U^-1 v (..., n, R)."""
-        columns = v.movedim(-2, 0).reshape(self.rank, -1).clone()  # (n, *), here
+        columns = v.movedim(-2, 0).reshape(self.rank, -1).clone()  # (n, *), likewise
         room = self._room
         for index in reversed(range(len(self.inverses))):
             N, start = self.inverses[index], index * _HEIGHT
@@ -146,9 +146,9 @@ class SinglePrecisionPreconditioner:
 
 
 def cost_of_single_precision(n: int, largest: float, smallest: float, tolerance: float) -> float:
-    """Return what a solve costs with its preconditioner; infinite for too few data, too many, or too ill a condition.
+    """Return the cost of a solve and its preconditioner; infinite for too few or many data, or too ill a condition.
 
-    Steps reduce what is wrong about as those of Chebyshev do, where all eigenvalues of P^-1 A are 1 up to that error.
+    Steps reduce the error about as Chebyshev's do if all eigenvalues of P^-1 A are 1 up to the error of the factor.
 
     Args:
         n: the number of data.
@@ -165,6 +165,6 @@ def cost_of_single_precision(n: int, largest: float, smallest: float, tolerance:
 
 
 def _converted(panel: Tensor, room: Tensor) -> Iterator[Tensor]:
-    """Yield in float64 as many columns of a panel (h, m) at a time as there is room for, which the next overwrite."""
+    """Yield the columns of a panel (h, m) in float64, as many at a time as fit in `room`, which the next overwrite."""
     for part in panel.split(room.size(-1), -1):
         yield room.view(-1)[: part.numel()].view_as(part).copy_(part)

@@ -1,9 +1,10 @@
-r"""The square root of a positive semidefinite matrix known by its products, times a vector [Chow & Saad 2014].
+r"""The square root of a positive semidefinite matrix given by its products, times a vector [Chow & Saad 2014].
 
     A^1/2 z ~ |z| Q_k T_k^1/2 e_1,      Q_k, T_k = Q_k' A Q_k  of k steps of Lanczos' recursion from z / |z|
 
-The largest eigenvalues are found first; where those that are left come down to zero the error falls like 1 / k, and the
-distance between k / 2 steps and k is about the error of the latter. Where it falls faster, that is an upper bound.
+The largest eigenvalues are found first. If the remaining ones extend down to zero the error falls like 1 / k, and the
+distance between the results of k / 2 and k steps is about the error of the latter; if the error falls faster, that
+distance is an upper bound.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from gpext.solvers.lanczos import tridiagonalise
 from gpext.solvers.steps import Product
 
-_FIRST = 16  # steps; twice as many each time that they have proved too few
+_FIRST = 16  # steps; doubled whenever they have proved too few
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class RootProduct:
     """The result of a product with a square root."""
 
     value: Tensor  # A^1/2 z (n,)
-    error: float  # an estimate of its distance from that
+    error: float  # an estimate of |value - A^1/2 z|
     num_steps: int  # k of the last attempt; all attempts together have taken less than twice as many products
 
 
@@ -35,8 +36,8 @@ def square_root_times(matvec: Product, z: Tensor, *, tolerance: float, max_steps
     Args:
         matvec: v -> A v for (n, 1); A symmetric positive semidefinite, to rounding.
         z: (n,).
-        tolerance: of the length of the error.
-        max_steps: most of them, n numbers kept for each; by default n, with which there is no error but rounding.
+        tolerance: on the length of the error.
+        max_steps: maximum number of steps, n numbers kept for each; by default n, which leaves no error but rounding.
     """
     length = z.norm()
     if not bool(length > 0):
@@ -55,4 +56,4 @@ def square_root_times(matvec: Product, z: Tensor, *, tolerance: float, max_steps
 def _root_column(Q: Tensor, T: Tensor, k: int) -> Tensor:
     """Return Q_k T_k^1/2 e_1 (n,)."""
     values, axes = torch.linalg.eigh(T[:k, :k])
-    return Q[:, :k] @ (axes @ (values.clamp_min(0).sqrt() * axes[0]))  # below zero by rounding alone
+    return Q[:, :k] @ (axes @ (values.clamp_min(0).sqrt() * axes[0]))  # negative by rounding alone

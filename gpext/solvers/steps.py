@@ -32,7 +32,7 @@ class SolveStatus(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step, column by column. What the next one needs of P is made when it is asked for: the last needs none."""
+    """One step, column by column. Products with P^-1 for the next step are lazy: the last step needs none."""
 
     increment: Tensor  # of the solution (..., n, R)
     residual: Tensor  # by recursion (..., n, R)

@@ -1,15 +1,15 @@
-r"""Laws of where a sum is cut at random: P_j = P(J >= j), the probability that increment j is reached.
+r"""Laws of the random truncation of a sum: P_j = P(J >= j), the probability that increment j is reached.
 
     E[sum_{j <= J} d_j / P_j] = sum_j d_j    for any P_j > 0 fixed before the draw    [FE15 Sec. 4.2, Rhee & Glynn 2015]
 
-What a run has shown before increment j may decide P_j: given the system it is no more random than the increments.
-The increments d_j of conjugate gradients are conjugate, and what is left of x after them falls; so in the norm of A, or
-in any other in which it falls, with R_j = sum_{k >= j} d_k,
+P_j may depend on the run before increment j: given the system that is no more random than the increments. The
+increments d_j of conjugate gradients are conjugate, and the remainder of x after them falls; so in the norm of A, or in
+any other in which it falls, with R_j = sum_{k >= j} d_k,
 
     E|x~ - x|_A^2 = sum_j |d_j|_A^2 (1 / P_j - 1),    E|x~ - x|^2 = sum_j (|R_j|^2 - |R_{j+1}|^2) / P_j - |R_0|^2,
 
-smallest, for a given sum of the P_j, where P_j falls as |d_j| or as what is left. Where it falls faster, the terms that
-are never reached carry what is missing, and no number of draws shows it.
+smallest, for a given sum of the P_j, where P_j falls as |d_j| or as the remainder. Where P_j falls faster, the terms
+that are never reached carry the missing part, and no number of draws shows it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Survival(ABC):
 
         Args:
             j: from 0 on.
-            fall: what is left before increment j of the smallest residual in the Krylov space where the random part
-                began (..., R); from 1 down.
+            fall: the smallest residual in the Krylov space before increment j, over that where the random part began
+                (..., R); from 1 down.
         """
 
 
@@ -83,7 +83,7 @@ class Geometric(Survival):
 
     @classmethod
     def of_cost(cls, steps: float) -> Geometric:
-        """Return the one that reaches so many increments on average, more than one."""
+        """Return the law that reaches this many increments on average, more than one."""
         if not 1 < steps < math.inf:
             raise ValueError(f"the expected number of steps must be more than one and finite; got {steps}.")
         return cls(-math.log1p(-1 / steps))
@@ -118,7 +118,7 @@ class Ulisse(Survival):
 
 @dataclass(frozen=True)
 class NoSurvival(Survival):
-    """The sum ends where the random part would begin: early stopping, whose bias this is to show."""
+    """The sum ends where the random part would begin: early stopping, included to show its bias."""
 
     def log_probability(self, j: int, fall: Tensor) -> Tensor:
         """Return log P_j (..., R)."""
@@ -129,7 +129,7 @@ def law_of(survival: Survival | None) -> Survival:
     """Return the law, Matched() for None.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a law.
     """
     if not isinstance(survival, Survival | None):
         raise TypeError(f"survival must be a law such as gpext.solvers.Matched() or Geometric(0.5); got {survival!r}.")

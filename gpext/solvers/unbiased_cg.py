@@ -2,11 +2,11 @@ r"""Estimates of A^-1 b from few steps of conjugate gradients, unbiased by a ran
 
     x~ = x0 + sum_{t < l} d_t + sum_{j = 0}^J d_{l + j} / P_j,       J random, P(J >= j) = P_j
 
-with the increments d_t of CG from x0. Its first l steps are taken anyway: until the residual has fallen to a given
-size. From there P_j falls by default with the smallest residual in the Krylov space; that is decided by A, b and x0
-and not by J, so the mean is that of the whole run. Truncations are independent for each of several estimates, which
-share the products of one run: two of them are independent given the increments, so that E[x~1' B x~2] = x' B x. They
-are independent for each column as well, or one for all columns of an estimate.
+with the increments d_t of CG from x0. Its first l steps are always taken, until the residual has fallen to a given
+size. From there P_j falls by default with the smallest residual in the Krylov space; that depends on A, b and x0 and
+not on J, so the mean is that of the whole run. Truncations are independent for each of several estimates, which share
+the products of one run: two of them are independent given the increments, so that E[x~1' B x~2] = x' B x. They are
+independent for each column as well, or shared by all columns of an estimate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpext.solvers.conjugate_gradients import LinearSolve, check_system
 from gpext.solvers.steps import Product, SolveStatus, Step, cg_steps
 from gpext.solvers.survival import Survival, law_of
 
-_DIGITS = 30  # products of rounding with |b| at which a run has ended: what is left is no more than rounding
+_DIGITS = 30  # times rounding times |b|: the residual at which a run has ended, and only rounding is left
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class UnbiasedSolve(LinearSolve):
     """Estimates of a solution and how they were made.
 
     `solution` is the mean of the estimates, unbiased as they are; `residual_norm` is, by its recursion, that of the run
-    where it ended, and not that of an estimate, which is far from the solution one by one.
+    where it ended, not that of an estimate; single estimates are far from the solution.
     """
 
     estimates: Tensor  # (E, ..., n, R) or (E, n)
@@ -56,7 +56,7 @@ def unbiased_cg(
     Args:
         matvec: v -> A v for (..., n, R); A symmetric positive definite.
         b: (n,) or (..., n, R).
-        num_estimates: E, with truncations of their own.
+        num_estimates: E, with independent truncations.
         start: x0, of the shape of b, independent of the draws; zero by default.
         precondition: r -> P^-1 r.
         tolerance: the random part begins where |b - A x| <= tolerance |b| in every column [FE15's alpha = q sqrt n is
@@ -65,7 +65,8 @@ def unbiased_cg(
         share_columns: whether the columns of an estimate end together, with the P_j of the slowest. A run lasts until
             its last column has ended, so that this saves products; but x~_a' B x~_b of two columns a and b of one
             estimate is biased then.
-        max_steps: most products, beyond which the estimate is not unbiased, as the status then states; 10 n by default.
+        max_steps: maximum number of products, beyond which the estimate is not unbiased, as the status then states;
+            10 n by default.
         generator: for the truncations, on the CPU.
 
     Raises:
@@ -105,7 +106,7 @@ def unbiased_cg(
         reached = reached & (levels >= -log_p)
         if not run.goes_on or not bool(reached.any()):
             break
-        increment = run.step().increment
+        increment = run.step().increment  # d_{l + j}
         estimates += torch.where(reached.unsqueeze(-2), increment * (-log_p).exp().unsqueeze(-2), 0.0)
         truncations = torch.where(reached, j, truncations)
         j += 1
@@ -131,10 +132,10 @@ def _levels(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
 
 
 class Run:
-    """Steps of conjugate gradients counted, until nothing but rounding is left.
+    """Counted steps of conjugate gradients, until only rounding is left.
 
     Args:
-        matvec, b, start, precondition, tolerance, max_steps: as of :func:`unbiased_cg`.
+        matvec, b, start, precondition, tolerance, max_steps: as for :func:`unbiased_cg`.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Run:
         return bool(((left <= digits) | self._is_broken | ~left.isfinite()).all())
 
     def first_steps(self) -> Tensor:
-        """Return where steps until every residual is of the tolerance lead (..., n, R); fall counts from there."""
+        """Step until every residual meets the tolerance; return the iterate (..., n, R), from which `fall` counts."""
         x = self._start
         while self.goes_on and bool((self.left > self._tolerance).any()):
             x = x + self.step().increment
@@ -186,7 +187,7 @@ class Run:
 
     @property
     def fall(self) -> Tensor:
-        """The smallest residual in the Krylov space over what it was after the first steps (..., R).
+        """The smallest residual in the Krylov space over its value after the first steps (..., R).
 
         rho_t^-2 = sum_{i <= t} 1 / (r_i' P^-1 r_i), in the norm of P^-1 [Zhou & Walker 1994]
         """
@@ -201,7 +202,7 @@ class Run:
         return step
 
     def status(self, is_cut: bool) -> SolveStatus:
-        """Return how it ended; `is_cut`: before the last increment that was asked for."""
+        """Return how the run ended; `is_cut`: before the last increment that was needed."""
         if not bool(self._residual.isfinite().all()):
             return SolveStatus.NOT_FINITE
         if bool(self._is_broken.any()):

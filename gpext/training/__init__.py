@@ -12,7 +12,7 @@ any other gpytorch objective
 
 A SiteVariationalStrategy counts as "any other" if its model maps an input otherwise in another batch (as
 BatchNorm, Dropout or ScaleToBounds in a feature extractor do): sites belong to one prior, and such a model has
-one for each batch.
+a different one for each batch.
 """
 
 from gpext.training.fitting import fit

@@ -1,4 +1,4 @@
-"""Checkpoints of training by minibatches: written by one rank for all of them, whole or not at all."""
+"""Checkpoints of training by minibatches: written by one rank for all of them, completely or not at all."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Checkpoint:
     """A file from which training resumes.
 
     Args:
-        directory: made if need be; all ranks wait for rank 0, which alone reads and writes it.
+        directory: created if necessary; all ranks wait for rank 0, which alone reads and writes it.
         mll: the objective, whose parameters and buffers are kept.
-        ranks: who trains.
-        data: of this rank, by which the run is known again.
-        settings: numbers, likewise.
+        ranks: the processes that train.
+        data: of this rank, by which the run is recognised.
+        settings: numbers by which the run is recognised.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether another is due, by the clock of rank 0."""
+        """Whether another checkpoint is due, by the clock of rank 0."""
         return self._ranks.rank == 0 and self._pace.is_due()
 
     def read(self, position: Schema) -> tuple[dict[str, Any], list[float]] | None:
-        """Put the parameters back, and return where this rank stood and its trace, if something was written.
+        """Restore the parameters, and return this rank's position and trace; None if there is no checkpoint.
 
         Args:
             position: of a rank, see :mod:`gpext.training.position`.
@@ -76,9 +76,9 @@ class Checkpoint:
         return state["position"], state["trace"].tolist()
 
     def _checked(self, content: dict[str, Any], position: Schema) -> dict[str, Any]:
-        """Return this rank's part of a checkpoint, if that is complete and of this run.
+        """Return this rank's part of a checkpoint, after checking that it is complete and of this run.
 
-        With the checkpoint of another run, this run's data would never be used.
+        From the checkpoint of another run, training would ignore this run's data.
         """
         Each(Anything()).check(content["ranks"], f"{self._path}['ranks']")
         if len(content["ranks"]) != self._ranks.size:
@@ -100,7 +100,7 @@ class Checkpoint:
         return state
 
     def _check_model(self, saved: Any) -> None:
-        """Refuse parameters and buffers that are not of this model, or not finite where its own are."""
+        """Raise for parameters and buffers that are not of this model, or not finite where its own are."""
         if not isinstance(saved, dict) or not all(isinstance(value, Tensor) for value in saved.values()):
             raise ValueError(f"{self._path}['mll'] must be a dictionary of tensors. {_CURE}")
         found, own = ({k: _kind(t) for k, t in each.items()} for each in (saved, self._mll.state_dict()))
@@ -113,7 +113,7 @@ class Checkpoint:
                 raise ValueError(f"{self._path}['mll']['{name}'] must be finite; got NaN or an infinite number in it.")
 
     def write(self, position: dict[str, Any], trace: Sequence[float]) -> None:
-        """Write the parameters and where all ranks stand, unless training has gone where there are no numbers."""
+        """Write the parameters and the positions of all ranks, unless parameters or objective are not finite."""
         is_finite = all(bool(p.isfinite().all()) for p in self._mll.parameters()) and all(map(math.isfinite, trace))
         if self._ranks.any(not is_finite):
             self._warn("the parameters or the objective are NaN or infinite")
@@ -140,7 +140,7 @@ def _kind(t: Tensor) -> str:
 
 
 def _on_cpu(item: Any) -> Any:
-    """Return the same with its tensors on the CPU: another rank may not have this one's device."""
+    """Return a copy with its tensors on the CPU: another rank may not have this one's device."""
     if isinstance(item, Tensor):
         return item.cpu()
     if isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""Diagnostics of trained parameters: driven far away, ended on a bound, or not moved at all; each names the entries."""
+"""Diagnostics of trained parameters: moved very far, ended on a bound, or not moved at all; each names the entries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trained_parameters(module: Module) -> dict[str, Tensor]:
 
 
 def constant_columns(x: Tensor) -> Tensor:
-    """Return which columns of inputs (..., N, d) have one value (d,); none of a single datum, or of inputs (N,)."""
+    """Return which columns of inputs (..., N, d) are constant (d,); none for a single datum, or for inputs (N,)."""
     if x.dim() < 2 or x.size(-2) < 2:
         return torch.zeros(x.size(-1) if x.dim() > 1 else 1, dtype=torch.bool, device="cpu")
     constant = (x == x[..., :1, :]).all(-2)
@@ -43,12 +43,12 @@ def constant_columns(x: Tensor) -> Tensor:
 
 
 def ends_at_noise_floor(module: Module) -> bool:
-    """Return whether a trained noise has come down to its :class:`gpext.likelihoods.NoiseFloor`."""
+    """Return whether a trained noise has fallen to its :class:`gpext.likelihoods.NoiseFloor`."""
     return any(at_noise_floor(constraint, value) for _, _, constraint, value in _trained(module))
 
 
 def diagnose(module: Module, before: dict[str, Tensor], constant: Tensor) -> str:
-    """Return clauses on parameters that have grown or fallen a million times, ended on a bound, or stayed.
+    """Return clauses on parameters that have grown or fallen a million times, ended on a bound, or not moved.
 
     Args:
         module: the objective.
@@ -89,7 +89,7 @@ def diagnose(module: Module, before: dict[str, Tensor], constant: Tensor) -> str
 
 def _trained(module: Module) -> Iterator[tuple[str, Parameter, Interval, Tensor]]:
     for name, parameter, constraint in module.named_parameters_and_constraints():
-        if parameter.requires_grad and constraint is not None and parameter.numel():  # two classes have no gaps
+        if parameter.requires_grad and constraint is not None and parameter.numel():  # e.g. no gaps of two classes
             path, dot, leaf = name.rpartition(".")
             value = constraint.transform(parameter.detach())
             yield path + dot + leaf.removeprefix("raw_"), parameter, constraint, value
@@ -100,7 +100,7 @@ def _is_positive(constraint: Interval) -> bool:
 
 
 def _bounds(constraint: Interval, start: Tensor, after: Tensor) -> Iterator[tuple[float, Tensor]]:
-    """Yield each bound other than zero and infinity, and which entries have come to it."""
+    """Yield each bound other than zero and infinity, and which entries have reached it."""
     low, high = constraint.lower_bound, constraint.upper_bound
     for bound in (low, high):
         if bound.numel() == 1 and bool(bound.isfinite() & (bound != 0)):
@@ -109,7 +109,7 @@ def _bounds(constraint: Interval, start: Tensor, after: Tensor) -> Iterator[tupl
 
 
 def _of_columns(module: Module, constant: Tensor) -> dict[str, Tensor]:
-    """Return, by name, which lengthscales are of constant columns, as far as they broadcast."""
+    """Return, by name, which lengthscales belong to constant columns, in shapes that broadcast."""
     kernels = stationary_kernels(module, len(constant))
     found = {}
     for name, kernel, columns in kernels:

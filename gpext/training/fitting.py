@@ -87,7 +87,7 @@ def fit(
             batch, the average over a fifth of an epoch for a small one.
         tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
             in five epochs (or 100 steps) of minibatches.
-        hyperparameters: for an AugmentedELBO, which bound teaches the kernel's and the likelihood's parameters: the
+        hyperparameters: for an AugmentedELBO, which bound trains the kernel's and the likelihood's parameters: the
             exact ELBO or the augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at
             the q(u) that the augmented bound makes; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
@@ -131,7 +131,7 @@ def fit(
         return found
 
     strategy, bound, x, y_of_sites = ranks.together(checked)
-    # What the data were computed from is not trained: the first backward pass would free its graph.
+    # Tensors from which the data were computed are not trained: the first backward pass would free their graph.
     x, y, y_of_sites = x.detach(), y.detach(), y_of_sites.detach()
     share = _number(x)
     given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
@@ -207,7 +207,7 @@ def _checked(
     *,
     goes_on: bool,
 ) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
-    """Return the strategy to train, if there is one, on which bound, and the data as they will be used.
+    """Return the site strategy to train, if there is one, its bound, and the data as they will be used.
 
     Raises:
         TypeError, ValueError: bad data or options, before anything changes.
@@ -247,7 +247,7 @@ def _checked(
     if bound == "exact" and hyperparameters != "exact":
         raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
     if x.dim() == 1 and (strategy is not None or batch_size is not None):
-        x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP insists on its own training inputs
+        x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP requires its own training inputs
     if strategy is not None:
         check_dtype(x, strategy.inducing_points)
         check_columns(x, strategy.inducing_points)
@@ -263,7 +263,7 @@ def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, *options: str) -
     """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0.
 
     Raises:
-        ValueError: they do not, or an objective counts on another number of data; nothing has changed then.
+        ValueError: they do not agree, or an objective has another number of data; nothing has changed then.
     """
     num_data = share
     if ranks.size > 1:
@@ -277,7 +277,7 @@ def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, *options: str) -
 
 
 def _check_number(mll: MarginalLogLikelihood, share: int, num_data: int) -> None:
-    """Refuse an objective that weighs the data against KL(q(u) || p(u)) as if they were more, or fewer."""
+    """Raise for an objective that weighs the data against KL(q(u) || p(u)) as if there were more, or fewer."""
     for part in mll.modules():
         if isinstance(part, _ApproximateMarginalLogLikelihood) and part.num_data not in (share, num_data):
             here = f", {share} of them here" if share != num_data else ""
@@ -288,7 +288,7 @@ def _check_number(mll: MarginalLogLikelihood, share: int, num_data: int) -> None
 
 
 def _check_one_value(mll: MarginalLogLikelihood) -> None:
-    """Refuse an objective with an entry for each latent of a datum: their sum would count the data that often."""
+    """Raise for an objective with an entry for each latent of a datum: their sum would count each datum repeatedly."""
     latents = mll.likelihood.num_latents if isinstance(mll.likelihood, LatentLikelihood) else None
     if latents in (None, 1) or not isinstance(mll, _ApproximateMarginalLogLikelihood):
         return
@@ -303,17 +303,17 @@ def _check_one_value(mll: MarginalLogLikelihood) -> None:
 
 
 def _number(x: Tensor) -> int:
-    """Return how many inputs (..., N, d) or (N,) there are."""
+    """Return the number of inputs (..., N, d) or (N,)."""
     return x.size(-2) if x.dim() > 1 else len(x)
 
 
 def _flops(mll: MarginalLogLikelihood, x: Tensor, batch_size: int | None) -> float:
-    """Return those of the largest factor of a step: of the data, or of M inducing points with as many rows.
+    """Return the flops of the largest factor of a step: of the data, or of M inducing points with as many rows.
 
     The quadrature of a datum counts like 50 inducing points.
     """
     rows = _number(x) if batch_size is None else min(batch_size, _number(x))
-    shells = IndependentMultitaskVariationalStrategy | LMCVariationalStrategy  # about one that has the points
+    shells = IndependentMultitaskVariationalStrategy | LMCVariationalStrategy  # their base strategy has the points
     strategies = [part for part in mll.modules() if isinstance(part, _VariationalStrategy)]
     ranks = [part.inducing_points.size(-2) for part in strategies if not isinstance(part, shells)]
     rank = max([50, *ranks]) if ranks else rows
@@ -321,7 +321,7 @@ def _flops(mll: MarginalLogLikelihood, x: Tensor, batch_size: int | None) -> flo
 
 
 def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:
-    """Return the site strategy to train, if there is one, on which bound, and whether it models several tasks."""
+    """Return the site strategy to train, if there is one, its bound, and whether it models several tasks."""
     augmented = isinstance(mll, AugmentedELBO)
     exact = type(mll) is VariationalELBO and isinstance(mll.likelihood, LatentLikelihood)
     if not (augmented or exact) or mll.beta != 1:
@@ -332,7 +332,7 @@ def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy 
         strategy = strategy.base_variational_strategy
     if not isinstance(strategy, SiteVariationalStrategy):
         return None, "exact", False
-    multitask = together and mll.likelihood.num_latents is None  # else its tasks are the latents of a datum
+    multitask = together and mll.likelihood.num_latents is None  # otherwise its tasks are the latents of a datum
     return strategy, "augmented" if augmented else "exact", multitask
 
 
@@ -353,5 +353,5 @@ def _check_data(likelihood: Any, x: Tensor, y: Tensor, design: Design | None) ->
     if data and num_data not in (data[-1], data[0]):  # the tasks of a multitask model come last
         raise ValueError(f"inputs and targets must be equally many; got {tuple(x.shape)} and {tuple(y.shape)}.")
     check_finite("inputs", x)
-    if not isinstance(likelihood, LatentLikelihood):  # whose own check knows which may be infinite
+    if not isinstance(likelihood, LatentLikelihood):  # whose own check allows some to be infinite
         check_finite("targets", y)

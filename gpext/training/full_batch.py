@@ -25,13 +25,13 @@ MAX_STEPS = 200
 BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, NanError, FloatingPointError)  # of the numbers, not of the program
 _RESTARTS = 10
 _WORTHWHILE = 0.05
-_AHEAD = 10  # times the first subset: the closed form q(u) of so many data costs as much as five iterations there
+_AHEAD = 10  # times the first subset: the closed-form q(u) of this many data costs as much as five iterations there
 
 _CURE = "rescale the data, or set hyperparameters nearer to them"
 
 
 def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
-    """Return the numbers of data to train on in turn: a thousand (or five an inducing point), times about four, all."""
+    """Return the numbers of data to train on in turn: 1000 (or five per inducing point), times about four, all."""
     smallest = max(5 * num_inducing, 1000)
     if num_data <= 2 * smallest:
         return [num_data]
@@ -52,10 +52,10 @@ def fit_collapsed(
 ) -> FitResult:
     """Maximise the collapsed bound of the first `size` data for each size in turn; q(u) is that of the last.
 
-    All but the last are left early: most of the way is made where a step is cheap. A step is a move of the
-    hyperparameters and one of the sites; the first of each size moves the sites alone. The first step of all is
-    followed by one of that kind for ten times as many data: a model that predicts, before anything is learned. It
-    leaves no trace in what follows. Each rank has its share of a size.
+    All but the last are left early, so that most progress is made where a step is cheap. A step moves the
+    hyperparameters and the sites; the first of each size moves the sites alone. The very first step is followed by one
+    of that kind for ten times as many data, which gives a model that predicts before hyperparameters are learned, and
+    has no effect on later steps. Each rank has its share of a size.
     """
     held = x.size(-2)
     status, objective = FitStatus.MAX_STEPS, float("nan")
@@ -85,7 +85,7 @@ def fit_collapsed(
                 stage.collapsed.commit()
         except BREAKDOWNS as error:
             if run.trace and not learns:
-                continue  # what is to be learned may serve more data
+                continue  # learned hyperparameters may suit more data
             return run.finish(FitStatus.BREAKDOWN, str(error))  # all stays as it was after the last step
         if done:
             break
@@ -95,7 +95,7 @@ def fit_collapsed(
 
 
 def _stages(sizes: list[int], stage_of: Callable[..., _Stage]) -> Iterator[tuple[_Stage, bool]]:
-    """Yield what to train on in turn, and whether hyperparameters are learned there, or q(u) alone."""
+    """Yield the stages in turn, and whether hyperparameters are learned there, or q(u) alone."""
     *smaller, last = sizes
     if smaller:
         first = stage_of(smaller[0])
@@ -116,7 +116,7 @@ class _Stage:
         self._last: float | None = None  # no step yet
 
     def begin(self) -> None:
-        """Find sites, where there are none, and move them at the hyperparameters as they are."""
+        """Find sites, unless there are some, and move them at the current hyperparameters."""
         if self._last is None:
             value = self.collapsed.evaluate(gradient=False)
             if not bool(value.isfinite().all()):
@@ -127,10 +127,10 @@ class _Stage:
         return -self.collapsed.evaluate().sum() / self.size
 
     def step(self, loss: float | None = None) -> bool:
-        """Move the sites, report, and return whether to leave.
+        """Move the sites, report, and return whether to end this stage.
 
-        A larger subset lowers KL / size, which this one has to pay for what it does not know: once a step gains but a
-        small part of that, training moves to the next subset.
+        A larger subset lowers KL / size, the price of this one's few data: once a step gains only a small part of that,
+        training moves to the next subset.
         """
         value = float(self.collapsed.refresh().sum()) / self.size
         self.collapsed.commit()
@@ -146,7 +146,7 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
     """Maximise any gpytorch objective over all its parameters."""
     mll = run.mll
     with torch.no_grad():
-        mll.model(x)  # the first call of all gives a q(u) its values
+        mll.model(x)  # the very first call initialises q(u)
     distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
     moments = [MeanAndRoot(distribution) for distribution in distributions]
     natural = {id(p) for distribution in distributions for p in distribution.parameters()}
@@ -159,11 +159,11 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
         reach.check()
         commit()
         try:
-            with warnings.catch_warnings():  # how an inference has ended counts where the training ends
+            with warnings.catch_warnings():  # only the inference at the end of training matters
                 warnings.simplefilter("ignore", InferenceWarning)
                 loss = -mll(mll.model(x), y).sum()
             loss.backward()
-        except (NotPSDError, NanError) as error:  # what the line search steps back from
+        except (NotPSDError, NanError) as error:  # from which the line search steps back
             raise torch.linalg.LinAlgError(str(error)) from error
         for moment in moments:
             moment.collect()
@@ -195,6 +195,6 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:
-    """Return the trainable parameters of the model and the likelihood but those of q(u), each once."""
+    """Return the trainable parameters of the model and the likelihood except those of q(u), each once."""
     parameters = [*mll.model.hyperparameters(), *mll.likelihood.parameters()]
     return list({id(p): p for p in parameters if p.requires_grad}.values())

@@ -3,9 +3,9 @@ r"""Integration over one hyperparameter on a grid [JVV11 Sec. 6.2, "EP3"].
     p(f_* | D) ~ sum_j w_j q(f_* | D, theta_j, nu_j),     theta_j = argmax_theta q(theta | D, nu_j)
     w_j        = q(theta_j, nu_j | D) / sum_k q(theta_k, nu_k | D)
 
-The hyperparameter nu stays at each of a few values while all others are trained; each value counts by the evidence that
-it reaches. A hyperparameter on which the data carry little information, such as the degrees of freedom of a Student-t,
-is then not reduced to a point estimate.
+The hyperparameter nu is held at each of a few values while all others are trained; each value is weighted by the
+evidence that it reaches. A hyperparameter on which the data carry little information, such as the degrees of freedom of
+a Student-t, is then not reduced to a point estimate.
 """
 
 from __future__ import annotations
@@ -100,16 +100,16 @@ def fit_grid(
     """Train at each of several values of one hyperparameter, and weigh the values by their evidence.
 
     Each value starts from its trained neighbour, the one nearest to the current value from the model as it is. The
-    model itself does not change: what is trained are copies.
+    model itself does not change: copies are trained.
 
     Args:
         mll: an objective that :func:`gpext.fit` takes.
-        x: inputs, as there.
-        y: targets, as there.
+        x: inputs, as for `fit`.
+        y: targets, as for `fit`.
         parameter: the hyperparameter's name from the mll, without the `raw_` of a constrained one: "likelihood.noise",
             "model.covar_module.outputscale". It must be a scalar.
         values: where to hold it, increasing. Default for degrees of freedom: the paper's 15 from 1.5 to 20, equally
-            spaced in log log nu, or those of them that its constraint takes: gpytorch's are all larger than 2.
+            spaced in log log nu, or those of them that its constraint allows: gpytorch's are all larger than 2.
         log_prior: (J,) values -> (J,) log prior masses of the grid points, up to a constant. Without it, all have the
             same (a uniform prior in whatever scale they are equally spaced), unless a prior is registered that depends
             on the parameter: then a point has that prior's density times its share of the range.
@@ -216,7 +216,7 @@ def _points(parameter: str, values: Sequence[float] | Tensor | None, constraint:
 
 
 def _raw_value(parameter: str, raw: Tensor, constraint: Interval | None, value: float) -> Tensor:
-    """Return what the raw parameter has to be, in its shape."""
+    """Return the value of the raw parameter, in its shape."""
     wanted = torch.full_like(raw, value, requires_grad=False)
     if constraint is None:
         return wanted
@@ -231,7 +231,7 @@ def _raw_value(parameter: str, raw: Tensor, constraint: Interval | None, value: 
 
 
 def _has_prior(mll: MarginalLogLikelihood, raw: Parameter) -> bool:
-    """Whether a registered prior depends on the parameter; leaves it differentiable."""
+    """Return whether a registered prior depends on the parameter, which then requires a gradient."""
     raw.requires_grad_(True)
     with torch.enable_grad():
         terms = [prior.log_prob(closure(module)).sum() for _, module, prior, closure, _ in mll.named_priors()]
@@ -246,7 +246,7 @@ def _log_spacing(points: Tensor) -> Tensor:
 
 
 def _num_terms(mll: MarginalLogLikelihood, x: Tensor) -> int:
-    """Return what the objective has been divided by."""
+    """Return the number by which the objective has been divided."""
     if isinstance(mll, ExactMarginalLogLikelihood):
         with torch.no_grad():
             return mll.model.forward(*mll.model.train_inputs).event_shape.numel()

@@ -1,10 +1,11 @@
-r"""Lengthscales to start from, of the size of the data.
+r"""Initial lengthscales, of the size of the data.
 
-gpytorch starts each at log 2, whatever the units and the number d of inputs. In d standardised columns the squared
-distance of two inputs is about 2 d: of 18 columns nothing is near anything then, and training starts on a plateau. With
+gpytorch initialises each at log 2, whatever the units and the number d of inputs. In d standardised columns the squared
+distance of two inputs is about 2 d: in 18 columns no two inputs are near each other, and training starts on a plateau.
+With
 
     l = median |x_i - x_k|                          one lengthscale for all columns
-    l_j = sqrt(d) median |x_ij - x_kj|              one a column
+    l_j = sqrt(d) median |x_ij - x_kj|              one per column
 
 (over pairs that differ) two typical inputs are about one lengthscale apart.
 """
@@ -26,11 +27,11 @@ _MOST_INPUTS = 500
 
 @torch.no_grad()
 def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
-    """Set lengthscales that are as gpytorch makes them to the size of the data, and return them by name.
+    """Set lengthscales that have gpytorch's default to the size of the data, and return them by name.
 
-    A lengthscale that has been set, that its constraint gives an initial value, that is not trained, or that a
-    PeriodicKernel counts in periods stays; so does that of a constant column. Kernels see the columns of their
-    `active_dims`; of a model that maps inputs to features give the features.
+    A lengthscale that has been set, that has an initial value by its constraint, that is not trained, that a
+    PeriodicKernel counts in periods, or that belongs to a constant column stays. Kernels use the columns of their
+    `active_dims`; for a model that maps inputs to features, give the features.
 
     Args:
         module: a model or an objective.
@@ -70,7 +71,7 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def described_values(found: dict[str, Tensor]) -> str:
-    """Return a clause on what :func:`initialise_from_data` has set."""
+    """Return a clause that names the values that :func:`initialise_from_data` has set."""
     if not found:
         return "no lengthscale was at its default, to be started from the data"
     ranges = []

@@ -11,9 +11,9 @@ from torch.nn import Module
 
 
 def stationary_kernels(module: Module, num_columns: int) -> Iterator[tuple[str, Kernel, Tensor]]:
-    """Yield the kernels with a lengthscale, by name, and the indices of the columns that they see.
+    """Yield the kernels with a lengthscale, by name, and the indices of the columns that they use.
 
-    Those whose `active_dims` or number of lengthscales show that they see features, not the inputs, are left out.
+    Those whose `active_dims` or number of lengthscales show that they take features, not the inputs, are left out.
     """
     yield from _visit(module, "", torch.arange(num_columns, device="cpu"), selects=True)
 
@@ -26,6 +26,6 @@ def _visit(module: Module, name: str, columns: Tensor, *, selects: bool) -> Iter
             columns = columns[module.active_dims.cpu()]
         if module.has_lengthscale and module.lengthscale.size(-1) in (1, len(columns)):
             yield name, module, columns
-    below = not isinstance(module, ScaleKernel)  # it takes the active_dims of its kernel for its own
+    below = not isinstance(module, ScaleKernel)  # it has the active_dims of its kernel, too
     for child, part in module.named_children():
         yield from _visit(part, f"{name}.{child}".lstrip("."), columns, selects=below)

@@ -42,7 +42,7 @@ class LatentInference:
                 model.inference = replace(rule, max_steps=MOST_STEPS)
 
     def restore(self) -> None:
-        """Put the rules back, and the sites of the best parameters."""
+        """Restore the rules, and the sites of the best parameters."""
         for model, rule, sites in zip(self.models, self._rules, self._best, strict=True):
             if model.inference is not rule:
                 model.inference = rule
@@ -50,7 +50,7 @@ class LatentInference:
                 model.variational_strategy.start_from(sites)
 
     def ending(self, x: Tensor, y: Tensor, status: FitStatus) -> tuple[FitStatus, float, str]:
-        """Return how training has ended, the objective there, and what its inference warns of.
+        """Return the final status of training, the objective there, and the warnings of its inference.
 
         Args:
             x: training inputs.

@@ -1,7 +1,7 @@
-r"""q(u) by its mean and a root of its covariance, for optimisers that want the derivatives of what they move.
+r"""q(u) by its mean and a root of its covariance, for optimisers that need derivatives in these.
 
-A `NaturalVariationalDistribution` answers backward() with derivatives in its expectation parameters m and m m' + S, for
-gpytorch's NGD. Left by those, g and G,
+On backward() a `NaturalVariationalDistribution` stores derivatives g and G in its expectation parameters m and
+m m' + S, for gpytorch's NGD. From these,
 
     dF/dm = g + 2 G m,     dF/dL = 2 tril(G L),     S = L L'
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class MeanAndRoot:
-    """The mean and the lower triangular root of one q(u), as leaves of their own beside its natural parameters."""
+    """The mean and the lower triangular root of one q(u), as leaves separate from its natural parameters."""
 
     def __init__(self, distribution: NaturalVariationalDistribution) -> None:
         self.distribution = distribution
@@ -30,7 +30,7 @@ class MeanAndRoot:
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Give q(u) the natural parameters S^-1 m and -S^-1 / 2 of these, and drop their `.grad`."""
+        """Give q(u) the natural parameters S^-1 m and -S^-1 / 2 of the leaves, and drop their `.grad`."""
         precision = torch.cholesky_inverse(self.root.double())
         q = self.distribution
         q.natural_vec.copy_((precision @ self.mean.double().unsqueeze(-1)).squeeze(-1))
@@ -39,7 +39,7 @@ class MeanAndRoot:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Turn what a backward pass has left in the natural parameters into the leaves' own `.grad`."""
+        """Convert the gradients that a backward pass left in the natural parameters to the leaves' `.grad`."""
         g, G = self.distribution.natural_vec.grad, self.distribution.natural_mat.grad
         self.mean.grad = g + 2 * (G @ self.mean.unsqueeze(-1)).squeeze(-1)
         self.root.grad = 2 * (G @ self.root).tril()

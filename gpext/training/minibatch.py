@@ -25,8 +25,8 @@ from gpext.variational import FactorCache, Prepared, SiteVariationalStrategy, Up
 Rate = float | Callable[[int], float]
 
 _EPOCHS = 50
-_PATIENCE = 5, 100  # epochs and steps without a gain before training is called converged: epochs' means are noisy
-_WRITE, _STOP, _INTERRUPT = 1, 2, 3  # what a rank may wish after a step
+_PATIENCE = 5, 100  # epochs and steps without a gain before training counts as converged: epochs' means are noisy
+_WRITE, _STOP, _INTERRUPT = 1, 2, 3  # requests of a rank after a step
 _TOGETHER = 2048  # data whose kernel is evaluated at once
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
@@ -55,17 +55,17 @@ class SiteStepper:
     ) -> None:
         self.interval = interval
         self.strategy, self.likelihood, self.num_data = strategy, mll.likelihood, num_data
-        self.share = num_data if share is None else share  # what this rank holds of them
+        self.share = num_data if share is None else share  # those of this rank
         self.ranks = Ranks.alone() if ranks is None else ranks
         self.rate, self.bound, self.gradient = rate, bound, gradient
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
         self._ahead: FactorCache[list[Prepared]] = FactorCache()
-        self._depends: list[Tensor | float] = []  # on what these depend
+        self._depends: list[Tensor | float] = []  # on which these depend
         self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate)] if self._parameters else []
 
     def step(self, x: Tensor, y: Tensor, batches: Minibatches) -> float:
-        """Take a step on the next minibatch of x and y; return the objective per datum as last computed, before one."""
+        """Take a step on the next minibatch of x and y; return the last computed objective per datum, before a step."""
         number = batches.num_drawn
         position = batches.advance()
         rate = self.rate(number) if callable(self.rate) else self.rate
@@ -101,13 +101,13 @@ class SiteStepper:
         )
 
     def _prepared(self, x: Tensor, y: Tensor, batches: Minibatches, position: int) -> Prepared:
-        """Return what does not depend on q(u) of the minibatch drawn last, at `position` of its epoch.
+        """Return the quantities of the last minibatch, at `position` of its epoch, that do not depend on q(u).
 
-        It is computed for a few thousand data at once, those of the steps until the hyperparameters move again, and
-        kept while these stay as they are. Which data these are depends on the number of the step alone, so that a
-        resumed run continues bit for bit.
+        They are computed for a few thousand data at once, those of the steps until the hyperparameters move again, and
+        kept while the hyperparameters stay as they are. The choice of the data depends on the number of the step
+        alone, so that a resumed run continues bit for bit.
         """
-        size, after = batches.batch_size, (batches.num_drawn - 1) % self.interval  # of the hyperparameters' last step
+        size, after = batches.batch_size, (batches.num_drawn - 1) % self.interval  # since hyperparameters moved
         if after == 1 or not self._depends:
             self._depends = [*self.strategy.prior_key(), *self.likelihood.parameters()]
         start = max(position - after + 1, 0)  # of the steps in q(u) alone, in this epoch
@@ -126,16 +126,16 @@ class SiteStepper:
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """Go back to the last parameters that a step could be taken at."""
+        """Restore the last parameters at which a step could be taken."""
         for parameter, good in zip(self._parameters, self._good, strict=True):
             parameter.copy_(good)
 
 
 def hyperparameter_interval(batch_size: int, num_data: int) -> int:
-    """Return how many steps in q(u) go with one in the hyperparameters.
+    """Return the number of steps in q(u) for each step in the hyperparameters.
 
-    One each 10000 data, but at least five an epoch, and at most 20 steps apart. A step in the hyperparameters costs
-    three to five in q(u), and on the benchmark's data sets learns no more a second when it is taken more often.
+    Hyperparameters move once per 10000 data, but at least five times an epoch, and at most 20 steps apart. Their step
+    costs three to five in q(u), and on the benchmark's data sets more frequent ones learn no more per second.
     """
     return max(1, min(20, 10_000 // batch_size, num_data // (5 * batch_size)))
 
@@ -209,14 +209,14 @@ def fit_minibatches(
         return position(batches.state_dict(), stepper.optimizers, stepper.objective)
 
     def has_converged() -> bool:
-        """Whether an epoch has just ended, after others of which the last gained nothing."""
+        """Return whether an epoch has just ended, and the last few epochs gained nothing."""
         if not run.trace or len(run.trace) % per_epoch:
             return False
         epochs = torch.tensor(run.trace, dtype=torch.float64, device="cpu").view(-1, per_epoch).mean(-1)
         return len(epochs) > patience and bool(epochs[-patience:].max() - epochs[:-patience].max() < tolerance)
 
     def wished(value: float) -> int:
-        """Report a step to this rank's callback and return what the rank wishes then."""
+        """Report a step to this rank's callback and return this rank's request."""
         stops = run.step(value)
         if run.interrupted():
             return _INTERRUPT
@@ -242,7 +242,7 @@ def fit_minibatches(
                 if wish == _WRITE and checkpoint is not None:
                     checkpoint.write(here(), run.trace)
     except KeyboardInterrupt:
-        if stepper.ranks.size > 1:  # pressed twice; the others may be in another step
+        if stepper.ranks.size > 1:  # pressed twice; other ranks may be in another step
             raise
         status = FitStatus.INTERRUPTED
     except BREAKDOWNS as error:
@@ -261,7 +261,7 @@ def default_rate(share: float) -> float:
 
 
 class Minibatches:
-    """Endless minibatches of indices, a fresh permutation an epoch, the incomplete last one dropped; resumable."""
+    """Endless minibatches of indices, a new permutation per epoch, without an incomplete last batch; resumable."""
 
     def __init__(self, num_data: int, batch_size: int, generator: torch.Generator) -> None:
         self.num_data, self.batch_size, self.generator = num_data, batch_size, generator
@@ -275,7 +275,7 @@ class Minibatches:
         return self.of_epoch(position, position + 1)
 
     def advance(self) -> int:
-        """Go on to the next minibatch and return its number in its epoch."""
+        """Advance to the next minibatch and return its number in its epoch."""
         position = self.num_drawn % self.per_epoch
         if position == 0 and self.num_drawn > 0:
             self._start_epoch()
@@ -291,7 +291,7 @@ class Minibatches:
         return {"generator": self._epoch_state, "num_drawn": self.num_drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved position."""
+        """Resume from a saved position."""
         self.generator.set_state(state["generator"])
         self._start_epoch()
         self.num_drawn = state["num_drawn"]

@@ -19,7 +19,7 @@ _POSITIVE = Number(least=math.nextafter(0.0, 1.0))
 def position(batches: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer], objective: float) -> dict[str, Any]:
     """Return the state from which training resumes, besides the model: that of its minibatches and optimisers.
 
-    `stepped` counts the parameters for which an optimiser has a state: those that have had a gradient.
+    `stepped` lists the parameters for which an optimiser has a state: those that have had a gradient.
     """
     states = [optimizer.state_dict() for optimizer in optimizers]
     known = [{key: each[key] for key in ("state", "param_groups")} for each in states]
@@ -28,7 +28,7 @@ def position(batches: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer
 
 
 def load_optimizers(optimizers: Sequence[torch.optim.Optimizer], stored: Sequence[dict[str, Any]]) -> None:
-    """Put optimisers where they were; what was stored has been checked."""
+    """Restore the state of optimisers from a stored one that has been checked."""
     for optimizer, each in zip(optimizers, stored, strict=True):
         optimizer.load_state_dict({key: each[key] for key in ("state", "param_groups")})
 
@@ -44,7 +44,7 @@ class PositionSchema(Schema):
         batches = Record({"generator": GeneratorState(torch.device("cpu")), "num_drawn": _COUNT})
         optimizers = Items(tuple(_OptimizerSchema(each) for each in self.optimizers))
         Record({"batches": batches, "optimizers": optimizers, "objective": Anything()}).check(value, name)
-        # There is no objective before a first step that moves hyperparameters.
+        # There is no objective before the first step in the hyperparameters.
         is_nan = isinstance(value["objective"], float) and math.isnan(value["objective"])
         if any(each["stepped"] for each in value["optimizers"]) or not is_nan:
             Number().check(value["objective"], f"{name}['objective']")

@@ -1,7 +1,7 @@
-"""Limits to a line search: positive parameters that fall to nothing in one step are not worth an inference.
+"""A limit to line searches: positive parameters that nearly vanish in one step are not worth an inference.
 
-Behind a softplus a step of 200 takes a noise from 1e-10 to 1e-97, and the inference there costs the most that it may
-and finds nothing. Such a point is refused before it is evaluated, and the line search comes back.
+Behind a softplus a step of 200 takes a noise from 1e-10 to 1e-97, where the inference takes all the steps it may and
+finds nothing. Such a point is rejected before it is evaluated, and the line search steps back.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Run:
         max_steps: int | None,
         progress: bool,
         callback: Callback | None,
-        interrupted: Callable[[], bool],  # whether this rank wishes all to stop, see gpext.parallel.interrupts
+        interrupted: Callable[[], bool],  # whether this rank asks all to stop, see gpext.parallel.interrupts
         start: str = "",  # a clause on where it starts, for the message
     ) -> None:
         self.mll, self.max_steps, self.callback, self.interrupted = mll, max_steps, callback, interrupted
@@ -83,7 +83,7 @@ class Run:
         return max((default if self.max_steps is None else self.max_steps) - len(self.trace), 0)
 
     def step(self, value: float) -> bool:
-        """Record a step and its objective; return whether the callback wants to stop."""
+        """Record a step and its objective; return whether the callback stops the run."""
         self.trace.append(value)
         self._bar.update(numbers={"objective": f"{value:.4f}"})
         return self.callback is not None and bool(self.callback(len(self.trace), value))
@@ -97,7 +97,7 @@ class Run:
         seconds = time.perf_counter() - self._started
         if objective is None:
             objective = self.trace[-1] if self.trace else float("nan")
-        # There the objective has few digits, so that a line search may stall as well as converge.
+        # At the floor the objective has few digits, so that a line search may stall as well as converge.
         if status in (FitStatus.CONVERGED, FitStatus.STALLED) and ends_at_noise_floor(self.mll):
             status = FitStatus.NOISE_FLOOR
         note = "; ".join(filter(None, [self._start, note, diagnose(self.mll, self._at_start, self._constant)]))

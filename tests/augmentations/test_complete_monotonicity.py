@@ -1,4 +1,4 @@
-"""A phi that is no scale mixture is refused: complete monotonicity against mixtures known in closed form."""
+"""A phi that is not a scale mixture is rejected: complete monotonicity against mixtures known in closed form."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Whether a radial likelihood is log-concave, by a grid of its second derivatives."""
+"""Log-concavity of radial likelihoods, against a grid of their second derivatives."""
 
 import pytest
 import torch

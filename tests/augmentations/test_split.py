@@ -1,4 +1,4 @@
-"""The terms of all data, cut along the data, are the terms of the parts."""
+"""Augmentation terms of all data, split along the data, are the terms of the parts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Radial functions that underflow where they have no mass."""
+"""Radial functions that underflow where they have no mass: predictions by phi against those by log phi."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.members import F64
 
 
 def test_predictions_with_a_phi_that_underflows_far_from_the_target():
-    """There it has no mass; only where no place has any does the error say so."""
+    """There it has no mass; an error is raised only if there is no mass anywhere."""
     wide = MultivariateNormal(torch.zeros(2, dtype=F64), 1e6 * torch.eye(2, dtype=F64))
     y = torch.tensor([0.5, -1.0], dtype=F64)
 

@@ -1,4 +1,4 @@
-"""The benchmark of angles: its densities are densities, its peers what they say, and every part runs and resumes."""
+"""The benchmark of angles: densities integrate to one, its peers are as described, and every part runs and resumes."""
 
 import gzip
 import math
@@ -94,7 +94,7 @@ def test_methods_learn_a_turning_shape(method):
         assert found.seconds > 0
         assert (found.direction.abs() <= math.pi).all()
         assert found.log_density is None or found.log_density.isfinite().all()
-        # the angle itself is no linear function of the shape, nor are the products
+        # neither the angle itself nor the products are linear in the shape
         limit = by_chance if starts == (linear,) and method in (on_the_angle, on_the_products) else 0.5
         assert float(absolute_error(found.direction, data.test_y).mean()) < limit
 

@@ -1,4 +1,4 @@
-"""The benchmark of Langevin draws given scales at its smallest; its reference against a posterior known otherwise."""
+"""The smallest benchmark of Langevin draws given scales; its reference against an independently known posterior."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_goes_on_from_its_draws(tmp_path):
 
 
 def test_the_reference_draws_its_priors_where_data_say_nothing():
-    """One datum far from being informative: the noise and nu are where their priors put them."""
+    """With one uninformative datum, the noise and nu have their prior distributions."""
     mixture = augmented_sgld.ScaleMixture(np.zeros((1, 1)), np.zeros(1), np.random.default_rng(0))
     mixture.log_density = lambda logs, scales: augmented_sgld.log_normal_prior(logs[:3], ("s", "l", "noise"))
     logs = np.array([mixture.sweep(adapt=k < 500) for k in range(4500)])[500:]

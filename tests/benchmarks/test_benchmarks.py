@@ -1,4 +1,4 @@
-"""The benchmark harness on tiny problems: what it measures is right, and it survives an interruption."""
+"""The benchmark harness on tiny problems: its measurements are right, and it resumes after an interruption."""
 
 import gzip
 import itertools
@@ -63,7 +63,7 @@ def test_log_density_agrees_with_scipy(likelihood, mean, sd, noise, target):
     as_tensor = lambda value: torch.tensor([value], dtype=torch.float64)  # noqa: E731
     result = log_predictive_density(density, as_tensor(target), as_tensor(mean), as_tensor(sd**2)).item()
 
-    def scaled(f):  # the integrand over its own integral: its integral has to be one
+    def scaled(f):  # the integrand over its integral: it has to integrate to one
         log_normal = -0.5 * ((f - mean) / sd) ** 2 - math.log(sd * math.sqrt(2 * math.pi))
         return math.exp(log_normal + density.log_prob(as_tensor(target), as_tensor(f)).item() - result)
 
@@ -358,7 +358,7 @@ def test_ep_convergence_runs_and_resumes(tmp_path, capsys, monkeypatch):
     try:
         assert ep_convergence.main(arguments) == 0
         rows = [json.loads(line) for line in output.read_text().splitlines()]
-        monkeypatch.setattr(ep_convergence, "inferred", None)  # nothing is left to be done
+        monkeypatch.setattr(ep_convergence, "inferred", None)  # nothing remains to be done
         assert ep_convergence.main(arguments[:-2]) == 0
     finally:
         torch.set_num_threads(threads)
@@ -464,7 +464,7 @@ def test_outliers_found_counts(capsys):
     assert counts["moved"] == counts["among the first"] > 0
 
 
-# ---- the draws of Gibbs sampling -----------------------------------------------------------------------------------
+# ---- draws by Gibbs sampling ---------------------------------------------------------------------------------------
 
 
 def test_mixing_draws_reports_what_it_tests(tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""The demo and the augmentation gap run at a quick size; the gap's baseline finds the optimum."""
+"""The demo and the augmentation gap run at a small size; the gap's baseline finds the optimum."""
 
 import json
 import math

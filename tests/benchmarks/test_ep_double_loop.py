@@ -1,4 +1,4 @@
-"""EP's double loop: an objective that never falls, with the same end as the other schedules."""
+"""EP's double loop: its objective never falls, and it reaches the fixed points of the other schedules."""
 
 import itertools
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def two_that_disagree():
-    """Two outliers at odds in a gap, where undamped EP fails [JVV11 Fig. 1]."""
+    """Two contradictory outliers in a gap, where undamped EP fails [JVV11 Fig. 1]."""
     x = torch.cat([torch.tensor([1.9, 2.1]), torch.linspace(-3, 1, 12), torch.linspace(3, 5, 6)]).double()
     y = torch.cat([torch.tensor([3.0, -3.0]).double(), torch.sin(x[2:])])
     return gaussian(smooth(x.unsqueeze(-1), 0.9, 3.0)), student_t(2.0, 0.1), y
@@ -44,14 +44,14 @@ def test_a_hard_problem_converges_too():
     prior, likelihood, y = two_that_disagree()
     found = DoubleLoopEP(max_steps=20_000, tolerance=1e-5).infer(prior, likelihood, y)
     assert found.status is Status.CONVERGED, found.message
-    # EP may have several fixed points, of which other schedules find others
+    # EP may have several fixed points, and other schedules find others of them
     at = match(Problem.of(prior, likelihood, y, 0.0), tilt(likelihood, y, 1.0), 1.0, found.sites)
     assert float(at.size) < 2e-5
 
 
 @pytest.mark.parametrize("noise", [0.02, 1e-4])
 def test_under_noise_much_narrower_than_the_prior(noise):
-    """Where the cavities at the least of G could be improper, and targets are hundreds of noises apart."""
+    """Here the cavities at the minimum of G could be improper, and targets are hundreds of noise scales apart."""
     x = torch.linspace(0, 5, 14, dtype=torch.float64)
     y = torch.sin(2 * x).index_add(0, torch.tensor([3, 9]), torch.tensor([4.0, -2.5], dtype=torch.float64))
     likelihood, prior = GaussianLikelihood(noise_constraint=Positive()).double(), gaussian(smooth(x[:, None], 0.3, 1.7))

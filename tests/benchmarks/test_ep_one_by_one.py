@@ -1,4 +1,4 @@
-"""EP site by site: the fixed points of the parallel schedule, by another way."""
+"""EP site by site has the fixed points of the parallel schedule."""
 
 import gpytorch
 import pytest
@@ -67,7 +67,7 @@ def test_every_cavity_stays_proper_on_hard_problems():
                 current = match(problem, moments, 1.0, sites)
                 assert bool(current.proper), seed
                 widening += int((sites.precision < 0).any())
-    assert widening > 0  # it does leave what is log-concave
+    assert widening > 0  # some sites have a negative precision
 
 
 @pytest.mark.parametrize("damping", [0.8, 0.2])
@@ -97,7 +97,7 @@ def test_a_batch_is_refused():
 
 
 class LaplaceNoise(gpytorch.likelihoods.Likelihood):
-    """Noise with a scale of each datum, that a slice of the data does not fit."""
+    """Noise with a scale per datum, which does not match a slice of the data."""
 
     def __init__(self, size):
         super().__init__()
@@ -119,14 +119,14 @@ def test_noise_of_each_datum_is_not_visited_one_by_one():
 
 
 class Slopes(gpytorch.likelihoods.Likelihood):
-    """Classes whose latents count by a factor of each datum."""
+    """Classes whose latents are multiplied by a factor per datum."""
 
     def forward(self, f):
         return torch.distributions.Bernoulli(logits=torch.linspace(0.1, 1, 130, dtype=F64) * f)
 
 
 def test_kl_does_not_turn_to_single_data_with_parameters_of_each():
-    """Its default goes on one by one where sixty steps at once are not enough, as with so wide a prior."""
+    """By default it continues one by one where sixty parallel steps are not enough, as under this wide prior."""
     y = (torch.arange(130) % 2).to(F64)
     wide = gpytorch.distributions.MultivariateNormal(0 * y, 1e8 * torch.eye(130, dtype=F64))
     result = KL(max_steps=70).infer(wide, Slopes(), y)

@@ -1,4 +1,4 @@
-"""The Gibbs benchmark at its smallest: every part runs and says what it claims to say."""
+"""The Gibbs benchmark at its smallest size: every part runs, and its claims are checked."""
 
 import gzip
 
@@ -44,7 +44,7 @@ def test_the_scale_mixture_has_the_same_noise_scale(expanded):
     data = y + torch.randn(30, 8, dtype=F64, generator=torch.Generator().manual_seed(0))[0]
     options = {"num_samples": 1500, "num_chains": 20, "warmup": 200, "seed": 0}
     found = noise_by_scale_mixture(dense, data, 4.0, expanded=expanded, **options)
-    # By quadrature over log s of the Student-t posterior of f, itself by importance sampling from the prior.
+    # Quadrature over log s of the Student-t posterior of f, which is computed by importance sampling from the prior.
     f = prior.rsample(torch.Size((20_000,)))
     log_s = torch.linspace(-4, 3, 141, dtype=F64)
     log_p = torch.stack([torch.distributions.StudentT(4.0, f, s.exp()).log_prob(data).sum(-1) for s in log_s])
@@ -61,10 +61,10 @@ def test_independent_draws_are_worth_what_they_are():
     assert row["per_second"] == row["ess"] / 2
 
 
-@pytest.mark.filterwarnings("default")  # those of Pyro and ArviZ at such sizes are not ours
+@pytest.mark.filterwarnings("default")  # Pyro's and ArviZ's own warnings at such sizes
 def test_runs_and_resumes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gibbs_baselines, "_PILOT", 10)
-    for name, modulus in (("boston_housing", 7), ("heart_cleveland", 2)):  # of the real ones' format
+    for name, modulus in (("boston_housing", 7), ("heart_cleveland", 2)):  # in the format of the real ones
         rows = "\n".join(f"{k % 5},{k * k % 11},{k % modulus}" for k in range(20))
         (tmp_path / f"{name}.csv.gz").write_bytes(gzip.compress(f"a,b,y\n{rows}\n".encode()))
     monkeypatch.setenv("GPEXT_DATA", str(tmp_path))

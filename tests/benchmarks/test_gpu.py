@@ -177,7 +177,7 @@ def test_turns_are_bounded_and_who_raises_is_left_out():
         return call, 2
 
     found = in_turns({"a": of("a"), "b": of("b", 3), "c": of("c")}, CPU, most_seconds=0.0)
-    assert set(found.seconds) == {"a", "b", "c"}  # in two turns
+    assert set(found.seconds) == {"a", "b", "c"}  # after two turns
     found = in_turns({"a": of("a"), "b": of("b", 3), "c": of("c")}, CPU, most_seconds=1000.0)
     assert found.errors == {"b": "ValueError: no more"}
     assert (set(found.seconds), found.rounds) == ({"a", "c"}, 50)
@@ -191,7 +191,7 @@ def test_limits_are_positive():
     )
 
 
-# ---- whom it is compared with ---------------------------------------------------------------------------------------
+# ---- its peers ------------------------------------------------------------------------------------------------------
 
 
 def test_gpytorch_draws_f_given_the_same_sites():
@@ -238,7 +238,7 @@ def test_it_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     assert "**no result**: ModuleNotFoundError: No module named 'pykeops'" in table
     monkeypatch.setattr(gpu, "measure", lambda name, *_: measure(name, CPU, SIZES["quick"]) if "EP" in name else None)
     monkeypatch.setitem(JOBS, "EP float64", (make, dtype))
-    assert gpu.main(arguments) == 0  # nothing else is left to be done
+    assert gpu.main(arguments) == 0  # nothing else remains to be done
     rows = [json.loads(line) for line in output.read_text().splitlines()[1:]]
     assert len(rows) == len(JOBS) + 2 + 1
     assert all(row["seconds"][OURS] > 0 for row in rows if "seconds" in row)

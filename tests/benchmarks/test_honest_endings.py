@@ -1,4 +1,4 @@
-"""The benchmark of honest endings at its quick size, and that it sees what is not honest."""
+"""The benchmark of honest endings runs at its quick size, and detects wrong endings."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ def test_the_quick_size_is_honest(capsys):
     rows = ledger.of("problem ") + ledger.of("fit ")
     assert len(rows) == honest_endings.QUICK + honest_endings.QUICK_FITS
     broken = {row["key"]: (row["broken"], row.get("error")) for row in rows if set(row["broken"]) - {"slow"}}
-    assert not broken  # how long a call takes is not for a test to judge
+    assert not broken  # the time of a call is not tested
     printed = capsys.readouterr().out
     assert f"{honest_endings.QUICK} problems" in printed
     assert f"{honest_endings.QUICK_FITS} trainings" in printed
@@ -52,7 +52,7 @@ def test_the_exact_evidence_is_that_of_a_grid():
 
 
 class Faulty:
-    """A rule whose outcome is whatever a test wants."""
+    """A rule whose outcome a test chooses."""
 
     def __init__(self, outcome):
         self.outcome = outcome
@@ -101,7 +101,7 @@ PROBLEM = next(
 
 
 class FaultyTraining:
-    """A training whose outcome is whatever a test wants."""
+    """A training whose outcome a test chooses."""
 
     family, rule_name, kind, x = "poisson", "kl", "dense", torch.zeros(3, 1)
 

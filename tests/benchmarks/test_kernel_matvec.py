@@ -1,4 +1,4 @@
-"""The benchmark of kernel products on a tiny problem; KeOps, which compiles, is left to the benchmark itself."""
+"""The benchmark of kernel products runs on a tiny problem, without KeOps, which would have to compile."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The comparison of robust regression runs at a quick size, resumes, and its tables say what the numbers are."""
+"""The comparison of robust regression runs at a small size, resumes, and its tables agree with the results."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The benchmark of several processes on a tiny problem."""
+"""The benchmark of several processes runs on a tiny problem."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_it_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     assert scale_out.main(arguments) == 0
     first = capsys.readouterr().out
     assert "| product, n = 600 | 2 |" in first
-    assert "| 605 |" in first  # what a product puts in: n numbers, and five to meet
+    assert "| 605 |" in first  # traffic of a product: n numbers, and five to synchronise
     monkeypatch.setattr(scale_out, "measure", None)
     assert scale_out.main(arguments) == 0
     assert capsys.readouterr().out == first

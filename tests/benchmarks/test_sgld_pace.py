@@ -1,4 +1,4 @@
-"""The benchmark of what a gradient costs, at its smallest."""
+"""The benchmark of the cost of a gradient runs at its smallest size."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The benchmark of Langevin draws at its smallest: it runs, is not run twice, and goes on from checkpoints."""
+"""The benchmark of Langevin draws at its smallest size: it runs, is not run twice, and resumes from checkpoints."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The simplex benchmarks at their smallest, and the parts of them that have a known answer."""
+"""The simplex benchmarks run at their smallest size, and parts with a known answer reproduce it."""
 
 import gzip
 

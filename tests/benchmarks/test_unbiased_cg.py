@@ -1,4 +1,4 @@
-"""The benchmark of solves that end at random at its smallest: it runs once, and predicts what draws show."""
+"""The smallest benchmark of solves with a random end: it runs once, and its predictions agree with draws."""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def test_every_part_has_its_table_and_nothing_is_run_twice(tmp_path, capsys, mon
 
 
 def test_the_error_that_is_predicted_is_that_of_gradients():
-    """Of a model in which raw parameters are logarithms."""
+    """In a model whose raw parameters are logarithms."""
     problem = unbiased_cg_problems.Problem.concrete(40, 0.1)
     tapes = defaultdict(lambda: unbiased_cg_parts.Tape(problem.product))
     predicted = unbiased_cg_parts.schedule(problem, "default", 0.3, False, 25, tapes)

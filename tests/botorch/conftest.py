@@ -1,4 +1,4 @@
-"""BoTorch is imported here first, and what it changes for the process put back."""
+"""BoTorch is imported here first, and the settings it changes for the process are restored."""
 
 import contextlib
 

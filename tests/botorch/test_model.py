@@ -1,4 +1,4 @@
-"""BoTorch's acquisition functions take a BotorchGP; what they cannot be given is refused in words."""
+"""BoTorch's acquisition functions accept a BotorchGP; unsupported uses raise errors with advice."""
 
 import math
 
@@ -56,7 +56,7 @@ def made(likelihood=None, n=10):
     return Model(x, y.unsqueeze(-1) if y.is_floating_point() else y, likelihood).eval()
 
 
-@as_written()  # other points may well have noise
+@as_written()  # at other points there may be noise
 @pytest.mark.filterwarnings("ignore")  # of BoTorch's optimisers
 def test_noiseless_points_of_a_smooth_function_are_fitted():
     """Branin at 15 points: the noise fell to 5e-24, and the inference lost its digits."""

@@ -1,4 +1,4 @@
-"""log p(y | f) of likelihoods that users write."""
+"""log p(y | f) of user-defined likelihoods, and errors for those without a slope in f."""
 
 import gpytorch
 import pytest
@@ -13,7 +13,7 @@ PRIOR = rbf_prior(torch.linspace(0, 2, 5, dtype=F64))[0]
 
 
 class Step(gpytorch.likelihoods.Likelihood):
-    """The class is the sign of f, nine times out of ten: right, but without a slope."""
+    """The class is the sign of f, nine times out of ten: a valid likelihood without a slope."""
 
     def forward(self, f):
         return torch.distributions.Bernoulli(0.1 + 0.8 * (f > 0).to(f))
@@ -27,7 +27,7 @@ class Detached(gpytorch.likelihoods.Likelihood):
 @pytest.mark.parametrize("likelihood", [Step(), Detached()], ids=["step", "detached"])
 @pytest.mark.parametrize("rule", [KL(), Laplace(), Taylor()], ids=lambda rule: type(rule).__name__)
 def test_a_density_without_a_slope_in_f_is_refused_by_rules_that_follow_it(rule, likelihood):
-    """They took the slope for zero, and the prior for the posterior."""
+    """With a slope of zero such rules would take the prior for the posterior."""
     with pytest.raises(ValueError, match=f"of {type(likelihood).__name__} on f: compute.*EP"):
         rule.infer(PRIOR, likelihood, LABELS)
 

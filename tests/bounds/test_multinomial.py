@@ -1,4 +1,4 @@
-"""Targets of the multinomial bounds, and the best alpha of the product of sigmoids."""
+"""The multinomial bounds: their targets, and the best alpha of the product of sigmoids against a grid."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The pieces, and their truncated Gaussian moments against 50 digits."""
+"""The pieces of the bound, and their truncated Gaussian moments against 50 digits."""
 
 import itertools
 
@@ -55,7 +55,7 @@ def test_every_piece_is_above_and_attains_the_largest_gap(num_pieces):
         outermost = mpmath.log1p(mpmath.exp(-mpmath.mpf(pieces[-1][1])))
     assert gap * (1 - 1e-10) < outermost <= gap
     if num_pieces % 2:
-        assert pieces[0][2][1] == -0.5  # one parabola through the middle, of linear term x / 2
+        assert pieces[0][2][1] == -0.5  # one parabola through the middle, with linear term x / 2
 
 
 @pytest.mark.parametrize("num_pieces", [3, 5, 10])

@@ -1,4 +1,4 @@
-"""Ordered classes: their distribution function and quantiles by counting, and what repeats them."""
+"""Ordered classes: distribution function and quantiles against sums of the probabilities."""
 
 import pytest
 import torch

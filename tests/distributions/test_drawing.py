@@ -1,4 +1,4 @@
-"""Draws by a generator: the same from the same seed, and torch's global generator stays as it was."""
+"""Draws by a generator are the same from the same seed, and leave torch's global generator unchanged."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""First derivatives of log densities that come from numerical inversion or quadrature, as NUTS and SVI take them."""
+"""First derivatives of log densities by numerical inversion or quadrature, as NUTS and SVI need them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Logarithms of distribution functions: against 50 digits in both tails, with derivatives by differences."""
+"""Logarithms of distribution functions against 50 digits in both tails, and derivatives against differences."""
 
 import math
 
@@ -146,7 +146,7 @@ def log_normal_tail(y, upper):
     return mpmath.ncdf(-z if upper else z)
 
 
-POSITIVE = {  # of a logarithm of the scale and a shape
+POSITIVE = {  # functions of a logarithm of the scale and a shape
     "weibull": (lambda f, k: torch.distributions.Weibull(f.exp(), k), weibull_tail),
     "log-logistic": (LogLogistic, log_logistic_tail),
     "pareto": (GeneralizedPareto, pareto_tail),
@@ -172,7 +172,7 @@ def test_tails_of_positive_numbers(name):
 
 @pytest.mark.parametrize("make", [LogLogistic, GeneralizedPareto])
 def test_distributions_that_torch_has_not(make):
-    """Density, cdf, quantile, moments and draws of one law: by differences, quadrature and the binomial law."""
+    """Density, cdf, quantiles, moments and draws agree, by differences, quadrature and the binomial law."""
     law = make(tensor(0.4), tensor(3.7 if make is LogLogistic else 0.2))
     y = torch.logspace(-3, 1, 9, dtype=F64)
     step = 1e-6 * y
@@ -202,7 +202,7 @@ def test_derivatives_of_counts():
 
 
 def test_intervals():
-    """Sums over the counts; differences with 60 digits, of intervals from 1e-12 wide to half the line."""
+    """Against sums over counts, or differences with 60 digits, for intervals from 1e-12 wide to half the line."""
     law = torch.distributions.Normal(tensor(0.0).squeeze(), tensor(1.0).squeeze())
     low = tensor(-1.0, 0.5, 40.0, -41.0, 2.0, -torch.inf, 3.0, -30.0)
     high = tensor(1.5, 0.5 + 1e-12, 40.5, -40.9, 2.0 + 1e-7, -3.0, torch.inf, 30.0)

@@ -123,7 +123,7 @@ def test_torch_distributions_get_the_cdf_they_lack():
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_draws_of_giant_rates_are_as_wide_as_poisson_draws(dtype):
-    """torch's own are 64-bit integers, which a rate above 2^63 makes negative."""
+    """torch's own draws are 64-bit integers, which become negative at rates above 2^63."""
     torch.manual_seed(0)
     rate = torch.tensor([3.0, 1e12, 1e16, 1e26, math.inf], dtype=dtype)
     draws = Poisson(rate).sample((2000,))

@@ -1,4 +1,4 @@
-"""What every rule refuses at its door, for every likelihood."""
+"""Bad input is rejected by every rule, for every likelihood."""
 
 import gpytorch
 import pytest

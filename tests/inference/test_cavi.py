@@ -1,4 +1,4 @@
-"""CAVI: fixed points, evidence and hard data, against the equations of its updates."""
+"""CAVI: fixed points and evidence against the equations of its updates, also for hard data."""
 
 import gpytorch
 import pytest
@@ -243,7 +243,7 @@ def test_an_indefinite_prior_gives_a_status_and_a_finite_posterior():
 
 
 def test_a_gaussian_phi_is_gaussian_regression_in_one_step():
-    """phi(r) = e^(-r/2) is mixed by a point mass: the bound is exact, and so is the evidence."""
+    """phi(r) = e^(-r/2) is a mixture by a point mass: the bound is exact, and so is the evidence."""
     prior, y = prior_at(mean=0.3), MEMBERS["student_t"].targets(12)
     result = CAVI().infer(prior, SuperGaussianLikelihood(log_phi=lambda r: -0.5 * r), y)
     exact = torch.distributions.MultivariateNormal(prior.mean, prior.covariance_matrix + torch.eye(12, dtype=F64))

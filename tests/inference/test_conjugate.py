@@ -1,4 +1,4 @@
-"""A likelihood that is Gaussian in f is one step for KL, whatever its class and its numbers."""
+"""A likelihood that is Gaussian in f takes KL one step, whatever its class and its parameters."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_the_derivatives_say_so(likelihood):
 @pytest.mark.parametrize("mean", [0.0, 300.0])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_no_other_likelihood_is_taken_for_one(name, mean, scale):
-    """In the tails, and where the prior sees a part so small that most are parabolas to rounding: then they serve."""
+    """Also in the tails, and where the prior covers so small a part that most are parabolas to rounding and qualify."""
     likelihood, make, targets = CASES[name].problem(6, outputscale=scale, mean=mean)
     found = exact_result(Problem.of(make(), likelihood, targets, 0.0), "rule")
     if found is not None:
@@ -83,7 +83,7 @@ def test_fixed_noise_of_each_datum():
 
 @pytest.mark.parametrize("rule", [KL(), EP(), Laplace(), Taylor()])
 def test_an_evidence_beyond_float32_is_not_called_converged(rule):
-    """That of y = 1e25 is e^(-1e50), which float64 has and float32 does not."""
+    """That of y = 1e25 is e^(-1e50): its logarithm is finite in float64, but not in float32."""
     prior = MultivariateNormal(torch.zeros(2), to_linear_operator(torch.eye(2)))
     result = rule.infer(prior, gpytorch.likelihoods.GaussianLikelihood(), torch.tensor([1e25, 0.0]))
     assert result.log_evidence == -math.inf

@@ -1,4 +1,4 @@
-"""Expectation propagation: exact where it must be, equal to a plain sequential one, and unharmed by what is hard."""
+"""Expectation propagation: exact where it must be, equal to a plain sequential version, and stable on hard data."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_is_exact_for_a_gaussian_likelihood(power, damping):
 
 
 def sequential(p, likelihood, y, power, sweeps=200):
-    """EP site by site, the posterior made anew after each, moments on a dense grid: log Z, means, variances."""
+    """EP site by site, with a new posterior after each and moments on a dense grid: log Z, means, variances."""
     K, mu = p.covariance_matrix.detach(), p.mean.detach()
     n = len(y)
     precision, linear = torch.linalg.inv(K), torch.linalg.solve(K, mu)
@@ -171,7 +171,7 @@ def test_hard_problems_end_matched_at_the_power_they_name():
             again = match(problem, tilt(likelihood, y, power), power, result.sites)
             assert float(again.size) < 2e-6, (seed, result.message)
     converged = statuses.count(Status.CONVERGED)
-    assert converged >= 33  # of the others most have no fixed point with proper cavities at power 1
+    assert converged >= 33  # most others have no fixed point with proper cavities at power 1
     assert converged + statuses.count(Status.REDUCED_POWER) == 40
 
 

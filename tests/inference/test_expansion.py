@@ -1,4 +1,4 @@
-"""Which likelihoods have the curvature that Laplace and Taylor need."""
+"""Likelihoods without the curvature that Laplace and Taylor need are recognised, and no others."""
 
 import gpytorch
 import pytest
@@ -42,7 +42,7 @@ def test_kinks_have_none(kind, label):
 
 
 def test_noise_of_each_datum_is_of_each_datum():
-    """All rules agree on the evidence of Gaussian noise, whose variances are fixed; kinks are found there, too."""
+    """All rules agree on the evidence of Gaussian noise with fixed variances; kinks are found there, too."""
     x = torch.linspace(0, 3, 6, dtype=F64)
     K = torch.exp(-0.5 * (x - x.unsqueeze(-1)).square()) + 1e-6 * torch.eye(6, dtype=F64)
     prior, noise, y = MultivariateNormal(torch.zeros_like(x), K), 0.1 + 0.2 * x, x.sin()

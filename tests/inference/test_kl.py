@@ -1,4 +1,4 @@
-"""KL beyond the laws: options, starts, bad input."""
+"""KL beyond the general laws: options, initial values, extreme data and bad input."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_a_prior_of_enormous_variance(name):
 
 @pytest.mark.parametrize("variance", [1e4, 1e6, 5e7, 1e9])
 def test_a_count_of_zero_under_a_prior_of_enormous_variance(variance):
-    """With a = exp(m + v / 2): v = 1 / (r + a), m = mu - a / r. Natural-gradient steps have to be r / a long."""
+    """With a = exp(m + v / 2): v = 1 / (r + a), m = mu - a / r. Natural-gradient steps must have the length r / a."""
     mean, r = 0.1, 1 / variance
     a = math.exp(brentq(lambda log: mean - math.exp(log) / r + 0.5 / (r + math.exp(log)) - log, -20, 0))
     prior = MultivariateNormal(torch.tensor([mean], dtype=F64), torch.tensor([[1 / r]], dtype=F64))
@@ -71,7 +71,7 @@ def test_a_count_of_zero_under_a_prior_of_enormous_variance(variance):
 
 @pytest.mark.parametrize("scale", [1e2, 1e4, 1e6])
 def test_sharp_data_under_a_singular_prior_leave_the_bound_its_digits(scale):
-    """All latent values are one: log p(y) is an integral over it. Counts outweigh the prior 1e6 to 1e10 times.
+    """All latent values are equal: log p(y) is a single integral. Counts outweigh the prior 1e6 to 1e10 times.
 
     The bound never exceeds it, and a converged one is next to it. At 1e10, and under some arithmetic at 1e8, rounding
     leaves half a standard deviation of the mean, which the status reports: that costs some tenths of a nat.
@@ -104,7 +104,7 @@ def test_counts_of_a_thousand_next_to_zero():
 
 @pytest.mark.parametrize("count", [1e6, 1e12])
 def test_counts_a_million_million_times_what_the_prior_expects(count):
-    """Of independent data: the best of each alone, found by search; where it starts, exp(f) is far too small."""
+    """Independent data, each against its optimum by search; at the initial value exp(f) is far too small."""
     y = torch.tensor([0.0, count, 3.0], dtype=F64)
     mean, scale = -3.0, 5.0
     prior = MultivariateNormal(torch.full_like(y, mean), scale**2 * torch.eye(3, dtype=F64))
@@ -186,7 +186,7 @@ def test_latents_that_share_a_datum_move_together():
     likelihood, prior, y = CASES["trials"].problem(40, outputscale=30.0)
     result = KL(LogSumExp()).infer(prior(), likelihood, y)
     assert result.status is Status.CONVERGED
-    assert result.num_steps < 40  # 170 if each latent moves as if the others stood still
+    assert result.num_steps < 40  # 170 if each latent moves as if the others were fixed
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_what_rounding_leaves_nothing_of_is_no_evidence(likelihood, rule, noise)
 
 
 def several_modes(seed):
-    """Student-t data of which one in five is far out, under a prior that reaches them."""
+    """Student-t data of which one in five is far out, under a prior that covers them."""
     generator = torch.Generator().manual_seed(seed)
     x = 3 * torch.rand(40, generator=generator, dtype=F64)
     K = 10 ** float(4 * torch.rand((), generator=generator) - 1) * torch.exp(-0.5 * (x - x.unsqueeze(-1)).square())
@@ -238,4 +238,4 @@ def test_each_posterior_of_a_batch_has_its_higher_optimum():
     alone = torch.stack([KL().infer(*problem).log_evidence.detach() for problem in problems])
     cavi = CAVI().infer(prior, problems[0][1], targets).log_evidence.detach()
     assert bool((together > cavi).all())
-    assert float((together - alone).abs().median()) < 1e-4  # steps of a batch have one acceleration, and may part ways
+    assert float((together - alone).abs().median()) < 1e-4  # a batch shares one acceleration: steps may differ

@@ -1,4 +1,4 @@
-"""A latent value whose prior variance is zero, as a linear kernel has it at the origin."""
+"""Latent values with a prior variance of zero, as under a linear kernel at the origin, keep their known value."""
 
 import pytest
 import torch

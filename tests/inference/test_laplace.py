@@ -1,4 +1,4 @@
-"""Newton's way to the mode: over noise much narrower than the prior, and cut short."""
+"""Laplace: Newton's method reaches the mode under noise much narrower than the prior, and also ends early."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_with_several_latents_too():
 
 @pytest.mark.parametrize("scale", [1e6, 1e8, 1e12])
 def test_enormous_counts_converge_to_what_the_best_gaussian_is(scale):
-    """So many make the likelihood a Gaussian, of which both are exact but for 1 / y; psi is a sum of terms of 1e13."""
+    """So many counts make the likelihood Gaussian, where both are exact up to 1 / y; psi sums terms of size 1e13."""
     generator = torch.Generator().manual_seed(0)
     x = torch.linspace(0, 1, 40, dtype=F64)
     K = 0.7 * torch.exp(-0.5 * ((x.unsqueeze(-1) - x) / 0.7) ** 2) + 1e-6 * torch.eye(40, dtype=F64)

@@ -1,4 +1,4 @@
-"""Posteriors far from the prior mean, where log p(y | f) overflows, or bends by e^40 more than at the mode."""
+"""Posteriors far from the prior mean, where log p(y | f) overflows or has e^40 times the mode's curvature."""
 
 import math
 
@@ -20,7 +20,7 @@ MEANS = [40.0, 100.0, 800.0, 1e4]
 
 
 def exact_laplace(mean, variance, counts):
-    """Laplace's evidence of one number f, which all counts share, by one-dimensional algebra."""
+    """Laplace's evidence of a single f that all counts share, by one-dimensional algebra."""
     n, total = len(counts), float(counts.sum())
     f = brentq(lambda f: total - n * math.exp(f) - (f - mean) / variance, -50.0, 50.0, xtol=1e-14, rtol=1e-14)
     log_p = total * f - n * math.exp(f) - float(torch.lgamma(counts + 1).sum())
@@ -42,7 +42,7 @@ def test_counts_at_a_distant_prior_mean(mean, variance):
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("rule", [KL(), EP()])
 def test_other_rules_find_the_same_posterior(mean, rule):
-    """Whose skewness leaves an evidence that differs by tenths, of thousands."""
+    """Skewness makes the evidences differ by tenths, of thousands."""
     result = rule.infer(prior(mean, torch.ones(5, 5, dtype=F64)), PoissonLikelihood(), COUNTS)
     assert result.status is Status.CONVERGED
     assert float(result.log_evidence.detach()) == pytest.approx(exact_laplace(mean, 1.0, COUNTS), rel=1e-4)
@@ -50,7 +50,7 @@ def test_other_rules_find_the_same_posterior(mean, rule):
 
 @pytest.mark.parametrize("mean", MEANS)
 def test_several_latents(mean):
-    """Two independent counts a datum have twice the evidence of one."""
+    """Two independent counts per datum have twice the log evidence of one."""
     covariance = torch.ones(2, 5, 5, dtype=F64)
     result = Laplace().infer(prior(mean, covariance), MultivariatePoissonLikelihood(2), COUNTS.repeat(2, 1).mT)
     assert result.status is Status.CONVERGED

@@ -1,4 +1,4 @@
-"""Evidences under noise so narrow that the sites' own factors are huge: no digit of their difference is lost."""
+"""Evidences under noise so narrow that the sites' factors are huge, against 40 digits: no digit is lost."""
 
 import mpmath
 import pytest
@@ -51,7 +51,7 @@ def test_gaussian_noise_of_any_width_has_its_exact_evidence(rule, prior, noise):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [EP(), KL(), CAVI(), Laplace()], ids=repr)
 def test_evidences_of_a_student_t_end_where_its_width_no_longer_matters(rule):
-    """A site narrower than the prior is a number of data's own, whatever its width."""
+    """A site far narrower than the prior contributes the same factor, whatever its width."""
     values = []
     for noise in (1e-8, 1e-12, 1e-15):
         likelihood = StudentTLikelihood(noise_constraint=Positive()).double()

@@ -1,4 +1,4 @@
-"""What the report says of a datum is what its site and its leave-one-out prediction are."""
+"""The outlier report of a datum agrees with its site and its leave-one-out prediction."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from tests.members import F64, student_t
 
 
 def problem(kind=StudentTLikelihood):
-    """A smooth curve with one datum far off, one a little, and a Student-t for them."""
+    """A smooth curve with one datum far off and one slightly off, and a Student-t likelihood."""
     _, prior, y = CASES["student_t"].problem(20, lengthscale=2.0)
     y = torch.sin(prior.x[:, 0]) + 0.05 * y
     y[4] += 12
@@ -170,7 +170,7 @@ def test_a_batch_is_each_alone():
         torch.testing.assert_close(together.relative_precision[i], alone.relative_precision, rtol=1e-4, atol=1e-4)
         assert together.kind[i].tolist() == alone.kind.tolist()
     first = str(together).splitlines()[1]
-    assert first.split()[:2] == ["1,", "4"]  # of both posteriors the least
+    assert first.split()[:2] == ["1,", "4"]  # the least of both posteriors
     assert str(together).splitlines()[-1].startswith("40 data: ")
 
 
@@ -180,7 +180,7 @@ def test_a_datum_without_a_cavity_comes_last_and_sites_of_zero_are_near_zero():
     report = outlier_report(result)
     unknown = dataclasses.replace(result)
     for name, values in (("log_loo", report.log_loo), ("loo_tail", report.tail_probability)):
-        # as where one datum alone holds the posterior together
+        # as if one datum alone kept the posterior proper
         unknown.__dict__[name] = torch.where(torch.arange(20) == 4, torch.nan, values)
     assert outlier_report(unknown).index.tolist() == [*report.index[1:].tolist(), 4]
     zero, nan = torch.zeros(1), torch.full((1,), torch.nan)
@@ -226,7 +226,7 @@ def test_what_rounding_has_left_of_tail_probabilities_does_not_sort():
 
 @pytest.mark.parametrize("name", ["multinomial", "stick_breaking"])
 def test_classes_are_compared_with_what_their_prediction_expects(name):
-    """The expectation is a sum over the classes; a rare class of two counts for more than one of many."""
+    """The expectation is a sum over the classes; a rare class of two weighs more than one of many."""
     likelihood, prior, y = CASES[name].problem(12)
     result = KL().infer(prior(), likelihood, y)
     mean, variance = result.conditioned.leave_one_out
@@ -266,7 +266,7 @@ def test_without_a_conditional_the_log_density_sorts():
     assert "nan" in str(report)
 
 
-# The integral may have one, over latents so wide, and says so.
+# Over such wide latents the integral may have a relative error, and warns.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:an integral over the latents of a datum has a relative error")
 @pytest.mark.parametrize("name", ["beta", "dirichlet", "several_counts"])

@@ -1,4 +1,4 @@
-"""Climbs that lead nowhere end before `max_steps`."""
+"""Iterations that no longer improve the bound end before `max_steps`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A covariance in float32, which rounding has made indefinite by far more than sites of a sharp likelihood forgive."""
+"""A covariance in float32 that rounding has made too indefinite for the sites of a sharp likelihood."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Laplace and Taylor for several latents a datum, against a dense implementation that inverts everything."""
+"""Laplace and Taylor for several latents per datum, against a dense implementation by explicit inverses."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def blocks(probs, counts):
 
 
 def dense_laplace(mean, covariance, y):
-    """Multi-class Laplace [R&W Alg. 3.3], by inverting everything."""
+    """Multi-class Laplace [R&W Alg. 3.3], by explicit inverses."""
     classes, size = mean.shape
     K, mu = torch.block_diag(*covariance), mean.flatten()
     labels = one_hot(y, classes).to(F64).mT.flatten()
@@ -117,7 +117,7 @@ def test_taylor_at_zero_is_one_against_all_label_regression():
     V = torch.linalg.inv(torch.linalg.inv(K) + W)
     expected = V @ (labels - 1 / 3).flatten()
     torch.testing.assert_close(result.conditioned.mean.flatten(), expected, rtol=1e-9, atol=1e-9)
-    same = covariance[:1].expand(3, 12, 12)  # one kernel for all: the labels' regressions do not know of each other
+    same = covariance[:1].expand(3, 12, 12)  # one kernel for all: the labels' regressions are independent
     coupled = Taylor().infer(prior(mean, same), MultinomialLogitLikelihood(3), y).conditioned.mean
     alone = same[0] @ torch.linalg.solve(same[0] + 3 * torch.eye(12, dtype=F64), 3 * (labels - 1 / 3).mT)
     torch.testing.assert_close(coupled, alone.mT, rtol=1e-9, atol=1e-9)
@@ -203,7 +203,7 @@ def test_where_rounding_leaves_no_determinant_there_is_no_evidence():
     result = Laplace().infer(
         prior(torch.zeros(3, 200, dtype=F64), K.expand(3, -1, -1)), MultinomialLogitLikelihood(3), targets
     )
-    assert not bool(result.trace.isnan().any())  # what rounding leaves differs between machines
+    assert not bool(result.trace.isnan().any())  # the rounding differs between machines
     assert bool(result.log_evidence.isfinite()) or result.status is not Status.CONVERGED
 
 

@@ -1,4 +1,4 @@
-"""Lazy kernels below the size from which gpytorch's own are stored no more."""
+"""Lazy kernels against gpytorch's own, below and above the size up to which those are stored."""
 
 import gpytorch
 import pytest
@@ -55,7 +55,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_kernels_are_exact(name):
-    """Also beyond the size up to which gpytorch's are; other inputs may share a column with the first ones."""
+    """Also beyond the size up to which gpytorch's are exact; other inputs may share a column with the first ones."""
     torch.manual_seed(0)
     ours, theirs = (PRODUCTS[name](k, s).double() for k, s in ((keops, keops), (gpytorch.kernels,) * 2))
     for p in theirs.parameters():

@@ -47,7 +47,7 @@ def data(dtype):
 
 
 def models(kind="one", dtype=F64):
-    """The lazy model, and the same stored."""
+    """The lazy model, and the same with a stored matrix."""
     x, y, _ = data(dtype)
     return [
         Model(x, y, noise(kind, dtype), kernel(family)).eval() for family in (gpext.kernels.keops, gpytorch.kernels)
@@ -112,7 +112,7 @@ def test_one_preconditioner_serves_until_training_goes_on(monkeypatch):
         moments(lazy, new)
         moments(lazy, new + 1)
         assert len(made) == 3  # the mean's weights, and two covariances
-        assert len(set(made)) == 2  # None at first, and then the same
+        assert len(set(made)) == 2  # None at first, then always the same
         for model in (lazy, stored):
             model.likelihood.noise = 0.05
             model.train()

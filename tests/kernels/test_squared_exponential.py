@@ -1,4 +1,4 @@
-"""The squared exponential kernel with closed derivatives, against gpytorch's."""
+"""The squared exponential kernel with derivatives in closed form, against gpytorch's."""
 
 import math
 

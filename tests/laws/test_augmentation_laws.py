@@ -160,13 +160,13 @@ def test_augmented_bound_is_below_the_exact_expectation(member):
     exact = member.likelihood.expected_log_prob(y, marginals)
     bound = member.likelihood.augmented_bound(y, marginals)
     assert bool((bound <= exact + 1e-12 * exact.abs()).all())
-    assert float((exact - bound).max()) > 1e-3  # and it is a bound, not the expectation itself
+    assert float((exact - bound).max()) > 1e-3  # a bound, not the expectation itself
 
 
 def test_gap_of_the_bound_vanishes_with_the_variance(member):
     mean, _ = random_marginals(20)
     y = member.targets(20)
-    mean = torch.where((mean - y).abs() < 0.3, y + 0.3, mean)  # off the kinks; that of the SVM is at +-1
+    mean = torch.where((mean - y).abs() < 0.3, y + 0.3, mean)  # away from the kinks; that of the SVM is at +-1
     mean = torch.where((mean.abs() - 1).abs() < 0.2, mean + 0.4, mean)
     augmentation = member.likelihood.augmentation(y)
     gaps = []
@@ -179,7 +179,7 @@ def test_gap_of_the_bound_vanishes_with_the_variance(member):
 
 
 def test_augmented_bound_is_attained_by_the_site_at_the_optimal_w(member):
-    """The site plus a constant touches the bound at (m, v) and lies below it elsewhere: it minorises."""
+    """The site plus a constant touches the bound at (m, v) and lies below it elsewhere: it is a minoriser."""
     mean, variance = random_marginals(30)
     augmentation = member.likelihood.augmentation(member.targets(30))
     tilt = augmentation.tilt(mean, variance)

@@ -1,4 +1,4 @@
-"""Laws of every bound: below the expectation, right derivatives, no loss in float32, any batch shape."""
+"""Laws of every bound: below the exact expectation, right derivatives, no loss in float32, any batch shape."""
 
 import itertools
 
@@ -197,7 +197,7 @@ def test_derivatives_at_the_origin(bound):
 
 def test_float32_agrees_with_float64(binary):
     mean, variance = MEANS.float(), VARIANCES.float()
-    keep = variance > 1e-3  # below, the knots are resolved no better than float32 resolves them
+    keep = variance > 1e-3  # below that, float32 limits the resolution of the knots
     single = binary.expected_softplus(mean, variance)
     double = binary.expected_softplus(mean.double(), variance.double())
     assert single.dtype == torch.float32
@@ -229,7 +229,7 @@ def test_batches_are_the_same_as_one_by_one(binary, multinomial):
     torch.testing.assert_close(batch[1], multinomial(labels, mean[1], variance[1]), rtol=1e-10, atol=1e-10)
 
 
-# ---- what is and what is not concave -------------------------------------------------------------------------------
+# ---- concavity -----------------------------------------------------------------------------------------------------
 
 
 def hessian(function, x):
@@ -265,7 +265,7 @@ def test_exact_expectation_is_jointly_convex_in_mean_and_standard_deviation_but_
     assert float(torch.linalg.eigvalsh(in_variance)[0]) == pytest.approx(-0.021, abs=1e-3)
 
 
-# ---- one bound, two roads ------------------------------------------------------------------------------------------
+# ---- one bound, two routes -----------------------------------------------------------------------------------------
 
 
 def test_jaakkola_is_the_augmented_bound():

@@ -1,4 +1,4 @@
-"""Where torch's default device is the accelerator, what belongs on the CPU is made there: chains, shuffles, draws."""
+"""If torch's default device is the accelerator, chains, shuffles and draws are still made on the CPU."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ EXACT = gpytorch.mlls.ExactMarginalLogLikelihood
 
 @contextlib.contextmanager
 def by_default():
-    """Have the accelerator compute, and torch make its tensors there unless it is told otherwise."""
+    """Let the accelerator compute, and be torch's default device."""
     with accelerated(), torch.device(accelerator.DEVICE):
         yield
 

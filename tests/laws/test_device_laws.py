@@ -1,4 +1,4 @@
-"""On another device everything is there, with the numbers of the CPU: a GPU, or without one a simulated device."""
+"""On another device all results are there and equal those of the CPU: on a GPU, or without one a simulated device."""
 
 import gpytorch
 import pytest
@@ -29,7 +29,7 @@ from tests.members import F64, MEMBERS
 pytestmark = pytest.mark.filterwarnings(
     "ignore::gpext.inference.DenseBlocksWarning", "ignore::gpext.inference.InferenceWarning"
 )
-TOLERANCE = {"rtol": 1e-6, "atol": 1e-8}  # for a GPU's rounding; the simulated device has none of its own
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-8}  # for a GPU's rounding; the simulated device adds none
 NEW = torch.linspace(0.1, 0.9, 3, dtype=F64).unsqueeze(-1)
 
 
@@ -43,14 +43,14 @@ def targets(name, n=12):
 
 
 def assert_there(found, expected=None):
-    """Every tensor is there, and has these numbers."""
+    """Every tensor is on the device, and has these values."""
     assert found.device == accelerator.DEVICE
     if expected is not None:
         torch.testing.assert_close(found.cpu(), expected, equal_nan=True, **TOLERANCE)
 
 
 def priors(module):
-    """Give the parameters of a kernel or a likelihood what samplers ask for."""
+    """Register the priors that samplers require of a kernel's or a likelihood's parameters."""
     for name in ("lengthscale", "outputscale", "noise"):
         for owner in module.modules():
             if f"raw_{name}" in owner._parameters:

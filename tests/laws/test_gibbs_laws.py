@@ -45,7 +45,7 @@ def test_agrees_with_two_dimensional_quadrature(name):
 
 
 def simulate(member, f, generator):
-    """Draw y from the likelihood; a pseudo-likelihood, normalised over the two classes, says the same of its joint."""
+    """Draw y given f; normalised over the two classes, a pseudo-likelihood has the same y | f as its joint."""
     if member.support == "binary":
         logs = [member.likelihood.augmentation(torch.full_like(f, c)).log_prob(f) for c in (0.0, 1.0)]
         return (torch.rand(f.shape, dtype=F64, generator=generator) < torch.sigmoid(logs[1] - logs[0])).to(F64)
@@ -54,7 +54,7 @@ def simulate(member, f, generator):
 
 @members
 def test_the_joint_distribution_stays_as_it_is(name):
-    """Geweke's test, begun in the joint distribution: f ~ p(f), then y | f and f | y in turn leave f as it was."""
+    """Geweke's test, started in the joint distribution: f ~ p(f), then y | f and f | y in turn keep the law of f."""
     member = MEMBERS[name]
     generator = torch.Generator().manual_seed(2)
     torch.manual_seed(3)  # torch's distributions take no generator

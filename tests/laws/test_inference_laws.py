@@ -1,4 +1,4 @@
-"""Laws of the rules that turn a prior, a likelihood and targets into a posterior, over every pair that fits."""
+"""Laws of the rules of inference, for every pair of a rule and a likelihood that it supports."""
 
 import pytest
 import scipy.optimize

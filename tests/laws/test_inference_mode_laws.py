@@ -1,4 +1,4 @@
-"""torch's inference mode: every likelihood predicts in it as outside it."""
+"""Predictions of every likelihood in torch's inference mode are those outside it."""
 
 import pytest
 import torch

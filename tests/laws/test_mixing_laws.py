@@ -1,4 +1,4 @@
-"""What every distribution of a positive scale keeps to, and what every mixing density owes to its phi."""
+"""Laws of every distribution of a positive scale, and of every mixing density, against its phi."""
 
 import copy
 import math
@@ -52,7 +52,7 @@ def log_phi_sech_power(r):
 
 @dataclass(frozen=True)
 class Family:
-    """A closed radial function, and the same phi as a user would write it."""
+    """A radial function in closed form, and the same phi as a user would write it."""
 
     radial: object
     phi: dict = field(default_factory=dict)
@@ -66,7 +66,7 @@ FAMILIES = {
     "sech_power": Family(SechRadial(tensor(7.3).squeeze()), {"log_phi": log_phi_sech_power}),
 }
 TILTS = (0.0, 0.1, 1.0, 10.0, 100.0)
-# Other distributions for the contract: no two of one parameter alike.
+# Other distributions for the contract: all values of a parameter differ.
 ABOVE, BELOW = tensor(0.3, 2.0, 40.0), tensor(1.5, 0.2, 3.0)
 MEMBERS = {
     "gamma": lambda dtype: Gamma(ABOVE.to(dtype), BELOW.to(dtype)),
@@ -102,7 +102,7 @@ def cdf(law, values):
     return law.cdf(values)
 
 
-# ---- what a mixing density owes to phi -----------------------------------------------------------------------------
+# ---- mixing densities against phi ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tilt", [0.0, 1e-3, 1.0, 30.0])
@@ -174,7 +174,7 @@ def test_a_learnable_phi_draws():
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_draws_follow_the_cdf(make, dtype):
-    """And far into both tails: of a uniform variable u, -log u and -log(1 - u) have mean and variance one."""
+    """Also far into both tails: for uniform u, -log u and -log(1 - u) have mean and variance one."""
     law = make(dtype)
     draws = law.sample((20_000,), generator=torch.Generator().manual_seed(3))
     assert draws.dtype == dtype

@@ -1,4 +1,4 @@
-"""Laws of every likelihood inside Pyro: a program by hand, `ppl.observe`, and the hooks of gpytorch's Pyro models."""
+"""Every likelihood inside Pyro: `ppl.observe` and the hooks of gpytorch's models agree with a program by hand."""
 
 import gpytorch
 import pyro
@@ -24,7 +24,7 @@ every_likelihood = pytest.mark.parametrize("name", LIKELIHOODS)
 
 
 def problem(name, *batch):
-    """A likelihood, a latent value for each datum of each of a batch, and targets (*batch, N)."""
+    """A likelihood, latent values for each datum of a batch, and targets (*batch, N)."""
     case = LIKELIHOODS[name]
     generator = torch.Generator().manual_seed(0)
     latents = () if case.num_latents is None else (case.num_latents,)

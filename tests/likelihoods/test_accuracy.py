@@ -80,7 +80,7 @@ def test_noise_integrals_agree_with_a_reference_in_hard_cases(kind, scale, varia
 
 
 def test_where_twenty_fixed_nodes_fail():
-    """Student-t of scale 0.1 under a unit Gaussian: gpytorch's fixed rule says -2.56, the truth is -0.93."""
+    """Student-t of scale 0.1 under a unit Gaussian: gpytorch's fixed rule gives -2.56, the truth is -0.93."""
     stock = gpytorch.likelihoods.StudentTLikelihood().double()
     ours = likelihoods.StudentTLikelihood().double()
     q, y = gaussian([0.0], [1.0]), tensor(0.0)
@@ -392,7 +392,7 @@ def test_whole_targets_of_any_dtype_are_the_same(member, dtype):
         member.support
     ]
     f = gaussian((0.3, -1.0, 0.7), (0.5, 1.0, 0.2))
-    by_hand = isinstance(member.likelihood, likelihoods.SuperGaussianLikelihood)  # its functions see float32
+    by_hand = isinstance(member.likelihood, likelihoods.SuperGaussianLikelihood)  # its functions get float32
     tolerance = 1e-6 if by_hand else 1e-12
     for method in ("log_marginal", "expected_log_prob", "augmented_bound"):
         ask = getattr(member.likelihood, method)

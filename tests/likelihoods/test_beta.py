@@ -1,4 +1,4 @@
-"""The Beta likelihood is the Dirichlet of two shares."""
+"""The Beta likelihood agrees with the Dirichlet of two shares."""
 
 import copy
 import pickle
@@ -113,7 +113,7 @@ def test_a_batch_is_a_loop():
 
 
 def test_quantiles_of_parameters_near_zero():
-    """Half of the mass is at y < 1e-9; beyond the numbers float64 has, a quantile is the last of them."""
+    """Half of the mass is at y < 1e-9; below the range of float64, a quantile is its smallest number."""
     q = MultivariateNormal(tensor(-4.0, 0.0).unsqueeze(-1), torch.full((2, 1, 1), 0.1, dtype=F64))
     predictive = BetaLikelihood()(q)
     median = predictive.icdf(0.5)

@@ -1,4 +1,4 @@
-"""Checks of finite values: the first that is not is named."""
+"""Checks of finite values name the first that is not finite."""
 
 import pytest
 import torch

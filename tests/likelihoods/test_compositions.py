@@ -1,7 +1,7 @@
-"""Likelihoods made of others: against densities from the definition, integrals in one and two dimensions, plain ones.
+"""Likelihoods made of others, against densities by definition, integrals in one and two dimensions, and plain ones.
 
-A composition of nothing (weights of one, offsets of zero, no limit, one family) is the likelihood inside; whole weights
-are repeated data, and an offset is a prior mean.
+A composition of nothing (weights of one, offsets of zero, no limit, one family) is the inner likelihood; whole
+weights are repeated data, and an offset is a prior mean.
 """
 
 import copy
@@ -124,7 +124,7 @@ def test_a_composition_of_nothing_is_the_likelihood_inside(base, rule):
 
 
 def test_weights_under_ep_are_exact_for_one_datum():
-    """The normaliser of p(y | f)^w N(f) by Gauss-Hermite: EP has nothing to approximate."""
+    """The normaliser of p(y | f)^w N(f) by Gauss-Hermite, for which EP is exact."""
     y, w = tensor(1.0), tensor(2.7)
     result = EP().infer(prior_of(tensor(0.2), tensor([1.3])), Weighted(BernoulliLogitLikelihood(), w), y)
     nodes, weights = gauss_hermite(100)
@@ -198,7 +198,7 @@ def test_censored_counts_are_sums_of_masses():
 
 @pytest.mark.parametrize("rule", ["EP", "KL", "Laplace"])
 def test_two_censored_data_against_two_dimensional_quadrature(rule):
-    """The evidence: EP and Laplace within what the rule itself errs on exact data of this kind, KL from below."""
+    """The evidence: EP and Laplace within their own error on exact data of this kind, KL from below."""
     likelihood = Censored(gpytorch.likelihoods.GaussianLikelihood().double())
     likelihood.likelihood.noise = 0.2
     y = tensor([-torch.inf, 0.3], [0.9, 1.4])
@@ -463,7 +463,7 @@ def test_the_noise_inside_has_a_floor():
 
 
 def test_langevin_draws_with_offsets():
-    """A subset of the data takes its offsets along."""
+    """A subset of the data keeps its offsets."""
     model = model_of(Offset(StudentTLikelihood().double(), OFFSETS), REAL)
     prior = gpytorch.priors.LogNormalPrior(0.0, 0.5)
     model.covar_module.register_prior("outputscale_prior", prior, "outputscale")

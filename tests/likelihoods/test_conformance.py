@@ -1,4 +1,4 @@
-"""gpytorch's own suite over every likelihood; what replaces a class of gpytorch keeps its parameters."""
+"""gpytorch's own suite for every likelihood; replacements of gpytorch classes keep their parameters."""
 
 import math
 import subprocess
@@ -143,7 +143,7 @@ def test_a_phi_that_is_a_module_is_registered_and_learned():
 
 
 def test_a_power_law_is_normalised_at_every_power_learning_may_visit():
-    """phi = (1 + r)^-p underflows through the subnormal numbers, where its logarithm is coarse."""
+    """phi = (1 + r)^-p underflows through subnormal numbers, where its logarithm is coarse."""
     module = PowerPhi().double()
     for power in [1.001, *torch.linspace(1.02, 4, 12, dtype=torch.float64).tolist(), 20.0, 300.0]:
         module.raw_power.data.fill_(math.log(math.expm1(power - 1)))

@@ -92,7 +92,7 @@ def test_a_vague_predictive_is_finite(dtype):
     y = torch.tensor([[0.2, 0.3, 0.5]], dtype=dtype)
     likelihood = DirichletLikelihood(3)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", QuadratureWarning)  # it is no more than nearly right, and says so
+        warnings.simplefilter("ignore", QuadratureWarning)  # it is only nearly right, and warns
         density, expected = likelihood.log_marginal(y, vague), likelihood.expected_log_prob(y, vague)
     assert bool(density.isfinite())
     assert bool(expected.isfinite())

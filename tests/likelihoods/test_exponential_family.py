@@ -1,4 +1,4 @@
-"""Exponential families of your own, against the likelihoods that are special cases."""
+"""User-defined exponential families, against the likelihoods that are special cases."""
 
 import copy
 import math
@@ -165,7 +165,7 @@ def test_functions_of_wrong_shapes_are_refused():
     )
     with pytest.raises(ValueError, match=r"log_base must give \(..., N\), here \(2,\); got \(2, 2\)"):
         family.log_prob(targets[:2], torch.zeros(2, 2, dtype=F64))
-    family.log_base = lambda y, a: -(y + 1).lgamma().sum()  # of all data, and would count once for each
+    family.log_base = lambda y, a: -(y + 1).lgamma().sum()  # summed over all data, and would count once for each
     with pytest.raises(ValueError, match=r"log_base must give \(..., N\), here \(5,\); got \(\)"):
         family.log_prob(targets, torch.zeros(2, 5, dtype=F64))
 

@@ -1,4 +1,4 @@
-"""What every likelihood of correlated latents shares."""
+"""The common interface of likelihoods of correlated latents."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What every likelihood of full-data inference owes: gpytorch's methods, shapes, dtypes, copies, clear errors."""
+"""Likelihoods of full-data inference: gpytorch's methods by Monte Carlo, shapes, dtypes, copies, clear errors."""
 
 import copy
 import math
@@ -288,7 +288,7 @@ def test_softplus_terms_are_the_log_density(name):
 
 
 def test_probit_and_the_default_rules_agree():
-    """The base's adaptive quadrature against what the likelihoods do instead."""
+    """The base class's adaptive quadrature against the likelihoods' own methods."""
     for name in SINGLE:
         latent = LATENTS[name]
         likelihood, y, (mean, variance) = latent.make(), latent.targets(20), latent.marginals(20)

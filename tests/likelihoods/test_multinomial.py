@@ -94,7 +94,7 @@ def test_what_has_no_distribution_says_what_to_use():
 
 @pytest.mark.parametrize("total_count", [1, None])
 def test_correlated_latents_are_integrated_jointly(total_count):
-    """Against many draws, and what moves all latents together against nothing at all."""
+    """Against many draws; a motion of all latents together changes nothing."""
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(3, 3, 3, dtype=F64, generator=generator)
     V, mean = factor @ factor.mT, torch.randn(3, 3, dtype=F64, generator=generator)  # of three data

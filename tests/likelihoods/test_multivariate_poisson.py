@@ -1,4 +1,4 @@
-"""Several Poisson outputs, against as many Poisson models."""
+"""A Poisson likelihood of several outputs, against as many Poisson models."""
 
 import pytest
 import torch

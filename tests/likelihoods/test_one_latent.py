@@ -1,4 +1,4 @@
-"""The multivariate family with D = 1 is inference for one latent: every rule has two ways to the same numbers."""
+"""The multivariate family with D = 1 gives the numbers of inference for one latent, under every rule."""
 
 import copy
 import pickle
@@ -62,7 +62,7 @@ def poisson_family():
 
 
 class Split(JointLikelihood):
-    """The ordinal probit whose curvature is told as a diagonal plus rank one, of either sign."""
+    """The ordinal probit with its curvature given as a diagonal plus rank one, of either sign."""
 
     num_latents = 1
 
@@ -150,7 +150,7 @@ def test_the_fisher_information_of_a_curved_family():
 
 
 def test_a_vector_where_one_of_one_was_expected():
-    """D = 1 given as a vector: what came, and what to give."""
+    """D = 1 given as a vector: the error names the value and the remedy."""
     prior, _, y = problem()
     with pytest.raises(ValueError, match=r"expected a prior of batch shape \(..., 1\), got \(\)"):
         Laplace().infer(prior, poisson_family(), y)

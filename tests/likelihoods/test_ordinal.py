@@ -21,7 +21,7 @@ def likelihood(request):
 
 
 def log_prob(likelihood, k, f, scale=1):
-    """log[G(b_k - f) - G(b_{k-1} - f)] in as many digits as mpmath carries."""
+    """log[G(b_k - f) - G(b_{k-1} - f)] in mpmath's working precision."""
     cumulative = (
         mpmath.ncdf if isinstance(likelihood, OrdinalProbitLikelihood) else (lambda x: 1 / (1 + mpmath.exp(-x)))
     )

@@ -1,6 +1,6 @@
-"""A likelihood written from the docstring of its base class alone, with pairs (time, event) for targets.
+"""A likelihood written from its base class's docstring alone, with targets (time, event), against its twin.
 
-Its twin takes one number a datum, the time with a minus sign where it is censored, and no side information.
+The twin takes one number per datum, the time with a minus sign if censored, and no side information.
 """
 
 import doctest
@@ -113,7 +113,7 @@ def test_it_is_trained_and_predicts(name):
     low, high = predicted.quantile(torch.tensor(0.1, dtype=F64)), predicted.quantile(torch.tensor(0.9, dtype=F64))
     assert bool((low < high).all())
     torch.testing.assert_close(predicted.cdf(high), torch.full((5,), 0.9, dtype=F64), rtol=1e-5, atol=1e-5)
-    # an event has the density of the time; a time that is exceeded the probability of that
+    # an event has the density of its time, a censored time the probability of exceeding it
     seen, exceeded = torch.ones(5, dtype=F64), torch.zeros(5, dtype=F64)
     of_events = model.likelihood.log_marginal(torch.stack([high, seen], -1), model(new_x))
     torch.testing.assert_close(predicted.log_prob(high), of_events, rtol=1e-6, atol=1e-6)

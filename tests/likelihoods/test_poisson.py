@@ -71,7 +71,7 @@ def test_the_link_is_logarithmic():
 @pytest.mark.parametrize("count", [0.0, 1.0, 2.0, 15.0, 16.0, 1e4, 1e8, 1e12])
 @pytest.mark.parametrize("deviations", [-3.0, -0.1, 0.0, 1.0, 20.0])
 def test_densities_of_any_count_have_digits(count, deviations):
-    """At the given number of widths of the likelihood from its mode; f itself is known to a rounding."""
+    """At the given number of widths of the likelihood from its mode; f itself is known to rounding."""
     width = (1 + count) ** -0.5
     f = torch.tensor([math.log(max(count, 1)) + deviations * width], dtype=F64)
     variance = torch.tensor([0.3 * width**2], dtype=F64)

@@ -1,4 +1,4 @@
-"""The stick-breaking likelihood, against the binary choices of which it consists."""
+"""The stick-breaking likelihood, against its binary choices."""
 
 import mpmath
 import numpy as np

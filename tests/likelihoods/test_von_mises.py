@@ -43,7 +43,7 @@ def test_log_prob_and_curvature_against_scipy_and_autograd(length, y):
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_curvature_is_differentiable(length):
-    """What Laplace needs: the third derivatives of log p."""
+    """Laplace needs the third derivatives of log p."""
     likelihood, f = VonMisesLikelihood(), latents(length)
 
     def blocks(f):

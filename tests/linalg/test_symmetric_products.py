@@ -1,4 +1,4 @@
-"""Symmetric matrices by their lower blocks."""
+"""Symmetric products by their lower blocks, against full products."""
 
 import pytest
 import torch

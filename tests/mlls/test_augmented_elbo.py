@@ -1,4 +1,4 @@
-"""The augmented ELBO in gpytorch's own scripts: it never falls and stays below VariationalELBO."""
+"""The augmented ELBO in unchanged gpytorch scripts: it never falls, and stays below VariationalELBO."""
 
 import gpytorch
 import pytest

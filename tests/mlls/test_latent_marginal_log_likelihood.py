@@ -1,4 +1,4 @@
-"""Type-II MAP: hyperpriors come into the objective and its gradient; points without a posterior are refused."""
+"""Type-II MAP: hyperpriors enter the objective and its gradient; points without a posterior raise errors."""
 
 import gpytorch
 import pytest
@@ -90,7 +90,7 @@ def test_a_prior_that_is_not_finite_is_what_a_line_search_steps_back_from():
         mll(mll.model(x), y)
     with torch.no_grad():
         mll.model.covar_module.base_kernel.raw_lengthscale.fill_(0.0)
-    with pytest.raises(ValueError, match="targets"):  # other mistakes stay mistakes
+    with pytest.raises(ValueError, match="targets"):  # other errors are not converted
         mll(mll.model(x), y[:-1])
 
 

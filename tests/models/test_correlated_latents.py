@@ -1,4 +1,4 @@
-"""A LatentGP whose likelihood has several latents: from training to predictions and back from a state dict."""
+"""A LatentGP whose likelihood has several latents: training, predictions and restoring a state dict."""
 
 import math
 

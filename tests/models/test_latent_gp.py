@@ -66,7 +66,7 @@ def test_trains_by_lbfgs_and_predicts(rule):
     assert result.status is gpext.FitStatus.CONVERGED
     assert mll(model.train()(x), y).item() > before + 0.01
     predictive = model.likelihood(model.eval()(x))
-    at_best = ((torch.sin(2 * x[:, 0]) > 0) == (y > 0.5)).double().mean()  # by who knows where the labels come from
+    at_best = ((torch.sin(2 * x[:, 0]) > 0) == (y > 0.5)).double().mean()  # of the true labels
     assert ((predictive.probs > 0.5) == (y > 0.5)).double().mean() > at_best - 0.1
 
 
@@ -97,7 +97,7 @@ def test_trains_in_an_adam_loop():
     reference, mll, x, y = made()
     gpext.fit(mll, x, y, progress=False)
     optimum = -mll(reference.train()(x), y).item()
-    assert values[0] - values[-1] > 0.7 * (values[0] - optimum)  # where an optimum is flat, Adam has a way to go
+    assert values[0] - values[-1] > 0.7 * (values[0] - optimum)  # near a flat optimum Adam is slow
     assert values[-1] > optimum - 1e-3
 
 

@@ -1,4 +1,4 @@
-"""LatentGP with inducing inputs: every rule under the sparse prior, in O(N M^2)."""
+"""LatentGP with inducing inputs: every rule under the sparse prior, in O(N M^2) time."""
 
 import copy
 import time
@@ -115,7 +115,7 @@ def test_a_thousand_data_converge_in_a_moment():
     started = time.perf_counter()
     result = model.result
     assert result.status is Status.CONVERGED
-    assert time.perf_counter() - started < 5  # a dense one takes as long
+    assert time.perf_counter() - started < 5  # about the time of a dense one
 
 
 def test_classes_too():

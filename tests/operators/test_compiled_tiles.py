@@ -1,4 +1,4 @@
-"""The compiled program: its exponential, what it is given and what it refuses."""
+"""The compiled program: its exponential, products and derivatives against torch, and the inputs it does not support."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def factors_of(*profiles, n=300, m=None, dtype=F64, dimension=3):
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_its_exponential_is_that_of_torch(dtype):
-    """exp(-q / 2) of one point against points further and further away, to where it is no normal number."""
+    """exp(-q / 2) between one point and points ever farther away, until it is a subnormal number."""
     last = 1400.0 if dtype == F64 else 170.0
     q = torch.cat([torch.zeros(1, dtype=F64), torch.logspace(-12, 0, 200, dtype=F64), torch.linspace(1, last, 3000)])
     points = q.sqrt().to(dtype).unsqueeze(-1)
@@ -69,7 +69,7 @@ def test_no_columns():
 
 
 def by_threads(number, factors, v):
-    """K v and its derivatives with so many of torch's threads."""
+    """K v and its derivatives with this many of torch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -1,7 +1,6 @@
 """Products by KeOps on the CPU against stored matrices, and the choice of a backend.
 
-A formula takes seconds to compile, so a few of them stand for all; what KeOps is told of each profile is checked in
-Python.
+A formula takes seconds to compile, so only a few are compiled; the formula of each profile is checked in Python.
 """
 
 import math
@@ -38,7 +37,7 @@ def check_against_dense(op, columns, tolerance):
 @pytest.mark.slow
 @pytest.mark.parametrize("square", [True, False])
 def test_products_and_derivatives(square):
-    """Of the one profile without a slope at zero, where the diagonal is."""
+    """The one profile without a slope at zero, which is on the diagonal."""
     check_against_dense(made("matern12", square=square, n=40, m=30), 2 if square else 3, 1e-10)
 
 
@@ -61,7 +60,7 @@ def test_what_keops_is_told_is_the_profile(profile):
 
 @pytest.fixture
 def widths(monkeypatch):
-    """The widths asked for, with differentiable products of stored matrices in the place of what KeOps compiles."""
+    """The widths requested, with differentiable products of stored matrices in place of KeOps' compiled ones."""
     asked = []
 
     def stand_in(factors, width):

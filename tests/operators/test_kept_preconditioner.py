@@ -1,4 +1,4 @@
-"""A preconditioner that is kept: what comes out of it is as unbiased, and it is made anew when it does not serve."""
+"""A kept preconditioner: estimates remain unbiased, and it is recomputed when it is no longer good enough."""
 
 import copy
 import pickle
@@ -32,7 +32,7 @@ def test_is_made_once_until_steps_have_grown_or_the_matrix_is_another():
     keep.note(11)
     assert keep.root(noise, made(calls)) is not first
     assert len(calls) == 2
-    keep.note(20)  # new, these are its own
+    keep.note(20)  # the number of steps when new
     keep.root(noise, made(calls))
     assert len(calls) == 2
     keep.root(torch.ones(20, dtype=F64), made(calls, 20))
@@ -83,6 +83,6 @@ def test_is_made_anew_in_use_and_spares_columns():
     assert keep.root(x[:, 0], made([])) is root
     with torch.no_grad():
         model.covar_module.kernels[0].base_kernel.raw_lengthscale.sub_(3.0)
-    gradient(mll, model, x, y)  # finds that it does not serve
+    gradient(mll, model, x, y)  # notes that it is no longer good enough
     gradient(mll, model, x, y)
     assert keep.root(x[:, 0], made([])) is not root

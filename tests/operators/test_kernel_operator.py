@@ -126,7 +126,7 @@ def test_a_small_matrix_is_stored_at_its_first_product(profiles, square, batch, 
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     kept = op.detach()
     first = kept @ v
-    monkeypatch.setattr(tiles, "_Ready", None)  # nothing is evaluated any more
+    monkeypatch.setattr(tiles, "_Ready", None)  # nothing is evaluated from now on
     assert torch.equal(kept @ v, first)
     monkeypatch.undo()
     monkeypatch.setattr(kernel_operator, "_MOST_STORED", op.numel() - 1)
@@ -140,7 +140,7 @@ def test_a_small_matrix_is_stored_at_its_first_product(profiles, square, batch, 
 @pytest.mark.parametrize("profiles", CASES, ids="-".join)
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_a_block_is_that_of_the_matrix_to_rounding_beside_its_diagonal(profiles, backend, dtype):
-    """In single precision, but for squared distances, which lose digits in it, as those of a matrix in it have."""
+    """In single precision except for squared distances, which would lose digits, as they do in a float32 matrix."""
     op = made(*profiles, square=True, n=300, m=300, backend=backend, dtype=dtype).detach()
     scale = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=F64)
     expected = scale.unsqueeze(-1) * op.to_dense() * scale
@@ -349,7 +349,7 @@ class TestRectangular(RectangularLinearOperatorTestCase, unittest.TestCase):
 @pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("profiles", [("rbf",), ("rq", "matern12")], ids="-".join)
 def test_vectors_of_another_size_or_dtype_are_refused(profiles):
-    """The program would read them as its own, and what stands beside them in memory."""
+    """The program would misread them, and read beyond their memory."""
     op = made(*profiles, n=300, m=200, square=False).detach()
     u, v = vectors(op)
     for wrong in (v.float(), v.long(), v[:5], torch.cat([v, v])):

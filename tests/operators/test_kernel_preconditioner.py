@@ -1,4 +1,4 @@
-"""The preconditioner of a lazy kernel: with neighbours or in single precision if the choice is free, else L alone."""
+"""The preconditioner of a lazy kernel: with neighbours or in single precision if nothing requires L alone."""
 
 import copy
 from functools import partial
@@ -26,14 +26,14 @@ N = 500
 
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch):
-    """Neighbours cost nothing: at sizes of tests they would never pay."""
+    """Make neighbours cost nothing: at the sizes of tests they would never pay."""
     monkeypatch.setattr(choose_preconditioner, "_TRIAL", 0.0)
     monkeypatch.setattr(choose_preconditioner, "_GROUPED", 0.0)
 
 
 @pytest.fixture
 def enough(monkeypatch):
-    """So few data are enough for a factor in single precision, of panels smaller still."""
+    """Make few data enough for a factor in single precision, with even smaller panels."""
     monkeypatch.setattr(single_precision, "_FEWEST", 1)
     monkeypatch.setattr(single_precision, "_HEIGHT", 128)
 
@@ -43,7 +43,7 @@ def single():
 
 
 def several():
-    """A sum of a product that sees different columns, and of a scaled kernel."""
+    """A sum of a product over different columns, and of a scaled kernel."""
     first = keops.MaternKernel(nu=0.5, active_dims=[0]) * keops.RBFKernel(active_dims=[1, 2])
     return (first + keops.ScaleKernel(keops.MaternKernel(nu=0.5))).double()
 
@@ -154,7 +154,7 @@ def misfit_of_gradients(is_of_kind):
 
 @pytest.mark.slow
 def test_gradients_with_neighbours_are_unbiased(monkeypatch):
-    """So small a matrix has neighbours at a low rank alone."""
+    """A matrix this small has neighbours only at a low rank."""
     monkeypatch.setattr(choose_preconditioner, "partial_cholesky", partial(partial_cholesky, rank=5))
     monkeypatch.setattr(choose_preconditioner, "_WORTH", torch.inf)
     assert misfit_of_gradients(NeighbourPreconditioner) < 1
@@ -162,7 +162,7 @@ def test_gradients_with_neighbours_are_unbiased(monkeypatch):
 
 @pytest.mark.slow
 def test_gradients_with_a_factor_in_single_precision_are_unbiased(monkeypatch):
-    """So small a matrix would not have one."""
+    """A matrix this small would not have one."""
     monkeypatch.setattr(choose_preconditioner, "_single_precision_costs_less", lambda *args: True)
     monkeypatch.setattr(single_precision, "_HEIGHT", 16)
     assert misfit_of_gradients(SinglePrecisionPreconditioner) < 1

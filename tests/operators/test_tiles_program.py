@@ -1,4 +1,4 @@
-"""The program of compiled tiles: compiled, kept, found again whole and unspoilt, or done without."""
+"""The program of compiled tiles: compiled, cached, verified when loaded, or replaced by torch with a warning."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ def real(tmp_path_factory):
 
 
 class Machine:
-    """A machine that has never seen the program, with compilers of our making alone."""
+    """A machine without the program, and with only the simulated compilers."""
 
     def __init__(self, root, real, monkeypatch):
         self.root, self.real, self.monkeypatch = root, real, monkeypatch
@@ -60,7 +60,7 @@ class Machine:
         return path
 
     def program(self):
-        """What another process would get."""
+        """The program that another process would get."""
         return tiles_program.program.__wrapped__()
 
     def silently(self):
@@ -195,7 +195,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(which, machine):
     with pytest.warns(tiles_program.NotKeptWarning, match="others may write to"):
         assert machine.program() is not None
     assert machine.calls == ["c++", "c++"]
-    machine.cache.chmod(0o1777)  # as /tmp: nobody can move what is not theirs
+    machine.cache.chmod(0o1777)  # as /tmp: users can move only their own files
     (machine.cache / "gpext").chmod(0o700)
     assert machine.silently() is not None
 

@@ -155,7 +155,7 @@ def test_what_is_not_unbiased_is_said():
 
 
 def test_it_stays_matrix_free_where_fast_computations_are_off():
-    """As they are once botorch has been imported."""
+    """They are off once botorch has been imported."""
     model, likelihood, x, y = problem()
     mll = UnbiasedMarginalLogLikelihood(likelihood, model, solver=UnbiasedSolver(rank=0, max_steps=2))
     with gpytorch.settings.fast_computations(False, False, False), pytest.warns(UnbiasedSolveWarning):
@@ -164,7 +164,7 @@ def test_it_stays_matrix_free_where_fast_computations_are_off():
 
 @pytest.mark.slow
 def test_derivatives_need_two_estimates():
-    """And one in both places is seen to be biased by as many draws."""
+    """With one estimate in both places, as many draws show the bias."""
 
     class Twice(UnbiasedSolveOperator):
         def _estimates(self, b, number, **options):
@@ -232,7 +232,7 @@ def plain_problem(x, y, *, noise):
 
 
 def estimates(x, y, *, noise, draws, **options):
-    """Gradients (draws, P) and what they should be on average."""
+    """Gradients (draws, P) and their exact mean."""
     model, likelihood = plain_problem(x, y, noise=noise)
     with gpytorch.settings.max_cholesky_size(10_000):
         exact = gradient(gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model), model, x, y)
@@ -257,7 +257,7 @@ def duplicates():
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rank"), [(1e-2, None), (1e-2, 0), (1e-8, None), (1e-8, 0), (4e-11, None)])
 def test_duplicate_inputs(noise, rank):
-    """The condition numbers are 4e3, 4e9 and 1e12, where plain conjugate gradients would not do."""
+    """The condition numbers are 4e3, 4e9 and 1e12, where plain conjugate gradients would fail."""
     x, y = duplicates()
     found, exact = estimates(x, y, noise=noise, rank=rank, num_probes=1, draws=100)
     assert misfit(found, exact, rounding=5e-6 * exact.abs() + 5e-9) < 1
@@ -298,7 +298,7 @@ def test_numbers_that_are_not_finite_are_refused_or_said():
         UnbiasedMarginalLogLikelihood(likelihood, Model(x, y, likelihood), solver=3)
 
 
-# ---- linear_operator's own suite, every solve to its end and every probe taken --------------------------------------
+# ---- linear_operator's own suite, with complete solves and all probes -----------------------------------------------
 
 EXACT = UnbiasedSolver(num_probes=5, tolerance=1e-12, max_steps=50, log_det="lanczos")
 
@@ -318,9 +318,9 @@ class TestUnbiasedSolveOperator(LinearOperatorTestCase, unittest.TestCase):
         return linear_op.to_dense()
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant")  # torch, of linear_operator's interpolation
+@pytest.mark.filterwarnings("ignore:Sparse invariant")  # by torch, for linear_operator's interpolation
 class TestUnbiasedSolveOperatorPreconditioned(TestUnbiasedSolveOperator):
-    """Of a lazy kernel with noise, as a likelihood makes it."""
+    """A lazy kernel with noise, as a likelihood returns it."""
 
     def create_linear_op(self):
         x = torch.tensor([[0.0], [1.7], [3.1], [4.9], [7.5]]).requires_grad_()

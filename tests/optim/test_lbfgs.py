@@ -1,4 +1,4 @@
-"""L-BFGS: minima against SciPy's, and every way in which a search can end."""
+"""L-BFGS: minima against SciPy's, and every outcome of a search."""
 
 import math
 import warnings
@@ -179,7 +179,7 @@ def test_a_restart_that_gains_nothing_has_converged_however_it_ends():
 
 
 def test_a_restart_that_a_breakdown_keeps_from_going_on_has_stalled():
-    def walled(point):  # goes on falling behind the wall
+    def walled(point):  # continues to fall behind the wall
         if point[0] > 1:
             raise torch.linalg.LinAlgError("not positive definite")
         return -1e3 * point[0]

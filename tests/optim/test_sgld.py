@@ -40,14 +40,14 @@ def test_the_stationary_covariance_is_the_one_of_the_recursion(noise):
     whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(expected), draws.mT, upper=False)
     products = whitened.unsqueeze(0) * whitened.unsqueeze(1)  # each of mean 0 or 1
     variance = 1 + torch.eye(3, dtype=F64)  # of products of standard normal variables
-    variance *= (1 + shrink**2) / (1 - shrink**2)  # as many of an AR(1)
+    variance *= (1 + shrink**2) / (1 - shrink**2)  # inflated by the autocorrelation of an AR(1)
     assert misfit(products.movedim(-1, 0), torch.eye(3, dtype=F64), variance=variance) < 1
 
 
 def stationary(optimizer, theta, precision, noise, monkeypatch):
     """The covariance of draws of N(0, precision^-1) with gradients of this noise, by the Lyapunov equation.
 
-    theta' = F theta + A before xi + A now xi' + move of the noise; the columns of each are what single steps do.
+    theta' = F theta + A before xi + A now xi' + move of the noise; the columns of each come from single steps.
     """
     size, origin = len(theta), copy.deepcopy(optimizer.state_dict())
     now, before, drift = torch.zeros(3, size, size, dtype=F64).unbind()
@@ -62,7 +62,7 @@ def stationary(optimizer, theta, precision, noise, monkeypatch):
         return theta.detach().clone()
 
     nothing = torch.zeros(size, dtype=F64)
-    moved(nothing, nothing)  # whatever was before
+    moved(nothing, nothing)  # resets earlier noise
     for k, unit in enumerate(torch.eye(size, dtype=F64)):
         now[:, k], before[:, k] = moved(unit, nothing), moved(nothing, nothing)
         drift[:, k] = moved(nothing, unit)
@@ -172,7 +172,7 @@ def test_a_diagonal_preconditioner_and_groups_with_rates_of_their_own():
         draws.append(torch.cat([first, second]).detach().clone())
     lr = torch.tensor([0.5, 0.5, 0.1], dtype=F64)
     expected = torch.tensor([2.0, 0.5, 1.0], dtype=F64) / (1 - lr / 4)
-    square = (1 - lr / 2).square()  # of the correlation of neighbours, that of their squares
+    square = (1 - lr / 2).square()  # the correlation of the squares of neighbours
     of_one = 2 * expected.square() * (1 + square) / (1 - square)
     assert misfit(torch.stack(draws)[200:].square(), expected, variance=of_one) < 1
 
@@ -208,7 +208,7 @@ def test_resumes_bit_for_bit(averaged):
 
 def test_the_step_size_falls_and_is_frozen():
     _, optimizer = chain(150, lr=0.1, preconditioner=SIGMA, noise=1.0, burn=0)
-    # V is that of the gradient at fixed parameters, SIGMA^-1, and of the parameters' own motion
+    # V is the covariance of the gradient at fixed parameters, SIGMA^-1, plus that of the parameters' motion
     ratio = optimizer.noise_ratio()
     assert 0.25 * 0.1 * 0.5 < ratio < 0.25 * 0.1 * 8
     scheduler = PolynomialDecay(optimizer, a=0.2, b=3.0, gamma=0.5)

@@ -1,4 +1,4 @@
-"""What torchrun starts, and starts again: training and sampling that go on from their checkpoints.
+"""The program that torchrun starts and restarts: training and sampling that resume from their checkpoints.
 
 python -m torch.distributed.run ... -m tests.parallel.elastic FOLDER
 """
@@ -20,7 +20,7 @@ STEPS, DRAWS = 30, 3
 
 
 def die(attempt, rank):
-    """Be killed, in one of torchrun's attempts, on one rank."""
+    """Kill this process, in one of torchrun's attempts, on one rank."""
     if os.environ.get("TORCHELASTIC_RESTART_COUNT") == str(attempt) and torch.distributed.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -14,7 +14,7 @@ _CONTEXT.set_forkserver_preload(["gpext", "tests.sparse_models"])
 
 
 def run(function, size, *arguments, timeout=60.0, backend="gloo"):
-    """What function(rank, *arguments) returns on each rank: (value, None); (None, error); or None if it was killed."""
+    """The result of function(rank, *arguments) on each rank: (value, None); (None, error); or None if it was killed."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         workers = [
@@ -48,4 +48,4 @@ def _work(function, rank, size, store, folder, timeout, backend, arguments):
     torch.save(outcome, path.with_suffix(".part"))
     path.with_suffix(".part").rename(path)
     dist.barrier() if outcome[1] is None else None
-    os._exit(0)  # without destroy_process_group: in torch 2.4 it can wait, holding the GIL, for a thread that wants it
+    os._exit(0)  # without destroy_process_group: in torch 2.4 it can wait, holding the GIL, for a thread that needs it

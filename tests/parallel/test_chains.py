@@ -1,4 +1,4 @@
-"""Chains spread over ranks draw what they draw in one process, bit for bit."""
+"""Chains spread over ranks have the draws of one process, bit for bit."""
 
 import gpytorch
 import pytest
@@ -45,7 +45,7 @@ def sampler(kind, diverges=False):
 
 
 def drawn(kind, ranks=None, folder=None, diverges=False):
-    """Draws in two parts, the second going on from the first."""
+    """Draws in two parts, the second resumed from the first."""
     made = sampler(kind, diverges)
     options = {"progress": False, "ranks": ranks, "checkpoint": folder}
     warmup = {"step_size": 0.1} if kind == "sgld" else {}

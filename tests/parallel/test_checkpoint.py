@@ -1,4 +1,4 @@
-"""Training that is killed, and killed again, ends where it would have ended."""
+"""Training that is killed repeatedly ends with the same parameters as an uninterrupted run."""
 
 import os
 import random
@@ -25,7 +25,7 @@ def train(rows, folder=None, callback=None, **more):
 
 
 def _rank(rank, size, folder=None, victim=None, last=None):
-    files.Pace.is_due = lambda *_: True  # in a process of its own
+    files.Pace.is_due = lambda *_: True  # in a separate process
     taken = []
 
     def callback(step, value):
@@ -59,7 +59,7 @@ def test_one_process_too(tmp_path):
     expected = train(slice(None))
     train(slice(None), tmp_path, lambda step, value: step == 13)
     found = train(slice(None), tmp_path)
-    again = train(slice(None), tmp_path)  # there is nothing left to do
+    again = train(slice(None), tmp_path)  # nothing remains to be done
     for a, b, c in zip(found, expected, again, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)

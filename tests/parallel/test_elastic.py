@@ -1,4 +1,4 @@
-"""torchrun starts ranks again that were killed, and the result is that of a run in which none was."""
+"""torchrun restarts killed ranks, and the result is that of an uninterrupted run."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from tests.parallel.processes import run
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-# Else gloo finds in torchrun's store, which outlives an attempt, the addresses of processes that are gone (torch 2.13).
+# Otherwise gloo finds addresses of dead processes in torchrun's store, which outlives an attempt (torch 2.13).
 AFRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 

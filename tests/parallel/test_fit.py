@@ -1,4 +1,4 @@
-"""Training over several ranks is training by one process that has all the data."""
+"""Training over several ranks, against training by one process that has all the data."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def test_the_full_batch(size):
 
 
 def growing(rows=slice(None)):
-    """The two states before anything is learned, of a subset and of all the data."""
+    """The two states before hyperparameters are learned, for a subset and for all the data."""
     x = inputs(2500, 2, seed=2)
     y = torch.sin(2 * x.sum(-1)) + 0.1 * torch.randn(2500, generator=torch.Generator().manual_seed(3), dtype=F64)
     likelihood = gpext.likelihoods.LaplaceLikelihood().to(F64)
@@ -70,12 +70,12 @@ def test_a_subset_is_a_share_of_what_each_rank_holds():
     assert error is other_error is None
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
-    for a, b in zip(first[1:], expected, strict=True):  # other data are the first to be seen
+    for a, b in zip(first[1:], expected, strict=True):  # the first subset has other data
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 class Together(Minibatches):
-    """What several ranks draw from equal shards, drawn by one process."""
+    """The minibatches of several ranks with equal shards, drawn by one process."""
 
     size = 2
 
@@ -243,7 +243,7 @@ def _of_the_readme(rank, folder):
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     *_, diff = re.findall(r"^```diff\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
     start, *lines = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
-    assert start.startswith("torch.distributed.init_process_group(")  # which these processes have done
+    assert start.startswith("torch.distributed.init_process_group(")  # as these processes have done
     mll, x, y = problem()
     names = {
         "gpext": gpext,

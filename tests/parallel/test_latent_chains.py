@@ -1,4 +1,4 @@
-"""Chains of latent values spread over ranks: each rank draws what it would draw alone, and all get the draws of all."""
+"""Chains of latent values over ranks: each rank has the draws it would have alone, and all ranks get all draws."""
 
 import os
 import resource
@@ -56,7 +56,7 @@ def drawn(kind, num_samples=4, num_chains=CHAINS, **options):
 
 @torch.no_grad()
 def alone(kind, size, num_samples):
-    """What `size` ranks draw: each from its own start by its own steps, with its own generator."""
+    """The draws of `size` ranks: each with a separate initial state, steps and generator."""
     seeds = torch.randint(2**62, (size + 1,), generator=torch.Generator().manual_seed(7)).tolist()
     made, latent, raw = sampler(kind), [], []
     for rank, seed in enumerate(seeds[1:]):
@@ -66,7 +66,7 @@ def alone(kind, size, num_samples):
             state = made.step(replace(state, warmup_left=left), generator)
         kept, state = [], replace(state, warmup_left=0)
         for _ in range(num_samples):
-            for _ in range(2):  # every second counts
+            for _ in range(2):  # every second one is kept
                 state = made.step(state, generator)
             kept.append(state)
         latent.append(torch.stack([each.latent for each in kept], 1))
@@ -82,7 +82,7 @@ def same(found, expected):
 
 
 def _twice(rank, kind, folder):
-    """Draws to disk, and more of them from what stands there."""
+    """Draws to disk, and more that resume from these."""
     ranks = Ranks()
     first = drawn(kind, ranks=ranks, checkpoint=folder)
     loaded = sampler(kind).load(folder)
@@ -102,7 +102,7 @@ def test_each_rank_draws_what_it_would_draw_alone(kind, tmp_path):
         assert all(torch.equal(found[name], each) for name, each in hyperparameters.items())
         assert chains == CHAINS
         assert files == [*(f"draws-{start:09d}.pt" for start in (0, 3, 4)), "state.pt"]
-    read = sampler(kind).load(tmp_path)  # by one process, which also goes on with both batches
+    read = sampler(kind).load(tmp_path)  # by one process, which also resumes both batches
     assert same(read, (whole, hyperparameters))
     assert same(drawn(kind, 2, resume=read), alone(kind, 2, 9))
 
@@ -143,7 +143,7 @@ def test_draws_agree_with_those_of_one_process():
 
 
 def _with(rank, fault, folder):
-    """A run in which something happens to rank 1 in its third draw, or its fifth; then another that goes on."""
+    """A run with a fault on rank 1 in its third draw, or its fifth; then another that resumes."""
     made = sampler("gibbs", torch.full((N,), 9.0, dtype=F64) if fault == "data" and rank == 1 else None)
     sweep, taken, limits = made.step, [], resource.getrlimit(resource.RLIMIT_FSIZE)
 

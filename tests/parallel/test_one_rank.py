@@ -1,4 +1,4 @@
-"""One rank that goes through torch.distributed all the same: over gloo, and over NCCL where there is a GPU."""
+"""One rank that still communicates by torch.distributed: over gloo, and over NCCL if there is a GPU."""
 
 import gpytorch
 import pytest
@@ -14,7 +14,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 
 def numbers(device, ranks=None):
-    """What an update leaves behind, derivatives among it, and a product of a lazy kernel, on the CPU."""
+    """The results of an update, including derivatives, and a product of a lazy kernel, on the CPU."""
     model, likelihood, x, y = (each.to(device) for each in problem("student_t"))
     value = model.base.update(x, y, likelihood, 0.7, 43, gradient="exact", ranks=ranks)
     slopes = [p.grad for p in [*model.hyperparameters(), *likelihood.parameters()] if p.grad is not None]
@@ -27,7 +27,7 @@ def numbers(device, ranks=None):
 
 def _of_rank(rank, device):
     ranks = Ranks()
-    ranks._talks = True  # though there is nobody else
+    ranks._talks = True  # though there is no other rank
     found = numbers(device, ranks)
     assert ranks.everyones(ranks.own([1, 2, 3])) == [1, 2, 3]
     ranks.broadcast_([torch.ones(3, dtype=F64, device=device)])

@@ -32,7 +32,7 @@ def test_sums_are_over_ranks_and_counted():
         assert torch.equal(a, torch.ones(2, 3))
         assert some
         assert not none
-        assert traffic["numbers"] == (4 + 7 + 1) + (4 + 6) + 4 + 4  # of which four, each time, to meet
+        assert traffic["numbers"] == (4 + 7 + 1) + (4 + 6) + 4 + 4  # of which four, each time, to synchronise
 
 
 def _copied(rank):

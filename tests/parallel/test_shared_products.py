@@ -1,4 +1,4 @@
-"""Products whose tiles are shared out over ranks, and what is built on them, are those of one process."""
+"""Products whose tiles are divided among ranks, solves and draws with them, against those of one process."""
 
 import os
 import re
@@ -39,7 +39,7 @@ class Model(gpytorch.models.ExactGP):
 
 
 def shared_sampler(ranks=None, n=60):
-    """SGLD whose gradients are made of products of lazy kernels, also at this size."""
+    """SGLD whose gradients use products of lazy kernels, also at this size."""
     with gpytorch.settings.max_cholesky_size(10):
         made = SGLDSampler(_mll(n, ranks), ["likelihood.noise_covar.noise", "covar_module.kernels.0.outputscale"])
     gradient = made.target.gradient
@@ -106,7 +106,7 @@ def test_everything_is_as_in_one_process(size):
 
 
 def _solve(rank, fault, where):
-    """A product, or a solve by many, in which something happens on rank 1."""
+    """A product, or a solve by many, with a fault on rank 1."""
     ranks, taken = Ranks(), []
     mll = _mll(N, ranks)
     (x,), y = mll.model.train_inputs, mll.model.train_targets
@@ -157,7 +157,7 @@ def _solve(rank, fault, where):
 )
 def test_a_fault_of_one_rank_is_an_error_on_all(fault, message, where):
     (_, first), second = run(_solve, 2, fault, where, timeout=20.0)
-    if (fault, where) == ("nan", "solve"):  # the solver has refused it before there was a product
+    if (fault, where) == ("nan", "solve"):  # the solver has rejected it before any product
         assert first.startswith("RankError: rank 0 of 2 has lost another one")
         assert second[1].startswith("ValueError: ")
         return
@@ -166,7 +166,7 @@ def test_a_fault_of_one_rank_is_an_error_on_all(fault, message, where):
 
 
 def _by_other_routes(rank):
-    """The program and torch's tiles cut a matrix into parts of their own."""
+    """The program and torch's tiles divide a matrix differently."""
     model = _mll(N, Ranks()).model
     with pytest.MonkeyPatch.context() as patch, torch.no_grad(), gpytorch.settings.max_cholesky_size(10):
         patch.setattr(compiled_tiles, "serves", lambda factors: rank == 0)

@@ -1,4 +1,4 @@
-"""The closed-form step of q(u) over several ranks is that of one process that has all the data."""
+"""The closed-form step of q(u) over several ranks, against that of one process that has all the data."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What every test of a figure needs."""
+"""Fixtures for tests of figures."""
 
 import matplotlib
 import pytest
@@ -20,5 +20,5 @@ def ax():
 
 @pytest.fixture
 def labels():
-    """What the legend of some axes would say."""
+    """The labels that the legend of some axes would have."""
     return lambda ax: ax.get_legend_handles_labels()[1]

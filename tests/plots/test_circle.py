@@ -1,4 +1,4 @@
-"""Figures of angles: what is drawn is what was given."""
+"""Figures of angles: the artists contain the data given."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Figures of models: what is drawn is what they predict."""
+"""Figures of models: the artists contain the models' predictions."""
 
 import gpytorch
 import numpy as np
@@ -55,7 +55,7 @@ def band(ax):
 def test_a_curve_is_the_median_and_the_band_holds_its_share(likelihood, labels):
     model = Model(X, (2 + torch.sin(X)).round(), likelihood())
     ax = plots.fitted(model, level=0.8, num_points=7)
-    assert model.training  # as it was
+    assert model.training  # unchanged
     model.eval()
     grid = torch.as_tensor(ax.lines[0].get_xdata())
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Maps, class probabilities and draws: what is drawn is what was given."""
+"""Maps, class probabilities and draws: the artists contain the data given."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_a_constant_surface_is_drawn(ax):
 
 def test_the_likeliest_class_has_its_colour_and_certainty_is_dark(ax, labels):
     sure = GRID[:, 0]
-    order = torch.randperm(36, generator=torch.Generator().manual_seed(0))  # of the grid does not matter
+    order = torch.randperm(36, generator=torch.Generator().manual_seed(0))  # the order of the grid does not matter
     probs = torch.stack([1 - sure, sure], -1)
     targets = torch.tensor([0, 1, 1])
     plots.class_map(GRID[order], probs[order], observed=GRID[[0, 20, 35]], targets=targets, labels=["no", "yes"], ax=ax)

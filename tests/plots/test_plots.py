@@ -1,4 +1,4 @@
-"""Figures: what is drawn is what was given."""
+"""Figures: the artists contain the data given."""
 
 import subprocess
 import sys
@@ -110,7 +110,7 @@ def test_impossible_data_and_those_without_a_prediction_are_named_in_the_figure(
     assert (y < -3).all()
     assert (y >= ax.get_ylim()[0]).all()
     assert [text.get_text() for text in ax.texts] == ["1", "4", "3"]
-    plots.outliers(log_loo, torch.ones(5), num_named=1, ax=ax)  # all of them are named, however few are asked for
+    plots.outliers(log_loo, torch.ones(5), num_named=1, ax=ax)  # all of these are named, even if fewer are requested
     assert [text.get_text() for text in ax.texts[3:]] == ["1", "4"]
 
 

@@ -1,4 +1,4 @@
-"""Figures of the simplex: what is drawn is what was given."""
+"""Figures of the simplex: the artists contain the data given."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Blocks without structure against structured ones, which have tests of their own, and against inverting everything."""
+"""Unstructured blocks against structured ones, which are tested separately, and against explicit inverses."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def problem(latents, size, *batch, kind="multinomial", seed=0):
 
 
 def dense(mean, covariance, sites):
-    """Mean, covariance and evidence of all latents, latent by latent, by inverting everything."""
+    """Mean, covariance and evidence of all latents, latent by latent, by explicit inverses."""
     latents, size = mean.shape[-2:]
     K = torch.block_diag(*covariance)
     blocks = torch.diag_embed(sites.precision.mT) + torch.einsum(
@@ -93,7 +93,7 @@ def test_predictions_couple_the_latents(kind):
     train = slice(0, 8)
     some = CoupledSites(*(t[..., train] for t in (sites.shift, sites.precision, sites.coupling, sites.direction)))
     posterior = condition_coupled(mean[:, train], covariance[:, train, train], some)
-    none = CoupledSites(  # the new values are data that say nothing
+    none = CoupledSites(  # the new values are uninformative data
         *(torch.cat([t[..., train], torch.zeros_like(t[..., 8:])], -1) for t in (sites.shift, sites.precision)),
         torch.cat([sites.coupling[..., train], torch.zeros(2, dtype=F64)], -1),
         sites.direction,
@@ -155,7 +155,7 @@ def test_variances_far_below_the_prior_keep_their_digits(kind, scale):
     x = torch.cat([torch.linspace(0, 4, size, dtype=F64), torch.tensor([0.7, 5.0], dtype=F64)])
     lengthscales = torch.tensor([0.6, 1.0, 1.5], dtype=F64).view(-1, 1, 1)
     K = scale * torch.exp(-0.5 * ((x.unsqueeze(-1) - x) / lengthscales) ** 2)
-    total = torch.tensor(500.0, dtype=F64)  # of a Dirichlet's parameters: its curvature is singular to a thousandth
+    total = torch.tensor(500.0, dtype=F64)  # sum of a Dirichlet's parameters: its curvature is singular to a thousandth
     theta = total * torch.softmax(torch.randn(latents, size, dtype=F64, generator=generator), 0)
     if kind == "dirichlet":
         coupling = -torch.polygamma(1, total).expand(size)
@@ -174,7 +174,7 @@ def test_variances_far_below_the_prior_keep_their_digits(kind, scale):
         blocks = torch.diag_embed(torch.nn.functional.pad(sites.precision, (0, new)))
         precision = mpmath.matrix(torch.block_diag(*blocks).tolist())
         for i in range(size):
-            # a w w', rounded as little as the rest, so that it is the singular matrix where that is meant
+            # a w w' in these digits, too, so that the matrix is singular where it should be
             w = [mpmath.mpf(float(v)) for v in sites.direction[:, i]]
             a = -1 / sum(w) if kind == "classes" else mpmath.mpf(float(coupling[i]))
             for d in range(latents):
@@ -185,7 +185,7 @@ def test_variances_far_below_the_prior_keep_their_digits(kind, scale):
 
     for found in (posterior.variance, posterior.distribution(F64).variance.mT):
         torch.testing.assert_close(found, exact[:, :size], rtol=1e-9, atol=0)
-    # a prediction is the prior's less what the data say: its rounding is that of the prior
+    # a prediction is the prior's minus the data's share: its rounding is that of the prior
     rounding = latents * size * torch.finfo(F64).eps * scale
     torch.testing.assert_close(again, exact[:, :size], rtol=1e-9, atol=rounding)
     torch.testing.assert_close(there, exact[:, size:], rtol=1e-9, atol=rounding)
@@ -193,7 +193,7 @@ def test_variances_far_below_the_prior_keep_their_digits(kind, scale):
 
 @pytest.mark.parametrize("contrast", [1e6, 1e11, 1e17, 1e30])
 def test_a_cavity_beside_a_far_sharper_site_has_digits_or_is_nan(contrast):
-    """The one datum's cavity is its prior, which V^-1 - U has no digits of."""
+    """The single datum's cavity is its prior, of which V^-1 - U has no digits."""
     one = torch.ones(1, 1, dtype=F64)
     sites = CoupledSites(contrast * one, contrast * one, torch.zeros(1, dtype=F64), 0 * one)
     mean, covariance = condition_coupled(0.3 * one, one.unsqueeze(-1), sites).leave_one_out

@@ -29,7 +29,7 @@ def random_problem(n=6, *, batch=(), seed=0, negative=True, rank=None):
 
 
 def by_inverse(mu, K, sites):
-    """V = (I + K T)^-1 K: an explicit inverse that K may be singular in."""
+    """V = (I + K T)^-1 K: an explicit inverse for which K may be singular."""
     eye = torch.eye(K.size(-1), dtype=F64)
     inner = eye + K * sites.precision.unsqueeze(-2)
     V = torch.linalg.inv(inner) @ K

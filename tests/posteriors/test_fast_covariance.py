@@ -1,4 +1,4 @@
-"""The covariance of six digits, against the one of all digits."""
+"""The covariance to six digits, against the one to full precision."""
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ from tests.posteriors.test_inducing import M, random_problem
 
 
 def bound(inducing, cross, variance, mu, sites):
-    """sum_i F_i(m_i, v_i) - KL for some smooth F_i at the q that the sites make, by autograd's own means."""
+    """sum_i F_i(m_i, v_i) - KL for some smooth F_i at the q that the sites define, by autograd alone."""
     chol = torch.linalg.cholesky(inducing)
     whitened = torch.linalg.solve_triangular(chol, cross, upper=False)
     identity = torch.eye(M, dtype=F64)

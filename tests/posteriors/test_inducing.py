@@ -135,7 +135,7 @@ def test_a_precision_that_float32_cannot_factorise_is_factorised_in_float64():
     failures = 0
     for b in range(8000, 9000):
         precision = torch.tensor([[5.0, b], [b, b * b // 5 + 1]])
-        failures += int(torch.linalg.cholesky_ex(precision).info > 0)  # else there is nothing to fall back from
+        failures += int(torch.linalg.cholesky_ex(precision).info > 0)  # otherwise the fallback is not tested
         eta = precision @ torch.ones(2)
         chosen, whole = (condition_inducing(eta, precision, dtype=d) for d in (torch.float32, F64))
         if chosen.chol_precision.dtype == F64:

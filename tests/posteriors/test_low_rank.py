@@ -1,4 +1,4 @@
-"""The low-rank-plus-diagonal posterior is the dense one of the same prior."""
+"""The low-rank-plus-diagonal posterior, against the dense one under the same prior."""
 
 import pytest
 import torch

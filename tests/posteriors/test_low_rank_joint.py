@@ -1,4 +1,4 @@
-"""Low-rank-plus-diagonal priors of several latents: what sites that couple them make of the dense prior."""
+"""Low-rank-plus-diagonal priors of several latents with coupled sites, against the dense posterior."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A posterior known by products against the dense one, and its draws against their law."""
+"""A posterior from matrix products against the dense one, and its draws against their law."""
 
 import gpytorch
 import pytest
@@ -57,7 +57,7 @@ def test_products_and_predictions_are_those_of_the_dense_posterior(dtype, tolera
 
 @pytest.mark.slow
 def test_draws_have_the_mean_and_the_covariance_of_the_posterior():
-    """Little of the prior is in the partial factor here, so that most of a draw comes from Lanczos' recursion."""
+    """The partial factor has little of the prior here, so that most of a draw comes from Lanczos' recursion."""
     prior, sites = problem()
     K = prior.lazy_covariance_matrix.evaluate_kernel()
     L = partial_cholesky(lambda index: K[:, index].to_dense(), K.diagonal(), rank=4, generator=seed())

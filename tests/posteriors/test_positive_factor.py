@@ -1,4 +1,4 @@
-"""L of the data with a positive precision alone: against dense algebra of all data."""
+"""The factor L of only the data with a positive precision, against dense algebra of all data."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_a_batch_which_has_the_factor_of_all_data_agrees(num_positive):
 
 
 def test_a_pivot_of_zero_is_no_success():
-    """LAPACK says that it is; the determinant would be zero."""
+    """LAPACK reports success; the determinant would be zero."""
     chol, ok = factor_whole(torch.ones(3, 3, dtype=F64), torch.full((3,), 2.0**40, dtype=F64), sign=1)
     assert bool((chol.diagonal() == 0).any())
     assert not bool(ok)

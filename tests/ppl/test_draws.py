@@ -1,4 +1,4 @@
-"""The reference sampler against a posterior in closed form, and what it returns."""
+"""The reference sampler against a posterior in closed form, and the object it returns."""
 
 import gpytorch
 import pyro
@@ -78,7 +78,7 @@ def test_a_program_is_no_kernel_and_a_warmup_not_negative():
 
 
 def exact(joint, noise=0.4):
-    """Mean and variance of the last values given y of the first three, by the book."""
+    """Mean and variance of the last values given y of the first three, in closed form."""
     covariance = joint.covariance_matrix
     gain = torch.linalg.solve(covariance[:3, :3] + noise * torch.eye(3, dtype=F64), covariance[:3, 3:]).mT
     mean = joint.mean[3:] + gain @ (Y - joint.mean[:3])
@@ -98,7 +98,7 @@ def test_predictions_at_new_inputs_agree_with_the_closed_form():
     draws = ppl.PosteriorDraws({"f": f, "scale": torch.ones(2, 4000, dtype=F64)}, [])
     found = draws.predict("f", joint, num_draws=8000)
     mean, variance = exact(joint)
-    between = found.components.mean.var(0)  # what is left to chance: means of Gaussians whose means are drawn
+    between = found.components.mean.var(0)  # the Monte Carlo part: means of Gaussians whose means are drawn
     assert bool(((found.mean - mean).abs() < 4.5 * (between / 8000).sqrt()).all())
     assert bool(((found.variance - variance).abs() < 4.5 * between * (2 / 8000) ** 0.5).all())
 

@@ -1,4 +1,4 @@
-"""GibbsKernel: its stationary distribution against quadrature, what it accepts, and what it refuses."""
+"""GibbsKernel: its stationary distribution against quadrature, and the programs it accepts and rejects."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ def offset():
 
 
 def everything(likelihood, y):
-    """A scale of the prior and an offset that are random, two sites that see f, and a third that Gibbs cannot serve."""
+    """A random prior scale and offset, two sites that depend on f, and a third that Gibbs does not support."""
     b = offset()
     f = ppl.latent_gp("f", prior(b.exp()))
     ppl.observe("y", likelihood, 1.5 * f + b, y)
@@ -76,7 +76,7 @@ def test_it_samples_the_posterior_of_the_whole_program():
 
 
 def test_plates_are_no_sites_to_move():
-    """Offsets as one event and offsets in a plate are one program: the same draws, of one function or one a group."""
+    """Offsets as one event and offsets in a plate are one program: the same draws, of one function or one per group."""
     likelihood, y = student_t().requires_grad_(False), tensor(0.4, 3.0, -1.0)
     where, two = torch.tensor([0, 1, 0]), torch.zeros(2, dtype=F64)
 
@@ -162,7 +162,7 @@ def test_float32_and_a_batch():
     draws = draw(program, num_samples=5, warmup=5)
     assert draws.samples["f"].shape == (1, 5, 2, 3)
     assert draws.samples["f"].dtype == torch.float32
-    assert draws.diagnostics[0]["latent acceptance rate"] > 0.9  # one but for rounding
+    assert draws.diagnostics[0]["latent acceptance rate"] > 0.9  # one except for rounding
 
 
 def subsampled(f, y):

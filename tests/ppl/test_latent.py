@@ -98,7 +98,7 @@ def test_a_batch_that_may_be_the_plates_own_is_refused_unless_it_is_said_whose_i
         with pytest.raises(ValueError, match=rf"batch shape .* plates of shape \({size},\).*event_dim=1 if"):
             program(size, batch)
     assert program(3, (3,), event_dim=2).shape == (3, 3, 4)
-    assert program(5, (3,)).shape == (5, 3, 4)  # no batch of five: several functions in each
+    assert program(5, (3,)).shape == (5, 3, 4)  # not a batch of five: several functions in each
     for wrong in (0, 3):
         with pytest.raises(ValueError, match=r"event_dim must be 1, \.\.\., 2"):
             program(3, (3,), event_dim=wrong)
@@ -176,14 +176,14 @@ def test_registered_priors_of_the_gp_and_of_the_likelihood_are_sampled():
 
 
 def smooth(size=30):
-    """A mean, and a dense covariance that rounding has left without a Cholesky factor."""
+    """A mean, and a dense covariance that has no Cholesky factor because of rounding."""
     x = torch.linspace(0, 1, size, dtype=F64)
     return 0.1 * x, torch.exp(-2 * (x.unsqueeze(-1) - x).square())
 
 
 def test_a_dense_covariance_that_needs_its_jitter():
     mean, K = smooth()
-    with pytest.raises(torch.linalg.LinAlgError):  # torch's, before gpext sees it
+    with pytest.raises(torch.linalg.LinAlgError):  # raised by torch, before gpext
         MultivariateNormal(mean, K)
     v = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=F64)
     lazy = MultivariateNormal(mean, to_linear_operator(K))

@@ -1,4 +1,4 @@
-"""What `ppl.observe` refuses; that its value is right is a law (tests/laws/test_pyro_laws.py)."""
+"""Bad input of `ppl.observe` is rejected; its value is tested in tests/laws/test_pyro_laws.py."""
 
 import gpytorch
 import pyro

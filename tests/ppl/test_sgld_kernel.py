@@ -41,7 +41,7 @@ def test_draws_are_of_the_posterior():
     seven = torch.tensor(7.0, dtype=F64)
     log_mean = (torch.digamma(seven) - torch.tensor(4.0, dtype=F64).log()).view(1)
     expected = torch.cat([mean, mean.square() + 1 / precision, log_mean, torch.tensor([7 / 4], dtype=F64)])
-    assert misfit(block_means(found, 4), expected) < 1  # of a hundred draws; neighbours are correlated over some 26
+    assert misfit(block_means(found, 4), expected) < 1  # blocks of a hundred draws, which are correlated over some 26
 
 
 def test_in_pyros_own_mcmc_with_a_latent_gp_and_in_single_precision():

@@ -1,4 +1,4 @@
-"""Strategies and likelihoods of gpext under Pyro's SVI; the ELBO of each likelihood is a law (test_pyro_laws.py)."""
+"""gpext's strategies and likelihoods under Pyro's SVI; each likelihood's ELBO is tested in test_pyro_laws.py."""
 
 from functools import partial
 
@@ -74,7 +74,7 @@ def test_svi_reaches_the_elbo_of_gpytorchs_loop():
     start, expected = trained(x, y, in_gpytorch)
     _, reached = trained(x, y, in_pyro)
     assert expected > start + 0.5
-    assert abs(reached - expected) < 0.01 * (expected - start)  # of what noise leaves, a tenth or so
+    assert abs(reached - expected) < 0.01 * (expected - start)  # noise leaves about a tenth of that
 
 
 def elbo_in_pyro(model, likelihood, x, y, *, max_plate_nesting=1):

@@ -31,7 +31,7 @@ def tensor(*values):
 
 
 def brute_force(function, mean, sd, points, log_space):
-    """Gauss-Legendre on half-dyadic panels about every point, none wider than sd near the mass: no code in common."""
+    """Gauss-Legendre on half-dyadic panels about every point, none wider than sd near the mass; no shared code."""
     anchors = [mean, *points]
     low, high = min(anchors) - 14 * sd, max(anchors) + 14 * sd
     steps = sd * 2.0 ** np.arange(-45, math.log2((high - low) / sd) + 1, 0.5)
@@ -87,7 +87,7 @@ def check(function, mean, sd, points, tolerance=1e-9, knots=True):
 @pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 0.1, 1.0])
 @pytest.mark.parametrize("distance", [0.0, 1.0, 6.0, 40.0, 1e3])
 def test_student_t(deg_free, scale, distance):
-    # f itself is rounded to 1e-16 |f|: at f = 6 a scale of 1e-9 is known to 1e-6 only, whatever the rule.
+    # f itself is rounded to 1e-16 |f|: at f = 6 a scale of 1e-9 is resolved to 1e-6 only, by any rule.
     check(student_t(distance, deg_free, scale), 0.0, 1.0, [distance], 1e-7 if scale < 1e-6 else 1e-9)
 
 
@@ -300,7 +300,7 @@ def test_non_finite_function_is_reported():
         assert expectation(torch.log, tensor(0.0), tensor(1.0)).isnan().all()
     result = integrate(torch.log, tensor(0.0), tensor(1.0))
     assert result.status is QuadratureStatus.NON_FINITE
-    # A likelihood that is zero everywhere is a legitimate value.
+    # A likelihood may be zero everywhere.
     assert log_expectation(lambda f: torch.full_like(f, -math.inf), tensor(0.0), tensor(1.0)).item() == -math.inf
 
 
@@ -390,7 +390,7 @@ def test_nodes_grow_with_the_spread_in_proportion():
 
 @pytest.mark.parametrize("knots", [None, 0.0])
 def test_rounding_at_the_mean_does_not_hide_mass_far_off(knots):
-    """f - e^f / 8 is -3e42 at the mean, rounded to 1e26, and -4e6 where the mass is, 2700 standard deviations away."""
+    """f - e^f / 8 is -3e42 at the mean, rounded to 1e26, and -4e6 at the mass, 2700 standard deviations away."""
     mean, variance = 100.0, 0.001
     slope = tensor(1.0, -0.125)
 

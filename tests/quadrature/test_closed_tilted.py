@@ -21,7 +21,7 @@ STATE = [(offset, variance) for offset, variance in itertools.product(OFFSETS, V
 
 
 def beyond(a):
-    """int_0^inf x^k exp(-a x - x^2 / 2) dx, k to 4, by parts; needs digits to lose."""
+    """int_0^inf x^k exp(-a x - x^2 / 2) dx, k to 4, by parts, which needs spare digits."""
     moments = [mpmath.sqrt(mpmath.pi / 2) * mpmath.exp(a * a / 2) * mpmath.erfc(a / mpmath.sqrt(2))]
     moments.append(1 - a * moments[0])
     for k in range(1, 4):
@@ -63,7 +63,7 @@ def exact_probit(sign, mean, variance):
 
 
 def by_integration(log_function, mean, variance, edges):
-    """The same by mpmath's quadrature, which knows nothing of truncated normals."""
+    """The same by mpmath's quadrature, without truncated normals."""
     with mpmath.workdps(20):
         mean, variance = mpmath.mpf(mean), mpmath.mpf(variance)
         sd = mpmath.sqrt(variance)
@@ -84,7 +84,7 @@ def by_integration(log_function, mean, variance, edges):
 
 
 def compare(found, expected, tolerance):
-    """Relative to the moments; those that have a sign, to the standard deviation."""
+    """Compare relative to the moments, or to the standard deviation for signed ones."""
     sd = math.sqrt(expected[2])
     values = [found.log_normalizer, found.mean, found.variance, found.third, found.fourth]
     log_z, mean, variance, third, fourth = (value.item() for value in values)

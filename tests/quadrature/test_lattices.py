@@ -1,4 +1,4 @@
-"""Nested lattices: their points, the integrals of functions that are known, and the error that is claimed."""
+"""Nested lattices: their points, known integrals, and the error that they claim."""
 
 import math
 
@@ -11,7 +11,7 @@ F64 = torch.float64
 
 
 def total(log_function, *, logarithm):
-    """Return what `integrate_on_lattices` asks for, of functions f (Q, N) given by their logarithms."""
+    """Return the argument of `integrate_on_lattices` for functions f (Q, N) given by their logarithms."""
     if logarithm:
         return lambda x: log_function(x).logsumexp(0)
     return lambda x: log_function(x).exp().sum(0)

@@ -1,4 +1,4 @@
-"""A tiny GP with two hyperparameters, whose posterior a grid holds, and its density written by hand."""
+"""A tiny GP with two hyperparameters, whose posterior fits on a grid, and its density written by hand."""
 
 import gpytorch
 import numpy as np
@@ -85,7 +85,7 @@ def log_density(raw, x, y):
 
 
 def grid_moments(x, y):
-    """Means and standard deviations of the raw values by a grid, far beyond where there is mass."""
+    """Means and standard deviations of the raw values by a grid that extends far beyond the mass."""
     axes = np.linspace(-14, 5, 120), np.linspace(-6, 12, 120)
     points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
     noise, lengthscale = constrained(points)

@@ -1,4 +1,4 @@
-"""Langevin draws given augmenting scales: gradients by differences, draws against quadrature, and what they serve."""
+"""Langevin draws given augmenting scales: gradients against differences, draws against quadrature, and predictions."""
 
 import copy
 import math
@@ -101,7 +101,7 @@ def test_its_value_is_that_density_up_to_a_constant():
 
 def test_estimates_of_the_gradient_are_right_on_average():
     model, sites = problem(), some_sites(problem())
-    solver = UnbiasedSolver(num_probes=2, rank=0)  # of twelve data a preconditioner would leave nothing to estimate
+    solver = UnbiasedSolver(num_probes=2, rank=0)  # with twelve data a preconditioner would leave nothing to estimate
     exact, estimated = (SitePosterior(model, NAMES, each, 0.0) for each in (None, solver))
     for posterior in (exact, estimated):
         posterior.condition_on(sites)
@@ -170,7 +170,7 @@ def joint_statistics(log_s, log_noise, f):
 
 @pytest.mark.slow
 def test_draws_agree_with_quadrature():
-    """A grid of the prior's scale, the noise and f; what Langevin steps do to them is below the errors."""
+    """Against a grid of the prior's scale, the noise and f; the bias of Langevin steps is below the errors."""
     model = two_data()
     sampler = AugmentedSGLDSampler(model)
     sampler._posterior = Quick(sampler)
@@ -205,7 +205,7 @@ def test_runs_for_other_likelihoods(likelihood, solver):
 
 
 def test_by_products_it_predicts_what_the_dense_posterior_given_w_does():
-    """The average over draws of (w, theta): here with the same w, conditioned on densely."""
+    """The average over draws of (w, theta), against dense conditioning with the same w."""
     sampler = AugmentedSGLDSampler(problem(10), solver=UnbiasedSolver(), step_size=0.3)
     draws = run(sampler, 2, 3, 1)
     x, target = torch.tensor([[0.4], [2.9], [50.0]], dtype=F64), sampler.target
@@ -256,7 +256,7 @@ def test_goes_to_arviz_and_copies():
     assert exported.posterior["likelihood.noise"].shape == (2, 4, 1)
     assert exported.log_likelihood["targets"].shape == (2, 4, 8)
     assert torch.equal(copy.deepcopy(draws).latent, draws.latent)
-    model = problem(8)  # gpytorch's own way to register a prior by name makes a module that cannot be pickled
+    model = problem(8)  # a prior that gpytorch registers by name makes a module that cannot be pickled
     names = ["covar_module.outputscale"]
     for module in model.modules():
         if isinstance(module, gpytorch.Module):

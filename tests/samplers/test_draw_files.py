@@ -1,4 +1,4 @@
-"""Directories of draws: whole, or refused with the name of the file that is not as it should be."""
+"""Directories of draws are complete, or rejected with the name of the faulty file."""
 
 import shutil
 from dataclasses import replace
@@ -27,7 +27,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def directory(original, tmp_path):
-    """A copy of it."""
+    """A copy of that directory."""
     return shutil.copytree(original[0], tmp_path / "copy")
 
 
@@ -87,7 +87,7 @@ def test_a_file_without_a_checksum_is_refused(directory):
 
 
 def test_a_chunk_that_does_not_count_yet_is_drawn_once_more(original, directory, monkeypatch):
-    """As a process leaves them that is killed between a chunk and the state that counts it."""
+    """As after a process is killed between writing a chunk and the state that counts it."""
     monkeypatch.setattr(storage, "_CHUNK_BYTES", 3 * (6 * 8) * 4)
     first = run(sampler(), 4, checkpoint=directory.parent / "first")
     shutil.copy(directory / NAMES[0], directory.parent / "first" / NAMES[0])
@@ -107,7 +107,7 @@ def test_draws_to_go_on_from_are_written_as_well(elsewhere, original, tmp_path):
 
 
 class Killed(BaseException):
-    """Ends a run as a signal would: nothing is caught, nothing is written."""
+    """End a run as a signal would: nothing is caught, nothing is written."""
 
 
 def test_a_warm_up_that_is_killed_is_gone_on_with(original, tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def moving():
 
 
 def assert_all_refused(restored, content):
-    """Whatever is wrong with one entry is a ValueError; what is right is none."""
+    """Every fault of one entry raises a ValueError; a correct entry does not."""
     restored(content, "here")
     number = 0
     for fault, wrong in spoilt(content):

@@ -1,4 +1,4 @@
-"""Draws go to either generation of ArviZ."""
+"""Draws are exported to ArviZ before and after 1.0, with all their groups."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Gibbs sampling: one run in parts, interrupted or read back draws what it draws at once; predictions are averages."""
+"""Gibbs sampling: a run in parts, interrupted or read back has the draws of a single run; predictions are averages."""
 
 import copy
 import math
@@ -187,7 +187,7 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(on_disk, tmp_path, monke
         except KeyboardInterrupt:  # outside the loop: before the first sweep, or after the last
             continue
         except pytest.fail.Exception:
-            break  # it has come to the end
+            break  # the run has reached its end
         finally:
             sys.settrace(None)
         assert draws.status is SamplingStatus.INTERRUPTED
@@ -225,7 +225,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # no file may grow beyond: writing fails for real
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # files cannot grow beyond that: writing really fails
         with pytest.warns(InferenceWarning, match="could not be written"):
             draws = run(sampler(), 210, checkpoint=tmp_path)
     finally:
@@ -272,7 +272,7 @@ def test_one_datum_however_extreme(y):
 
 def test_a_breakdown_is_a_status():
     counts = torch.full((2,), 1e6, dtype=F64)
-    # an eigenvalue of -0.1, a rounding error beside one of 2e6 but not beside sites of 1e4
+    # an eigenvalue of -0.1: a rounding error beside one of 2e6, but not beside sites of 1e4
     covariance = 1e6 * torch.tensor([[1.0, 1 + 1e-7], [1 + 1e-7, 1.0]], dtype=F64)
     prior = MultivariateNormal(torch.zeros(2, dtype=F64), to_linear_operator(covariance))
     with pytest.warns(InferenceWarning, match="pass a `jitter`"):
@@ -355,7 +355,7 @@ def test_hyperparameters_move_wherever_the_sampler_is_made(mode):
 
 @pytest.mark.slow
 def test_hyperparameters_agree_with_quadrature():
-    """One datum far out, one scale of the prior and one of the noise: a sum over a grid of both and of f."""
+    """One datum far out, a prior scale and a noise scale, against sums over a grid of both and of f."""
     x, y = torch.zeros(1, dtype=F64), torch.tensor([4.0], dtype=F64)
     model = Model(x, y, student(), priors=False)
     model.mean_module.requires_grad_(False)
@@ -512,7 +512,7 @@ def test_draws_of_something_else_are_not_gone_on_with(tmp_path):
 
 
 class _FailingPhi(torch.nn.Module):
-    """Student-t's phi, until it is asked once too often."""
+    """Student-t's phi, which fails after a number of calls."""
 
     def __init__(self, calls):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Chains over hyperparameters against a grid, and what becomes of their draws."""
+"""Chains over hyperparameters against a grid, and the storage and predictions of their draws."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ def run(sampler, *args, **options):
 
 
 def compared(found, length):
-    """The misfit of means and variances of raw values to the grid, by blocks of this length; effective sizes."""
+    """The misfit of means and variances of raw values to the grid, by blocks of this length, and effective sizes."""
     x, y = found.target.model.train_inputs[0].numpy(), found.target.model.train_targets.numpy()
     data = arviz.convert_to_dataset({"raw": found.raw.numpy()})
     mean, sd = (torch.from_numpy(each) for each in grid_moments(x, y))
@@ -56,7 +56,7 @@ def test_langevin_draws_are_of_the_posterior():
 
 
 class NoisyLogPosterior(QuickLogPosterior):
-    """Gradients with noise of covariance 8 M^-1, as estimates have it."""
+    """Gradients with noise of covariance 8 M^-1, as of estimates."""
 
     is_estimated = True
 
@@ -100,7 +100,7 @@ def test_the_schedule_freezes_by_noise_that_was_learnt():
     found = run(sampler, 1200, 1, 60, step_size=(0.9, 1.0, 1.0), freeze_below=0.005)
     state = found.states[0].kernel
     frozen_at, lr = state.frozen_at, state.step_size
-    assert frozen_at > 60  # after the warm-up: V is what it was when it froze
+    assert frozen_at > 60  # after the warm-up: V is that at the freeze
     assert lr == pytest.approx(0.9 / frozen_at)
     largest = float(torch.linalg.eigvals(state.M @ state.V).real.max())
     assert 0.25 * lr * largest < 0.005 <= 0.25 * 0.9 / (frozen_at - 1) * largest
@@ -182,7 +182,7 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(kind):
             sys.settrace(Interrupt(at))
             with pytest.warns(InferenceWarning, match="interrupted"):
                 found = run(sampler, 5, 2, 1)
-        except (KeyboardInterrupt, pytest.fail.Exception):  # outside the loop, or it has come to the end
+        except (KeyboardInterrupt, pytest.fail.Exception):  # outside the loop, or at the end of the run
             continue
         finally:
             sys.settrace(None)
@@ -195,7 +195,7 @@ def test_interrupted_anywhere_it_keeps_what_is_finished(kind):
 
 
 class Killed(BaseException):
-    """Ends a run as a signal would: nothing is caught, nothing is written."""
+    """End a run as a signal would: nothing is caught, nothing is written."""
 
 
 @BOTH
@@ -298,7 +298,7 @@ def test_copies_and_pickles():
     found = run(MetropolisHastings(problem()), 4, 2, 0)
     new = torch.tensor([[0.3]], dtype=F64)
     assert torch.equal(copy.deepcopy(found).predict(new).mean, found.predict(new).mean)
-    mll = problem()  # gpytorch's own way to register a prior by name makes a module that cannot be pickled
+    mll = problem()  # a prior that gpytorch registers by name makes a module that cannot be pickled
     for module in mll.model.modules():
         if isinstance(module, gpytorch.Module):
             module._priors.clear()

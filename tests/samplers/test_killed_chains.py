@@ -1,4 +1,4 @@
-"""Chains whose process is killed, and chains that diverge: what is finished is there, and is gone on with."""
+"""Chains whose process is killed, and chains that diverge: finished draws are kept, and runs resume from them."""
 
 import signal
 import subprocess
@@ -30,7 +30,7 @@ quick(SGLDSampler).run(10**6, 2, 3, generator=generator, checkpoint=sys.argv[1],
 
 
 def run_and_kill(script, directory, is_time):
-    """Run a script on a directory until it is time, and kill it."""
+    """Run a script on a directory, and kill it when `is_time`."""
     process = subprocess.Popen([sys.executable, "-c", script, str(directory)], cwd=ROOT)
     try:
         deadline = time.monotonic() + 120

@@ -45,7 +45,7 @@ CASES = {
 @pytest.mark.parametrize("width", [0.05, 1.0, 30.0])
 @pytest.mark.parametrize("name", CASES)
 def test_draws_from_the_density(name, width):
-    """Begun in it: narrow slices take long to get anywhere, and seldom cross from one mode to the other."""
+    """Started in it: narrow slices move slowly, and rarely cross from one mode to the other."""
     log_density, cdf = CASES[name]
     generator = torch.Generator().manual_seed(0)
     value = start = exact(name, 4000, generator)

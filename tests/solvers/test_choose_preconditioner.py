@@ -24,7 +24,7 @@ N = 1000
 
 @pytest.fixture
 def cheap(monkeypatch):
-    """Neighbours cost nothing: at sizes of tests they would never pay."""
+    """Make neighbours cost nothing: at the sizes of tests they would never pay."""
     monkeypatch.setattr(choose_preconditioner, "_TRIAL", 0.0)
     monkeypatch.setattr(choose_preconditioner, "_GROUPED", 0.0)
 
@@ -69,7 +69,7 @@ def test_steps_are_never_more_than_by_the_low_rank_alone(cheap, profile, lengths
 
 @pytest.mark.parametrize(("profile", "lengthscale", "helps"), [("matern12", 1.0, True), ("rbf", 2.0, False)])
 def test_they_are_taken_where_data_are_rough_and_not_where_smooth(cheap, monkeypatch, profile, lengthscale, helps):
-    """Beside a low rank that leaves much."""
+    """In addition to a low rank that leaves much."""
     monkeypatch.setattr(choose_preconditioner, "partial_cholesky", partial(partial_cholesky, rank=60))
     x, K, A, D, b = system(profile, lengthscale, 1e-2)
     P = made(x, K, D)
@@ -85,7 +85,7 @@ def test_they_are_taken_where_data_are_rough_and_not_where_smooth(cheap, monkeyp
 
 
 def test_far_from_each_other_data_have_no_neighbours_to_speak_of(cheap):
-    """In 16 dimensions: the trial, whose data are more alike, would take them."""
+    """In 16 dimensions, where the trial alone, whose data are closer together, would accept them."""
     x = torch.randn(N, 16, generator=generator(), dtype=F64) / 3
     K = torch.exp(-torch.cdist(x, x))
     D, b = torch.full((N,), 0.1, dtype=F64), torch.randn(N, 2, generator=generator(1), dtype=F64)

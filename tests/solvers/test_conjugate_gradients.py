@@ -1,4 +1,4 @@
-"""Conjugate gradients: what it solves, and how it says what it could not."""
+"""Conjugate gradients: solutions against direct solves, and the status of solves that fail."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_products_in_float32_reach_float64_by_refinement():
     assert found.status is SolveStatus.CONVERGED
     torch.testing.assert_close(found.solution, torch.linalg.solve(A, b), rtol=1e-7, atol=1e-7)
     alone = conjugate_gradients(lambda v: (single @ v.float()).double(), b, tolerance=1e-11)
-    assert float((b - A @ alone.solution).norm() / b.norm()) > 1e-9  # without, it solves another system
+    assert float((b - A @ alone.solution).norm() / b.norm()) > 1e-9  # without correction, it solves another system
 
 
 def test_what_cannot_be_reached_is_said():

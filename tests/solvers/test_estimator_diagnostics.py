@@ -1,4 +1,4 @@
-"""What a random end does to a solve: against every truncation counted one by one, and against draws."""
+"""The distribution of a solve with a random end, against enumeration of every truncation, and against draws."""
 
 import math
 import pickle
@@ -100,7 +100,7 @@ def test_says_whether_draws_can_show_the_mean():
         assert bool((found.shows_mean == can).all())
         assert (misfit(x, exact, rounding=1e-12) < 1) is can
         assert ("cannot show" in found.message) is not can
-        if not can:  # what is missing from the draws is what they were said never to reach, and now and then do
+        if not can:  # the draws lack the part that they were predicted to reach almost never
             number = (found.log_probability.exp() * 4000 >= 1).sum(0)
             short = (solve.truncations < number).all(0)
             missing = (x.mean(0) - exact).norm(dim=0) / exact.norm(dim=0)
@@ -120,9 +120,9 @@ def test_weights_beyond_the_largest_number_are_infinite_and_never_nan():
     assert not bool(found.quadratic_variance(lambda v: A @ v).isnan().any())
     last = 0.5 * (math.sqrt(1 - 8 * math.log(found.reach)) - 1)  # P_j = exp(-j (j + 1) / 2) of the last that matters
     assert last == pytest.approx(round(last), abs=1e-9)
-    assert 10 <= last < len(found.weight)  # which one it is hangs on the rounding of conjugate gradients
+    assert 10 <= last < len(found.weight)  # the exact one depends on the rounding of conjugate gradients
     assert "cannot show the mean" in found.message
-    assert float(found.bias.abs().max()) == 0.0  # P_j is a number; there is no bias
+    assert float(found.bias.abs().max()) == 0.0  # P_j does not underflow, so there is no bias
 
 
 def test_a_run_that_never_gets_to_its_end_says_so():
@@ -140,7 +140,7 @@ def test_batches_float32_a_solution_at_the_start_and_a_zero():
     assert found.variance.shape == b.shape
     assert found.variance.dtype == torch.float32
     assert found.quadratic_variance(lambda v: A @ v).shape == (2, 2)
-    for i in range(2):  # each matrix has its own
+    for i in range(2):  # each matrix has its own diagnostics
         one = estimator_diagnostics(lambda v, i=i: A[i] @ v, b[i])
         assert one.num_steps <= found.num_steps
     arrived = estimator_diagnostics(lambda v: A @ v, torch.zeros_like(b))

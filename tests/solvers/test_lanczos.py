@@ -16,7 +16,7 @@ def estimate(A, **options):
 
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
-@pytest.mark.parametrize("steps", [20, 60])  # n: the quadrature is exact beyond doubt
+@pytest.mark.parametrize("steps", [20, 60])  # 60 = n: the quadrature is certainly exact
 def test_it_is_within_its_standard_error(steps, batch):
     A, _ = system(60, noise=0.1, batch=batch)
     found, error = estimate(A, num_probes=40, num_steps=steps)
@@ -56,7 +56,7 @@ def test_few_distinct_eigenvalues_need_few_steps_and_more_do_no_harm():
 
 
 def test_badly_conditioned_matrices_keep_their_basis_orthogonal():
-    """Condition number 1e9, with eigenvalues that recursions without orthogonalisation find again and again."""
+    """Condition number 1e9, with eigenvalues that recursions without orthogonalisation find repeatedly."""
     values = torch.logspace(-7, 2, 80, dtype=F64)
     axes = torch.linalg.qr(torch.randn(80, 80, generator=torch.Generator().manual_seed(0), dtype=F64)).Q
     A = axes @ torch.diag(values) @ axes.mT

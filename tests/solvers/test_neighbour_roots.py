@@ -23,7 +23,7 @@ def rough(n=150, d=3, lengthscale=1.0, dtype=F64):
 
 
 def parts(K, rank, noise=0.05):
-    """Return L, what it leaves of the diagonal, and noise that differs from datum to datum."""
+    """Return L, the residual diagonal, and noise that differs from datum to datum."""
     L = partial_cholesky(lambda i: K[:, i], K.diagonal(), rank=rank, generator=generator())
     left = (K.diagonal() - L.square().sum(-1)).clamp_min(0)
     return L, left, noise * (0.5 + torch.rand(len(K), generator=generator(1), dtype=F64)).to(K)
@@ -65,7 +65,7 @@ def test_rows_whiten_a_datum_by_its_neighbours_and_all_before_make_the_inverse()
         torch.testing.assert_close(G[i], expected, rtol=1e-10, atol=1e-12)
         shares.append(float(a @ V[N, i] / V[i, i]))
     assert few.explained == pytest.approx(sum(shares) / 39, rel=1e-10)  # the first has no neighbours
-    G.requires_grad_()  # no other entries in these places are nearer: the divergence is stationary
+    G.requires_grad_()  # no other entries in these places are better: the divergence is stationary
     divergence = 0.5 * (G @ V @ G.mT).trace() - G.diagonal().log().sum()
     (slope,) = torch.autograd.grad(divergence, G)
     assert float((slope * (G != 0)).abs().max()) < 1e-9
@@ -160,7 +160,7 @@ def test_who_has_nothing_left_has_no_neighbours():
 
 def test_a_block_that_is_not_definite_by_rounding_stays_alone():
     K = torch.ones(4, 4, dtype=F64)
-    K[0, 1] = K[1, 0] = 1.5  # no covariance, as rounding would have it
+    K[0, 1] = K[1, 0] = 1.5  # not a covariance, as with rounding
     neighbours = torch.tensor([[0], [0], [0], [3]])
     noise = torch.full((4,), 0.1, dtype=F64)
     root = neighbour_root(entries_of(K), K[:, :0], K.diagonal(), noise, neighbours)

@@ -26,7 +26,7 @@ def test_a_partial_factor_leaves_a_positive_semidefinite_rest(pivots):
         assert L.size(-1) <= rank
         rest = torch.linalg.eigvalsh(K - L @ L.mT)
         assert float(rest[0]) > -1e-9
-        best = torch.linalg.eigvalsh(K)[:-rank].sum()  # what no factor of this rank can be below
+        best = torch.linalg.eigvalsh(K)[:-rank].sum()  # the minimum for a factor of this rank
         assert best <= rest.sum() < min(last, 20 * best + 1e-6)
         last = rest.sum()
 

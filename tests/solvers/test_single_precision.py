@@ -1,4 +1,4 @@
-"""The Cholesky factor in single precision: against the matrix that it says it is, and where it is no use."""
+"""The Cholesky factor in single precision, against the matrix that it represents, and its failures."""
 
 import math
 
@@ -28,14 +28,14 @@ EPS = torch.finfo(torch.float32).eps
 
 @pytest.fixture
 def small_panels(monkeypatch):
-    """Several panels of small matrices, the last of them short, each read in several parts."""
+    """Split small matrices into several panels, the last one short, each read in several parts."""
     monkeypatch.setattr(single_precision, "_HEIGHT", 32)
     monkeypatch.setattr(single_precision, "_WIDTH", 50)
 
 
 @pytest.fixture
 def free(monkeypatch):
-    """Few data are enough."""
+    """Make few data enough."""
     monkeypatch.setattr(single_precision, "_FEWEST", 1)
 
 
@@ -137,7 +137,7 @@ def test_a_matrix_that_rounding_makes_indefinite_has_none(small_panels):
 
 
 def test_nothing_is_stored_whose_products_are_denormal(small_panels):
-    """Such numbers make products many times as slow: those of A, and those that the factor would have itself."""
+    """Such numbers, in A or in the factor itself, make products many times as slow."""
     x = torch.linspace(0, 150, 100, dtype=F64).unsqueeze(-1)
     far_apart = torch.exp(-0.5 * (x - x.mT).square())
     assert bool(((far_apart.float() > 0) & (far_apart.float() < torch.finfo(torch.float32).tiny)).any())
@@ -159,7 +159,7 @@ def test_vectors_in_single_precision_stay_so(small_panels):
 
 
 def test_the_mean_over_all_truncations_is_the_solution(monkeypatch, small_panels):
-    """A factor of another matrix, so that there are steps to take; exact as P^-1 is one matrix."""
+    """With a factor of another matrix, so that steps are needed; exact because P^-1 is one fixed matrix."""
     (_, K), D = rough(100, lengthscale=0.5), torch.full((100,), 0.1, dtype=F64)
     A, b = K + torch.diag(D), torch.randn(100, 2, generator=generator(), dtype=F64)
     for other in (K.square(), K):
@@ -206,7 +206,7 @@ def test_too_ill_a_condition_is_not_tried(free, monkeypatch):
 
 @pytest.mark.parametrize(("profile", "lengthscale"), [("matern32", 0.5), ("rbf", 1.0)])
 def test_a_failure_leaves_what_there_would_be_without_it(free, monkeypatch, profile, lengthscale):
-    """Columns that have ended by themselves, and some that are completed after all."""
+    """Columns that have ended by themselves, and some that are then completed."""
     x, K, A, D, b = system(profile, lengthscale, 1e-2)
     tried = []
     monkeypatch.setattr(SinglePrecisionPreconditioner, "of", lambda *args: tried.append(args))

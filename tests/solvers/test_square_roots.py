@@ -1,4 +1,4 @@
-"""Square roots by products against eigenvectors."""
+"""Square roots by matrix products, against those by eigenvectors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Unbiased solves: by enumeration of every truncation, and by draws."""
+"""Unbiased solves, against direct ones: by enumeration of every truncation, and by draws."""
 
 import sys
 from functools import partial
@@ -31,7 +31,7 @@ def jacobi(A):
 
 
 def enumerated(monkeypatch, A, b, log_p, **options):
-    """Return every truncation's estimate (T, n, R) and its probability (T, R); all that follow belong to the last."""
+    """Return every truncation's estimate (T, n, R) and its probability (T, R); later ones count for the last."""
     levels = (-log_p).clamp_max(700)  # the level of row e reaches increments 0 .. e
     monkeypatch.setattr(
         sys.modules["gpext.solvers.unbiased_cg"], "_levels", lambda shape, generator: levels[..., : shape[-1]]
@@ -78,7 +78,7 @@ def test_the_mean_over_all_truncations_is_the_solution(monkeypatch, name, warm, 
 
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_the_default_falls_as_the_smallest_residual_in_the_krylov_space(preconditioned):
-    """By least squares, in the norm of P^-1; the condition number is so small that the recursion stays conjugate."""
+    """By least squares, in the norm of P^-1; the condition number is small enough to keep the recursion conjugate."""
     A, b = system(30, 2, noise=1.0)
     inverse = jacobi(A)(torch.eye(30, dtype=F64)) if preconditioned else torch.eye(30, dtype=F64)
     root = torch.linalg.cholesky(inverse).mT  # |r| in the norm of P^-1 is |root r|

@@ -1,4 +1,4 @@
-"""log Gamma, its derivatives and what Stirling's formula leaves of it, against SciPy and mpmath."""
+"""log Gamma, its derivatives and the remainder of Stirling's formula, against SciPy and mpmath."""
 
 import mpmath
 import pytest

@@ -1,4 +1,4 @@
-"""A checkpoint that is readable but wrong is refused, by the name of the entry, before anything has changed."""
+"""A checkpoint that is readable but wrong is rejected with the name of the entry, before anything has changed."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ KEYS = ("mll", "ranks")
 
 @pytest.fixture
 def directory(tmp_path):
-    """Of a run of five steps."""
+    """The checkpoint of a run of five steps."""
     mll, x, y = problem()
     gpext.fit(mll, x, y, max_steps=5, checkpoint=tmp_path, **OPTIONS)
     return tmp_path
@@ -37,14 +37,14 @@ def test_whatever_is_wrong_is_a_value_error_and_nothing_has_changed(directory, m
 
     monkeypatch.setattr("gpext.training.fitting.Checkpoint", reading)
     mll, x, y = problem()
-    gpext.fit(mll, x, y, max_steps=5, checkpoint=directory, **OPTIONS)  # there is nothing left to do
+    gpext.fit(mll, x, y, max_steps=5, checkpoint=directory, **OPTIONS)  # nothing remains to be done
     stepper = SiteStepper(mll, mll.model.variational_strategy, 60, rate=1.0, learning_rate=0.05, bound=0, gradient=0)
     before, messages = copy.deepcopy(mll.state_dict()), []
     monkeypatch.setattr(module, "load", lambda *_: (wrong, ""))
     for fault, spoilt_content in spoilt(content):
         wrong = spoilt_content
         if set(wrong) != set(KEYS):
-            continue  # which `load` has seen to
+            continue  # `load` has checked that
         try:
             read[0].read(PositionSchema(stepper.optimizers))
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Parameters that have no best value, or none that the data tell from others, are named."""
+"""Parameters without an optimal value, or on which the data carry no information, are named in the message."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Curve(gpext.models.LatentGP):
 
 
 def message(unit, *, lengthscale=1.0, batch_size=None):
-    """What training on a noisy sine says, whose inputs are in some unit."""
+    """The message of training on a noisy sine with inputs in some unit."""
     x = unit * torch.linspace(0, 6, 30, dtype=F64).unsqueeze(-1)
     y = (x[:, 0] / unit).sin() + 0.3 * torch.randn(30, dtype=F64, generator=torch.Generator().manual_seed(0))
     if batch_size is None:
@@ -81,7 +81,7 @@ def message(unit, *, lengthscale=1.0, batch_size=None):
 
 @pytest.mark.parametrize("batch_size", [None, 15])
 def test_a_lengthscale_that_no_two_inputs_share_is_named(batch_size):
-    """Metres and a lengthscale of one: the covariance is diagonal whatever it is, and training converges at once."""
+    """Inputs in metres and a lengthscale of one: the covariance stays diagonal, and training converges at once."""
     expected = "model.covar_module.base_kernel.lengthscale did not move, with a gradient of zero"
     assert expected in message(1e6, batch_size=batch_size)
     assert "did not move" not in message(1.0, batch_size=batch_size)
@@ -90,7 +90,7 @@ def test_a_lengthscale_that_no_two_inputs_share_is_named(batch_size):
 
 
 def trained(x, y, **parameters):
-    """What training says of a Student-t model with a kernel of one lengthscale a column."""
+    """The message of training a Student-t model with a kernel of one lengthscale per column."""
     model = Curve(x, y, 1.0)
     model.covar_module.base_kernel = gpytorch.kernels.RBFKernel(ard_num_dims=x.size(-1)).to(x)
     for name, value in parameters.items():
@@ -106,7 +106,7 @@ def noisy_sine(columns, seed=0):
 
 
 def test_noise_at_its_floor_is_a_status_and_named():
-    """Equal targets: the density of a noise as narrow as one likes is as high."""
+    """Equal targets: the density grows without bound as the noise narrows."""
     x = torch.linspace(0, 6, 30, dtype=F64).unsqueeze(-1)
     result = trained(x, torch.zeros(30, dtype=F64))
     assert result.status in (gpext.FitStatus.NOISE_FLOOR, gpext.FitStatus.MAX_STEPS)
@@ -167,7 +167,7 @@ def test_a_parameter_on_the_bound_of_its_constraint_is_named():
     assert "likelihood.deg_free ended so near to 2" in said
     assert "report quantiles" in said
     assert "covar_module.outputscale ended on the bound of its constraint, 10" in said
-    assert diagnose(model, trained_parameters(model), none) == ""  # it has been there before
+    assert diagnose(model, trained_parameters(model), none) == ""  # it was there at the start
 
 
 def test_heavy_tails_are_named_by_fit_and_quantiles_are_there():

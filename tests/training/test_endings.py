@@ -1,4 +1,4 @@
-"""The status of `fit` says how training ended: numerical outcomes are data, and work is bounded."""
+"""The status of `fit` names the outcome of training: numerical failures do not raise, and work is bounded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def data(n=20):
 
 
 class Ending:
-    """A rule that ends as it is told to from some inference on, and counts what it has done."""
+    """A rule with a given status from some inference on, which records its numbers of steps."""
 
     def __init__(self, rule, status=None, after=0):
         self.rule, self.status, self.after = rule, status, after
@@ -121,7 +121,7 @@ def test_a_bound_that_is_nowhere_finite_leaves_everything_as_it_was():
     x, y = torch.zeros(3, 1, dtype=F64), tensor(0.0, 1.0, 2.0)
     model = SparseGP(torch.zeros(1, 1, dtype=F64))
     with torch.no_grad():
-        model.mean_module.bias.fill_(1e4)  # exp of it
+        model.mean_module.bias.fill_(1e4)  # the rate is its exp
     mll = VariationalELBO(PoissonLikelihood(), model, num_data=3)
     before = copy.deepcopy(dict(mll.named_parameters()))
     result = fit(mll, x, y, progress=False)
@@ -163,7 +163,7 @@ def test_a_rule_that_maximises_a_bound_goes_on_at_the_next_evaluation():
     model = Curve(x, y, StudentTLikelihood(), rule := Watched())
     fitted(x, y, model.likelihood, model=model, max_steps=3)
     assert model.inference is rule
-    assert seen[0] == seen[-1] == rule.max_steps  # the first, and that at the end
+    assert seen[0] == seen[-1] == rule.max_steps  # the first inference, and the one at the end
     assert set(seen[1:-1]) == {MOST_STEPS, rule.max_steps}
 
 

@@ -1,4 +1,4 @@
-"""gpext.fit: it ends where gradients vanish, resumes bit for bit, and says what happened."""
+"""gpext.fit: it ends where gradients vanish, resumes bit for bit, and reports its outcome."""
 
 import copy
 import math
@@ -89,7 +89,7 @@ def test_full_batch_objective_is_the_elbo_it_ends_at(name, bound):
     assert result.num_steps <= 8
     elbo = BOUNDS[bound](mll.likelihood, mll.model, num_data=N)
     assert result.objective == pytest.approx(objective(elbo, x, y), abs=1e-8)
-    # Not at every step: the line search knows the value before the sites have moved, and may give back what they gain.
+    # Not at every step: the line search uses the value before the sites move, and may lose what they gain.
     assert result.trace[-1] > result.trace[0]
 
 
@@ -279,7 +279,7 @@ def test_a_stock_variational_model_trains(natural, batch_size):
 @pytest.mark.parametrize("strategy", [SiteVariationalStrategy, VariationalStrategy, UnwhitenedVariationalStrategy])
 @pytest.mark.parametrize("distribution", [NaturalVariationalDistribution, CholeskyVariationalDistribution])
 def test_the_full_batch_finds_the_best_q_of_a_stock_objective(strategy, distribution):
-    """With a Gaussian likelihood there is one, and it is known: with frozen parameters, Titsias' bound."""
+    """With a Gaussian likelihood and frozen parameters the optimum is known: Titsias' bound."""
     x, y = data()
     model = SparseGP(torch.linspace(0, 4, M, dtype=F64).unsqueeze(-1), strategy=strategy, jitter_val=1e-3)
     model.base._variational_distribution = distribution(M).double()
@@ -518,7 +518,7 @@ def test_a_breakdown_is_a_status_and_keeps_the_last_good_step():
     assert "raise jitter_val" in result.message
     assert result.num_steps == 3
     assert all(torch.equal(p, good[n]) for n, p in mll.named_parameters() if "natural" in n)
-    assert float(mll.model.base.inducing_points.detach().abs().max()) > 1  # back where a step could be taken
+    assert float(mll.model.base.inducing_points.detach().abs().max()) > 1  # restored to where a step could be taken
 
 
 def test_quiet_when_asked(capsys):
@@ -549,8 +549,8 @@ def test_extreme_data_end_with_a_status_and_a_finite_model(targets, name, dtype)
     result = fit(AugmentedELBO(likelihood, model, num_data=len(y)), x, y, max_steps=80, progress=False)
     assert result.status is not FitStatus.BREAKDOWN
     assert math.isfinite(result.objective)
-    # 1e6 is taken for noise or mean, not left a million standard deviations away. In float32, where it is 0.06 from the
-    # next number, the prior of long lengthscales breaks down; what ends there says that it has stalled.
+    # 1e6 is explained by noise or mean, not left a million standard deviations away. In float32, where it is 0.06 from
+    # the next number, the prior of long lengthscales breaks down, and training ends there with the status STALLED.
     if dtype == F64:
         assert result.objective > -30
     elif result.status is FitStatus.STALLED:

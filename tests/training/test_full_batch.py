@@ -1,4 +1,4 @@
-"""Before hyperparameters are learned there is a q(u) of many data, and what is learned does not depend on it."""
+"""Before hyperparameters are learned there is a q(u) of many data, which does not affect the training after it."""
 
 import copy
 import math
@@ -71,7 +71,7 @@ def learned_from_the_start(sizes, stage_of):
 
 def test_what_is_learned_is_what_the_subsets_teach_bit_for_bit(monkeypatch):
     results = []
-    for extra in (1, 0):  # one step is the one in q(u) alone
+    for extra in (1, 0):  # one of the steps is in q(u) alone
         mll, x, y = problem(12000)
         trace = fit(mll, x, y, max_steps=30 + extra, progress=False).trace.tolist()
         results.append((trace[:1] + trace[1 + extra :], values(mll)))

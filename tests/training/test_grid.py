@@ -1,4 +1,4 @@
-"""Integration over one hyperparameter on a grid: weights, mixtures, what stays as it was, and what is refused."""
+"""Integration over one hyperparameter on a grid: weights, mixtures, unchanged models, and bad input."""
 
 import copy
 import math
@@ -105,7 +105,7 @@ def test_the_papers_grid_is_the_default_of_degrees_of_freedom():
     assert found.values[[0, -1]].tolist() == pytest.approx([1.5, 20.0])
     gaps = found.values.log().log().diff()
     torch.testing.assert_close(gaps, gaps[:1].expand(14))
-    assert {result.status for result in found.results} == {FitStatus.MAX_STEPS}  # kept, and said
+    assert {result.status for result in found.results} == {FitStatus.MAX_STEPS}  # kept, and reported
     assert "MAX_STEPS" in str(found)
     assert len(str(found).splitlines()) == 16
 
@@ -282,7 +282,7 @@ def test_priors_of_the_others_count_where_they_end():
         assert (model.result.log_evidence + density).item() == pytest.approx(evidence.item(), abs=1e-6)
 
 
-# ---- what goes wrong -----------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lengthscales from the data: of their size in any units, and never in the place of a value that was set."""
+"""Initial lengthscales from the data: scaled with them in any units, and never replacing a value that was set."""
 
 import copy
 import math
@@ -86,7 +86,7 @@ class Curve(gpext.models.LatentGP):
 
 
 def test_fit_starts_there_on_request_and_says_so():
-    """At log 2 no two of 60 inputs of 18 columns are within reach of each other, and nothing is learned."""
+    """At log 2 no two of 60 inputs of 18 columns are correlated, and nothing is learned."""
     x = inputs(18, 60)
     y = x[:, 0] + 0.1 * inputs(1, 60, seed=1)[:, 0]
     model = Curve(x, y)

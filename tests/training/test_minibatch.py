@@ -1,4 +1,4 @@
-"""Several minibatches are evaluated together; what they do is what each would do by itself."""
+"""Several minibatches evaluated together have the same effect as each evaluated separately."""
 
 import copy
 import pickle
@@ -40,7 +40,7 @@ def assert_same(actual, expected, tolerance):
 
 
 def moving_a_parameter(mll):
-    """Within a run of steps that leaves the hyperparameters alone."""
+    """Change a parameter between steps that leave the hyperparameters alone."""
 
     model = mll.model
 
@@ -59,7 +59,7 @@ def moving_a_parameter(mll):
 
 
 def evaluations(monkeypatch):
-    """The sizes of what `prepare` is asked for."""
+    """The sizes of the batches given to `prepare`."""
     sizes, prepare = [], SiteVariationalStrategy.prepare
 
     def counted(self, x, *others):

@@ -214,7 +214,7 @@ def test_coincident_inducing_points_are_refused():
 
 @pytest.mark.parametrize("name", ["bernoulli_logit", "student_t"])
 def test_terms_kept_from_a_refreshment_serve_the_next_gradient(name, kind):
-    """A write of equal values to every parameter, as an optimiser makes it, changes nothing either."""
+    """Writing equal values to every parameter, as an optimiser does, changes nothing either."""
     gradients = []
     for again in (False, True):
         model, likelihood, x, y = problem(MEMBERS[name])
@@ -225,7 +225,7 @@ def test_terms_kept_from_a_refreshment_serve_the_next_gradient(name, kind):
         with torch.no_grad():
             for parameter in parameters:
                 parameter.copy_(parameter.clone())
-        if again:  # made anew, not kept
+        if again:  # recomputed, not kept
             bound._local.forget()
         bound.evaluate()
         gradients.append([p.grad for p in parameters if p.grad is not None])

@@ -1,4 +1,4 @@
-"""Sites of the exact expectation: any likelihood in a sparse GP, of one latent or of several with independent q(u)."""
+"""Sites of the exact expectation in a sparse GP, for one latent or several with independent q(u), against the ELBO."""
 
 import copy
 
@@ -269,7 +269,7 @@ def test_the_exact_sites_of_an_augmented_likelihood_reach_the_better_bound():
         assert elbo(exact, likelihood, x, y) >= elbo(augmented, likelihood, x, y)
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------------------------
 
 
 def test_errors_name_what_was_expected_and_change_nothing():

@@ -194,7 +194,7 @@ def test_frozen_inducing_points_get_no_gradient():
 
 @pytest.mark.parametrize("change", ["parameter", "data", "inducing", "load"])
 def test_a_change_of_hyperparameters_between_updates_is_seen(change):
-    """Whatever the strategy keeps between updates, a step is taken at the parameters as they are."""
+    """Whatever the strategy keeps between updates, a step is taken at the current parameters."""
     x, y, likelihood = inputs(N, 2, seed=1), MEMBERS["student_t"].targets(N), MEMBERS["student_t"].likelihood
     used = randomise(SparseGP(inputs(M, 2)))
     used.base.update(x, y, likelihood)

@@ -1,11 +1,11 @@
-"""gpytorch's sums, multiples and products of kernels, whose products are exact and lazy where they can be.
+"""gpytorch's sums, multiples and products of kernels, whose products are exact and, where possible, lazy.
 
-gpytorch's own ProductKernel stores what is not of the same inputs on both sides, and a sum of matrices that are not
-stored it multiplies by way of roots of a limited rank, an approximation. Here
+gpytorch's own ProductKernel stores matrices whose rows and columns have different inputs, and multiplies sums of
+matrices that are not stored by way of roots of a limited rank, an approximation. Here
 
     (A + B) * C = A * C + B * C
 
-elementwise, and a product of kernel operators is one of them, made tile by tile; whatever else meets one is stored.
+elementwise, and a product of kernel operators is a kernel operator, computed tile by tile; other products are stored.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ProductKernel(Combined, gpytorch.kernels.ProductKernel):
 
 
 def _parts(kind: type[gpytorch.kernels.Kernel], *kernels: gpytorch.kernels.Kernel) -> list[gpytorch.kernels.Kernel]:
-    """Return kernels, those of sums or products of this kind among them taken one by one."""
+    """Return the kernels, with sums or products of this kind among them split into their parts."""
     return [part for k in kernels for part in (k.kernels if isinstance(k, kind) else [k])]
 
 

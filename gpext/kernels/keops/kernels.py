@@ -1,4 +1,4 @@
-"""gpytorch's stationary kernels as operators that store the inputs alone; small matrices stay dense."""
+"""gpytorch's stationary kernels as operators that store only the inputs; small matrices stay dense."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LazyKernel(Combined):
     """The base of kernels that are radial in features of their inputs, which a subclass defines.
 
     Args:
-        backend: "auto" for gpytorch's own matrices up to `gpytorch.settings.max_cholesky_size`, and for operators that
-            choose beyond; "tiles" or "keops", see :class:`gpext.operators.KernelOperator`, and "dense", gpytorch's
+        backend: "auto" for gpytorch's own matrices up to `gpytorch.settings.max_cholesky_size`, and operators that
+            choose beyond that; "tiles" or "keops", see :class:`gpext.operators.KernelOperator`, and "dense", gpytorch's
             matrices, whatever their size.
         *args, **kwargs: gpytorch's.
 
@@ -38,7 +38,7 @@ class LazyKernel(Combined):
         self.ranks = Ranks.alone()  # see `share_products`
 
     def _features(self, x: Tensor) -> Tensor:
-        """Return what is compared, in units of the length scales (..., n, d)."""
+        """Return the features that are compared, in units of the length scales (..., n, d)."""
         return x / self.lengthscale
 
     def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
@@ -46,7 +46,7 @@ class LazyKernel(Combined):
         raise NotImplementedError
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
-        """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless the backend or `diag` say no.
+        """Return the covariance of x1 (..., n, d) and x2 (..., m, d): lazily, unless the backend or `diag` excludes it.
 
         Raises:
             ValueError: lazy, and an input is not finite, on any of the ranks that share products.
@@ -107,18 +107,18 @@ class PeriodicKernel(LazyKernel, gpytorch.kernels.PeriodicKernel):
 
 
 def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
-    """Let processes make the products of all lazy kernels of a module together, a part of the tiles each.
+    """Let processes compute the products of all lazy kernels of a module together, a part of the tiles each.
 
     The module, its data and whatever is drawn at random have to be the same on all of them, and all call it at once:
-    then solves, gradients, samplers and predictions run as they do in one process, and give the same on each. Of
-    samplers' checkpoints the first rank writes one for all.
+    then solves, gradients, samplers and predictions run as they do in one process, and give the same on each. The
+    first rank writes samplers' checkpoints for all.
 
     Args:
         module: with kernels of this package somewhere inside.
-        ranks: who; by default torch.distributed's default group, if there is one.
+        ranks: the processes; by default torch.distributed's default group, if there is one.
 
     Raises:
-        TypeError: `ranks` are none.
+        TypeError: `ranks` is not a `Ranks`.
         ValueError: there is no such kernel, or ranks have other kernels or backends.
     """
     check_ranks(ranks)
@@ -142,7 +142,7 @@ def sharing_ranks(module: torch.nn.Module) -> Ranks:
 
 
 def _is_same(x1: Tensor, x2: Tensor) -> bool:
-    """Return whether two inputs are one, and their derivatives may be taken together."""
+    """Return whether two inputs are the same, and their derivatives may be taken together."""
     if x1 is x2:
         return True
     return not (x1.requires_grad or x2.requires_grad) and x1.shape == x2.shape and torch.equal(x1, x2)

@@ -22,7 +22,7 @@ KAPPAS = [0.0, 1e-8, 0.1, 1.0, 7.0, 150.0, 1e4, 1e6]
 SKEWED = ((3.0, 1.0), ((4.0, -3.0), (-3.0, 4.0)))
 BIMODAL = ((0.5, 0.2), ((30.0, 0.0), (0.0, 1.0)))
 SHARP = ((300.0, -1.0), ((900.0, 20.0), (20.0, 4.0)))
-HEAVY = ((30.0, 0.0), ((200.0, 0.0), (0.0, 1.0)))  # sharp, but for a twentieth of it
+HEAVY = ((30.0, 0.0), ((200.0, 0.0), (0.0, 1.0)))  # sharp, except for a twentieth of the mass
 
 
 def exact_cdf(offset, kappa):
@@ -95,7 +95,7 @@ def test_a_mixture_against_a_sum_over_its_components(case):
     predictive = compound(*case)
     loc, reach = predictive.mean.item(), 0.5 if case is SHARP else math.pi
     step = 2 * reach / 400
-    angle = loc - reach + step * np.arange(400)  # periodic, or of no density at its ends
+    angle = loc - reach + step * np.arange(400)  # periodic, or without density at its ends
     density = fine_density(*case, angle)
     assert density.sum() * step == pytest.approx(1, abs=1e-8)
     turns = np.fft.rfft(density) * step  # integrated as a Fourier series
@@ -158,7 +158,7 @@ def test_arcs_hold_their_share_of_draws():
     draws = predictive.sample((20_000,), generator=torch.Generator().manual_seed(0))
     share = predictive.credible_arc(0.9).contains(draws).double().mean().item()
     assert abs(share - 0.9) / math.sqrt(0.09 / 20_000) < 4.5
-    matched = VonMises(predictive.mean, predictive.concentration)  # the same mean and concentration do not do
+    matched = VonMises(predictive.mean, predictive.concentration)  # equal mean and concentration are not enough
     missed = matched.credible_arc(0.9).contains(draws).double().mean().item()
     assert abs(missed - 0.9) / math.sqrt(0.09 / 20_000) > 4.5
 

@@ -1,4 +1,4 @@
-"""The von Mises likelihood integrated over a Gaussian: its mixture identities, and the integrals by brute force."""
+"""The von Mises likelihood integrated over a Gaussian: its mixture identities, and integrals against brute force."""
 
 import math
 
@@ -43,7 +43,7 @@ def by_polar_grid(y, mean, covariance):
 
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 2.0, 9.0, 40.0, 300.0])
 def test_the_mixing_densities_have_the_transforms_they_claim(kappa):
-    log_w = torch.linspace(-44, 3, 6001, dtype=F64)  # g starts like 1 / sqrt(pi w): 3e-10 of its integral is left out
+    log_w = torch.linspace(-44, 3, 6001, dtype=F64)  # g starts like 1 / sqrt(pi w): 3e-10 of its integral is omitted
     w, step = log_w.exp(), float(log_w[1] - log_w[0])
     whole = float(torch.exp(log_mixing_density(w) + log_w - kappa**2 * w).sum()) * step
     ratio = float(torch.exp(log_ratio_density(w) + log_w - kappa**2 * w).sum()) * step

@@ -1,4 +1,4 @@
-"""Derivatives of log phi where phi itself is next to underflowing."""
+"""Derivatives of log phi where phi itself is about to underflow."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Mixing distributions from phi alone: draws and moments against those known in closed form at every tilt."""
+"""Mixing distributions from phi alone: draws and moments against closed forms at every tilt."""
 
 import math
 
@@ -146,7 +146,7 @@ def test_stable_laws_however_skew(power):
     w = w * (torch.sin((1 - power) * angle) / exponential_draws) ** ((1 - power) / power)
     law = ScaleMixture(lambda r: torch.exp(-(r**power)), tensor(0.0).squeeze())
     assert scipy.stats.kstest(law.cdf(w).numpy(), "uniform").pvalue > 1e-5
-    few = torch.stack([law.sample((10,), generator=generator) for _ in range(20)])  # few are solved one by one
+    few = torch.stack([law.sample((10,), generator=generator) for _ in range(20)])  # a few are solved one by one
     torch.testing.assert_close(law.icdf(law.cdf(few)), few, rtol=1e-6, atol=0)
     assert scipy.stats.kstest(law.cdf(few).flatten().numpy(), "uniform").pvalue > 1e-5
 

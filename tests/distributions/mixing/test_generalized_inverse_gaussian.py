@@ -92,7 +92,7 @@ def test_special_cases_are_the_distributions_of_their_names():
 
 
 def test_half_integer_draws_follow_the_law_of_the_rejection_sampler():
-    """At orders that are half-integers for one and all but half-integers for the other."""
+    """One order is a half-integer, the other nearly one."""
     generator = torch.Generator().manual_seed(2)
     for order in (-4.5, -1.5, 1.5, 2.5):
         mixture = GeneralizedInverseGaussian(tensor(order), 0.8, 1.7).sample((20_000,), generator=generator)

@@ -91,7 +91,7 @@ def test_a_negative_tilt_is_the_same_as_a_positive_one():
 
 
 def test_error_of_the_expansion_for_large_counts():
-    """What the documentation says of it."""
+    """The error is the one that the documentation states."""
     score = torch.linspace(-5.5, 5.5, 111, dtype=F64)
     for count, limit in ((MANY, 1.2e-7), (128, 2e-8), (1000, 1e-9)):
         for c in (0.0, 0.3, 1.0, 3.0, 10.0, 100.0):
@@ -131,7 +131,7 @@ def test_draws_at_tilts_furthest_from_the_grid_of_the_strips(row):
 
 @pytest.mark.slow
 def test_few_draws_at_once_have_the_law_of_many():
-    """Several tries for each, and more for what none of them was accepted for."""
+    """Several proposals for each draw, and more for those of which none was accepted."""
     generator = torch.Generator().manual_seed(0)
     tilt = tensor(2 * (10 - 1e-9) / TILTS_PER_UNIT)
     few = PolyaGamma(1.0, tilt.expand(300))
@@ -196,7 +196,7 @@ def test_whole_numbers_and_infinite_counts():
 @pytest.mark.skipif(accelerator.IS_REAL, reason="counts operations of the simulated device")
 @pytest.mark.parametrize("count", [1.0, 1.5])
 def test_draws_on_an_accelerator_take_no_more_operations_for_being_many(monkeypatch, count):
-    strips()  # made once, by operations of their own
+    strips()  # made once, by separate operations
     run, seen = accelerator._run, []
     monkeypatch.setattr(accelerator, "_run", lambda *given: seen.append(1) or run(*given))
 
@@ -208,6 +208,6 @@ def test_draws_on_an_accelerator_take_no_more_operations_for_being_many(monkeypa
         return len(seen)
 
     with accelerator.accelerated():
-        # Rounds of rejection grow with the logarithm of the number, by a quarter, give or take some rounds; chunks of a
-        # fixed size would make it ten times as many.
+        # Rounds of rejection grow with the logarithm of the number, here by about a quarter; chunks of a fixed size
+        # would multiply them by ten.
         assert operations(200_000) < 3 * operations(20_000)

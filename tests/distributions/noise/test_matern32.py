@@ -70,7 +70,7 @@ def test_samples_follow_the_cdf(dtype):
     assert draws.dtype == dtype
     uniform = noise.cdf(draws)
     for i in range(3):
-        # sqrt(n) D has tail 2 exp(-2 x^2): 2.7 is passed with probability 1e-6.
+        # sqrt(n) D has tail 2 exp(-2 x^2): 2.7 is exceeded with probability 1e-6.
         assert scipy.stats.kstest(uniform[:, i].numpy(), "uniform").statistic * math.sqrt(20000) < 2.7
 
 

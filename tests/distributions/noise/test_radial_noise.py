@@ -46,7 +46,7 @@ CASES = {
 @pytest.mark.parametrize("scale", [1e-8, 0.3, 1e6])
 def test_agrees_with_scipy(name, scale):
     log_phi, reference = CASES[name]
-    # log_phi knows the scale in one case, curvature in the other
+    # the scale is given by log_phi in one case, by curvature in the other
     loc = 0.5 * scale
     x = tensor(-600.0, -8.0, -1.0, -1e-7, 0.0, 0.3, 5.0, 600.0)
     for noise in (
@@ -127,7 +127,7 @@ def test_samples_follow_the_cdf(dtype, log_phi):
     draws = noise.sample((10000,))
     assert draws.dtype == noise.cdf(draws).dtype == dtype
     for i in range(2):
-        # sqrt(n) D has tail 2 exp(-2 x^2): 2.7 is passed with probability 1e-6.
+        # sqrt(n) D has tail 2 exp(-2 x^2): 2.7 is exceeded with probability 1e-6.
         assert scipy.stats.kstest(noise.cdf(draws)[:, i].numpy(), "uniform").statistic * 100 < 2.7
 
 

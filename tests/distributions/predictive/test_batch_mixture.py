@@ -50,7 +50,7 @@ def test_samples_have_its_moments():
     assert draws.shape == (20_000, 3)
     assert misfit(draws, average.mean, variance=average.variance) < 1
     assert average.sample().shape == (3,)
-    correlation = torch.corrcoef(draws.mT)[0, 1]  # numbers of one draw are independent
+    correlation = torch.corrcoef(draws.mT)[0, 1]  # the entries of one draw are independent
     assert abs(correlation) < 4.5 / 20_000**0.5
 
 

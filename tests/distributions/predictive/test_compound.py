@@ -114,7 +114,7 @@ def test_samples_follow_the_cdf(case):
         below = torch.where(draws > 0, predictive.cdf((draws - 1).clamp(min=0)), 0.0)
         u = below + torch.rand(u.shape, dtype=F64) * (u - below)
     for i in range(3):
-        # sqrt(n) D has tail 2 exp(-2 x^2): 2.7 is passed with probability 1e-6.
+        # sqrt(n) D has tail 2 exp(-2 x^2): 2.7 is exceeded with probability 1e-6.
         assert scipy.stats.kstest(u[:, i].numpy(), "uniform").statistic * math.sqrt(n) < 2.7
 
 
@@ -261,7 +261,7 @@ def test_the_distribution_function_of_counts_as_large_as_their_rates(mean):
 
 @pytest.mark.parametrize(("mean", "variance"), [(50.0, 0.01), (300.0, 4.0)])
 def test_quantiles_of_counts_that_float64_has_no_longer_one_by_one(mean, variance):
-    """The rate is log-normal, and the count is hardly anything else."""
+    """The rate is log-normal, and so, nearly, is the count."""
     latent = MultivariateNormal(torch.full((1,), mean, dtype=F64), torch.full((1, 1), variance, dtype=F64))
     predictive = PoissonLikelihood()(latent)
     for q in (0.2, 0.9):
@@ -275,7 +275,7 @@ def test_a_count_beyond_all_numbers_has_an_infinite_quantile():
 
 
 def test_distribution_functions_are_at_most_one(monkeypatch):
-    """Where the weights sum to more by rounding, log(1 - F) would be nan."""
+    """If by rounding the weights sum to more than one, log(1 - F) would be nan."""
     monkeypatch.setattr(Poisson, "cdf", lambda self, value: torch.full_like(self.rate, 1 + 2**-51))
     predictive = CompoundDistribution(lambda f: Poisson(f.exp()), torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
     assert bool((predictive.cdf(torch.ones(3, dtype=F64)) <= 1).all())

@@ -1,4 +1,4 @@
-"""Predictions of several correlated latents: moments and densities against sums over everything that can happen."""
+"""Predictions of several correlated latents: moments and densities against sums over all outcomes."""
 
 import copy
 import itertools
@@ -67,7 +67,7 @@ def test_correlated_counts(poissons):
     torch.testing.assert_close(probs.sum(0), torch.ones(2, dtype=F64), rtol=1e-5, atol=1e-5)
     product = (counts.prod(-1) * probs).sum(0)
     both = first.prod(-1) * BLOCKS[:, 0, 1].exp()
-    torch.testing.assert_close(product, both, rtol=1e-3, atol=1e-4)  # the sum leaves out what is beyond 19
+    torch.testing.assert_close(product, both, rtol=1e-3, atol=1e-4)  # the sum ends at 19
 
 
 def test_draws_are_correlated_as_the_latents(poissons):

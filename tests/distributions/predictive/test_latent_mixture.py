@@ -1,4 +1,4 @@
-"""Predictive distributions of data with correlated latents: what they share."""
+"""The common interface of predictive distributions of data with correlated latents."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_expand_repeats_density_moments_and_draws(member):
         narrow = getattr(predictive, name)
         torch.testing.assert_close(getattr(wide, name), narrow.expand(2, 3, *narrow.shape))
     assert wide.sample((5,)).shape == (5, 2, 3, N, *value.shape)
-    assert predictive.batch_shape == (N,)  # left as it was
+    assert predictive.batch_shape == (N,)  # unchanged
     assert predictive.latent_mean.size(-1) == N
 
 
 def _at(likelihood, f):
-    """Return the prediction where the latents are all but known."""
+    """Return the prediction where the latents are nearly known."""
     return likelihood(MultitaskLatentNormal(f.unsqueeze(0), 1e-30 * torch.eye(len(f), dtype=F64)))
 
 

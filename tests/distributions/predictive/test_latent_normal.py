@@ -1,4 +1,4 @@
-"""Variances below gpytorch's floor are those of the covariance; what rounding has made negative is still reported."""
+"""Variances below gpytorch's floor are those of the covariance; ones that rounding made negative are reported."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_a_negative_variance_is_reported():
 
 @pytest.mark.parametrize("scale", [1e-27, 1e-12])
 def test_posteriors_of_a_vanishing_function(scale):
-    """Its prior is hardly moved: the likelihood of a datum is of the order of one."""
+    """The posterior is nearly the prior: the likelihood of a datum is of the order of one."""
     K = scale * (torch.eye(3, dtype=F64) + torch.ones(3, 3, dtype=F64))
     classes = torch.tensor([0.0, 1.0, 1.0], dtype=F64)
     one = CAVI().infer(MultivariateNormal(torch.zeros(3, dtype=F64), K), BernoulliLogitLikelihood(), classes)

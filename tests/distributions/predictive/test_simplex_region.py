@@ -17,7 +17,7 @@ F64 = torch.float64
 
 
 def predictive(mean, sd, latents=3, dtype=F64):
-    """One datum for each mean, its latents alike."""
+    """One datum for each mean, with equal latents."""
     m = torch.tensor(mean, dtype=dtype).expand(latents, len(mean))
     covariance = torch.eye(len(mean), dtype=dtype) * sd**2
     return DirichletLikelihood(latents)(MultivariateNormal(m, covariance.expand(latents, -1, -1)))
@@ -32,7 +32,7 @@ def test_regions_hold_their_share_of_new_draws(latents):
     prediction = predictive([-2.0, 0.0, 3.0, 20.0], 1.5, latents)
     region = prediction.credible_region(0.8, generator=seeded())
     draws = prediction.sample((4000,), generator=seeded(1))
-    inside = region.contains(draws.clamp_min(1e-300))  # of small parameters some shares are zero to float64
+    inside = region.contains(draws.clamp_min(1e-300))  # with small parameters some shares are zero in float64
     error = math.hypot(region.standard_error, math.sqrt(0.16 / 4000))
     assert region.standard_error == pytest.approx(math.sqrt(0.16 / 4096))
     assert float(((inside.double().mean(0) - 0.8) / error).abs().max()) < z_threshold(4)
@@ -73,7 +73,7 @@ def test_shares_of_parameters_that_all_underflow_are_a_corner_chosen_by_their_ra
     log_theta = torch.tensor([-2000.0, -2000.0 + math.log(3.0)], dtype=dtype).expand(20_000, 2)
     log_y = draw_log_shares(log_theta, seeded())
     assert bool(log_y.isfinite().all())
-    assert float((log_y.amin(-1) < -100).double().mean()) > 0.999  # float32 has a tie now and then
+    assert float((log_y.amin(-1) < -100).double().mean()) > 0.999  # float32 has occasional ties
     share = float((log_y[:, 1] == 0).double().mean())
     assert abs(share - 0.75) < 4.5 * math.sqrt(0.75 * 0.25 / 20_000)
     region = predictive([-2000.0], 1.0, dtype=dtype).credible_region(0.5, num_draws=400, generator=seeded())

@@ -1,4 +1,4 @@
-"""The blocked sweep against the plain one: a datum at a time, a rank-one update after each."""
+"""The blocked sweep against the plain one, which makes a rank-one update after each datum."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.latent_cases import CASES
 
 
 def make(name, n, rate):
-    """A problem and sites a fraction `rate` of the way from the best ones to none."""
+    """A problem, and sites a fraction `rate` of the way from the optimal ones to none."""
     likelihood, prior, y = CASES[name].problem(n, outputscale=3.0)
     problem = Problem.of(prior(), likelihood.requires_grad_(False), y, 0.0)
     best = KL(tolerance=1e-9).infer(prior(), likelihood, y).sites
@@ -54,11 +54,11 @@ def test_a_blocked_sweep_is_the_plain_one(name, n, rate):
     blocked, trace = sweep_sequentially(problem, everything, terms_at, start, 1, 0.0)
     plain, mean, covariance = plain_sweep(problem, terms_at, sites)
     moved = (plain.shift - sites.shift).abs().max()
-    assert (blocked.shift - plain.shift).abs().max() < 0.015 * moved  # second order in how far the cavities move
+    assert (blocked.shift - plain.shift).abs().max() < 0.015 * moved  # second order in the motion of the cavities
     moved = (plain.precision - sites.precision).abs().max()
     assert (
         blocked.precision - plain.precision
-    ).abs().max() < 0.015 * moved  # second order in how far the cavities move
+    ).abs().max() < 0.015 * moved  # second order in the motion of the cavities
     after = visit(problem, everything, plain)
     torch.testing.assert_close(after.mean, mean, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(after.posterior.covariance, covariance, rtol=1e-7, atol=1e-8)
@@ -67,7 +67,7 @@ def test_a_blocked_sweep_is_the_plain_one(name, n, rate):
 
 
 def test_a_variance_that_rounding_has_made_negative_ends_the_sweep():
-    """The first datum gets a site so sharp that nothing is left of the second, which is all but the same."""
+    """The first datum gets so sharp a site that no variance is left for the second, nearly equal one."""
     problem, terms_at, sites = make("student_t", 2, 0.0)
     terms = terms_at(slice(None))
     state = SequentialState(problem, visit(problem, terms, sites))

@@ -1,4 +1,4 @@
-"""The stand-in for the curvature of E[log softmax] against what it must share with the curvature itself."""
+"""The substitute for the curvature of E[log softmax] against the properties that both must share."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Branches of solutions: around their turns, what they cost, and where they end."""
+"""Branches of EP's solutions are followed around their turns to their ends, at bounded cost."""
 
 import math
 from functools import partial
@@ -24,7 +24,7 @@ SETTINGS = {(i, j): (a, b) for i, j, a, b in grid(EXAMPLES[2], "near", 20)}
 
 @as_written()
 def at_setting(i, j):
-    """Example 2 at one place of its map: the problem, and the path of its powers, t being the power itself."""
+    """Example 2 at one point of its map: the problem, and its path in powers, where t is the power itself."""
     example = EXAMPLES[2].problem(*SETTINGS[i, j])
     problem = Problem.of(example.prior, example.likelihood, example.targets, 0.0)
     return example, problem, partial(by_power, problem)
@@ -35,7 +35,7 @@ def by_power(problem, t):
 
 
 def matched_at(problem, example, power):
-    """What EP finds at a power."""
+    """The solution that EP finds at a power."""
     with torch.no_grad():
         result = EP(power=power, tolerance=1e-9).infer(example.prior, example.likelihood, example.targets)
     found = match(problem, tilt(problem.likelihood, problem.targets, power), power, result.sites)

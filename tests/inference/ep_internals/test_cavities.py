@@ -90,7 +90,7 @@ def test_a_product_with_a_vector_is_the_same_in_the_units_of_another_point():
     vector, normal = torch.randn(2, 15, generator=generator, dtype=F64)
     point = see(0.7, origin.moved(origin.cavity, 0.1 * vector[:-1]))
     small = 1e-6 * vector[:-1]
-    moved = point.moved(point.cavity, small)  # the same small step, as seen from the origin
+    moved = point.moved(point.cavity, small)  # the same small step from the origin
     p = (moved.precision / point.cavity.precision).log()
     shift = moved.shift - point.cavity.shift - origin.tilted.mean * (moved.precision - point.cavity.precision)
     there = torch.cat([p, origin.tilted.variance.sqrt() * shift, 1e-6 * vector[-1:]])

@@ -1,4 +1,4 @@
-"""Newton's method next to a solution of EP, with derivatives that serve for several steps."""
+"""Newton's method near a solution of EP, with derivatives that are reused for several steps."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ def test_improper_cavities_are_refused():
 
 
 def test_the_updates_are_those_of_broydens_matrix():
-    """B + (y - B s) s' / s's for each step s and change y of the residuals, as it is written down."""
+    """B + (y - B s) s' / s's for each step s and change y of the residuals, by its definition."""
     generator = torch.Generator().manual_seed(0)
     J = torch.eye(4, dtype=F64) + 0.3 * torch.randn(4, 4, generator=generator, dtype=F64)
     B, residual, steps = torch.eye(4, dtype=F64), torch.randn(4, generator=generator, dtype=F64), []

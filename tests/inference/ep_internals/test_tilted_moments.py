@@ -1,4 +1,4 @@
-"""Tilted moments of likelihoods with kinks, whose place the adaptive rule has to be told."""
+"""Tilted moments of likelihoods with kinks, whose places the adaptive rule has to be given."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""E[log Gamma(sum of softplus)] against sums over grids of all latents, and the nodes that it takes."""
+"""E[log Gamma(sum of softplus)] against sums over grids of all latents, and the number of nodes."""
 
 import math
 
@@ -112,7 +112,7 @@ def test_five_latents_agree_with_draws():
 
 
 def test_little_sums_are_those_of_the_integral():
-    """At the border the two agree, which the sums of the integral are compared with elsewhere."""
+    """At the border small sums agree with the integral, which other tests compare with grids."""
     m, v = torch.tensor([[-70.0, -71.0, -90.0]], dtype=F64), torch.tensor([[2.0, 1e-3, 9.0]], dtype=F64)
     for found, expected in zip(gamma_sum._of_rows(m, v), gamma_sum._of_larger(m, v), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -183,7 +183,7 @@ def test_a_smooth_function_of_one_latent_and_its_derivatives():
 
 
 def test_a_latent_that_underflows_beside_one_that_takes_more_nodes_is_finite():
-    """Those integrated together have as many nodes, which then reach far beyond the first of them."""
+    """Latents integrated together have equally many nodes, which then reach far beyond the first latent."""
     m, v = column((-5054.0, -400.0, 3.0)).requires_grad_(), column((1600.0, 1600.0, 1.0)).requires_grad_()
     value = expected_log_gamma_of_sum(m, v)
     slopes = torch.autograd.grad(value.sum(), (m, v))

@@ -1,4 +1,4 @@
-"""The multinomial distribution under a Gaussian softmax, for giant counts and wide Gaussians, and what it costs."""
+"""The multinomial distribution under a Gaussian softmax, for giant counts and wide Gaussians, against mpmath."""
 
 import mpmath
 import pytest
@@ -71,7 +71,7 @@ def test_the_number_of_nodes_depends_on_neither_the_count_nor_the_width(monkeypa
 
 @pytest.mark.parametrize("counts", [(0, 1, 1), (0, 3, 1), (2, 1, 0)])
 def test_a_narrow_latent_among_wide_ones(counts, monkeypatch):
-    """Equal and clustered nodes share the factors, but no node."""
+    """Equal and clustered nodes share the factors, but have no node in common."""
     m, v = column(3.0, 0.0, -40.0), column(1e-4, 4e4, 1e4)
     clustered_value = log_multinomial_density(column(*counts), m, v)
     monkeypatch.setattr(multinomial, "_LONGEST_SUM", 1e9)

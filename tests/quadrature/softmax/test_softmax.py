@@ -1,4 +1,4 @@
-"""Integrals of the softmax against references that share nothing with them: mpmath, grids in K dimensions, Sobol."""
+"""Integrals of the softmax against independent references: mpmath, grids in K dimensions, Sobol points."""
 
 import itertools
 import math
@@ -81,7 +81,7 @@ def test_two_classes_are_one_integral(mean, variance):
             reference, rel=1e-12, abs=1e-12
         )
         for counts in COUNTS:
-            if sum(counts) > 50 and sum(variance) > 1e3:  # right as well, but minutes of mpmath
+            if sum(counts) > 50 and sum(variance) > 1e3:  # also right, but takes minutes of mpmath
                 continue
             reference = float(marginal_of_two(counts, mean, variance))
             actual = log_multinomial_marginal(column(*counts), column(*mean), column(*variance)).item()
@@ -165,7 +165,7 @@ def test_derivatives_agree_with_differences_of_fourth_order(which, scale):
         c * total(mean + k * h * direction, variance) for k, c in zip((-2, -1, 1, 2), (1, -8, 8, -1), strict=True)
     )
     assert (by_mean * direction).sum().item() == pytest.approx(difference.item() / (12 * h), rel=1e-6, abs=1e-7)
-    # One-sided, so that variances stay nonnegative, and by parts of each.
+    # One-sided, so that variances stay nonnegative, and relative to each.
     direction = direction.abs() * variance.clamp(min=0.1)
     coefficients = (-25 / 12, 4, -3, 4 / 3, -1 / 4)
     difference = sum(c * total(mean, variance + k * h * direction) for k, c in enumerate(coefficients))
@@ -266,7 +266,7 @@ def log_sum_exp_by_fine_sums(mean, scale):
     [
         ((3.0, 0.0, -10.0), (0.0, 25.0, 60.0)),
         ((0.0, 5.0, 40.0), (0.0, 0.0, 50.0)),
-        ((-20.0, 5.0, 30.0), (2.1, 30.0, 45.0)),  # all beyond where the Gumbel variable is integrated
+        ((-20.0, 5.0, 30.0), (2.1, 30.0, 45.0)),  # all beyond the range in which the Gumbel variable is integrated
         ((10.0, 10.0, -80.0), (0.0, 3.0, 70.0)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Densities of hyperparameters in coordinates without bounds integrate to one; gradients follow the chain rule."""
+"""Densities of hyperparameters in unconstrained coordinates integrate to one; gradients follow the chain rule."""
 
 import gpytorch
 import numpy as np
@@ -47,7 +47,7 @@ def test_the_density_in_raw_space_integrates_to_one(constraint, prior, grid):
     ],
 )
 def test_the_density_of_a_logarithm_is_what_quadrature_says(constraint, prior):
-    """p(x) for x = log(theta - a) has the mass and the mean of theta that p(theta) has above a."""
+    """p(x) for x = log(theta - a) has the same mass and mean of theta as p(theta) above a."""
     moved = Hyperparameters(kernel(constraint, prior), None, logarithms=True)
     assert [slot.coordinate for slot in moved.slots] == ["log lengthscale"]
     x = torch.linspace(-14, 4, 3001, dtype=F64)

@@ -1,4 +1,4 @@
-"""Predictions over draws without a factorisation against dense ones."""
+"""Predictions over draws by solves without a factorisation, against dense ones."""
 
 import gpytorch
 import pytest
@@ -134,7 +134,7 @@ def test_a_solve_that_runs_out_of_steps_names_the_cure():
 @pytest.mark.parametrize("objective", [ExactMarginalLogLikelihood, UnbiasedMarginalLogLikelihood])
 @pytest.mark.parametrize("learnt", [False, True])
 def test_fixed_noise_of_the_training_data_is_not_that_of_new_inputs(objective, learnt):
-    """gpytorch adds it where there happen to be as many."""
+    """gpytorch adds it if the number of inputs happens to be the same."""
     x = torch.linspace(0, 3, 8, dtype=F64).unsqueeze(-1)
     likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.full((8,), 0.5, dtype=F64), learnt)
     target = LogPosterior(objective(likelihood, Narrow(x, likelihood).double()))
