@@ -21,7 +21,7 @@ class ComparedRule:
         name: of the rule.
         log_evidence: its value for log p(y), summed over a batch; nan if it does not apply.
         log_loo: mean leave-one-out log density of a datum.
-        seconds: of the inference, from cold.
+        seconds: of the inference, from a cold start.
         num_steps: Cholesky factorisations.
         status: how it ended, or why it does not apply.
     """
@@ -53,14 +53,14 @@ class Comparison:
 @torch.inference_mode(False)
 @torch.no_grad()
 def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> Comparison:
-    """Run several rules on a model, each from cold, and return a table of their results; the model does not change.
+    """Run several rules on a model, each from a cold start, and return a table of results; the model does not change.
 
     Args:
         model: a LatentGP; its own rule and sites are restored afterwards.
         rules: KL(), EP(), Laplace(), CAVI() and Taylor() by default. Those that do not apply are named.
 
     Raises:
-        TypeError: no LatentGP, or something else than a rule.
+        TypeError: not a LatentGP, or not a rule.
 
     Example:
         >>> print(compare_inference(model))  # doctest: +SKIP

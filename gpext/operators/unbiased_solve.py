@@ -162,7 +162,7 @@ class UnbiasedSolveOperator(LinearOperator):
     def lanczos_log_det(self) -> tuple[Tensor, Tensor]:
         """Return an estimate of log|A| (...) by stochastic Lanczos quadrature, and its standard error over probes.
 
-        It has Student's law: see :func:`gpext.solvers.lanczos_log_det`.
+        In units of that, its error has Student's law: see :func:`gpext.solvers.lanczos_log_det`.
         """
         P, solver = self.preconditioner, self.solver
         estimate, error = lanczos_log_det(

@@ -17,7 +17,7 @@ class UnbiasedSolver:
     """Options of unbiased solves.
 
     Args:
-        num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact but for the solves.
+        num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact up to the solves.
         tolerance: relative size of the residual from which on the end is random.
         survival: the law of the random end; by default as the residual falls (see :mod:`gpext.solvers.survival`).
         rank: of the preconditioner of K + D; 0 for none. If None it is chosen by what it saves. For a lazy kernel,

@@ -32,7 +32,7 @@ class EstimatorDiagnostics:
 
     mean: Tensor  # m = E x~ (..., n, R)
     bias: Tensor  # m - x, x the end of the run (..., n, R)
-    variance: Tensor  # of each entry (..., n, R); infinite where it is no number
+    variance: Tensor  # of each entry (..., n, R); infinite beyond the largest number
     expected_steps: float  # products with A, of a run that makes all estimates
     first_steps: int  # l, those taken anyway
     num_steps: int  # to the end

@@ -29,12 +29,12 @@ _NUMBERS = 2**22  # processed at a time
 
 @dataclass(frozen=True)
 class NeighbourRoot:
-    """G (n, n), a few entries a row."""
+    """G (n, n), a few entries per row."""
 
     rows: _Lists  # of G
     columns: _Lists  # of G'
     log_det: Tensor  # log|G| ()
-    explained: float  # share of V_ii that its neighbours explain, the mean over data that have some; nan if none has
+    explained: float  # share of V_ii that neighbours explain, the mean over data that have any; nan if none has
 
     def __call__(self, v: Tensor) -> Tensor:
         """Return G v (..., n, R)."""

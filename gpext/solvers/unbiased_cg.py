@@ -70,7 +70,7 @@ def unbiased_cg(
         generator: for the truncations, on the CPU.
 
     Raises:
-        TypeError: b is not of a floating type, matvec is no function, or survival no law.
+        TypeError: b is not of a floating type, matvec is not a function, or survival not a law.
         ValueError: bad right-hand sides or starts, a negative tolerance or max_steps, or no estimate.
     """
     if b.dim() == 1:

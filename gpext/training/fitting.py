@@ -69,7 +69,7 @@ def fit(
     rank 0.
 
     The full batch of a site strategy begins with q(u) alone, which moves in closed form at the hyperparameters given:
-    to that of a thousand data (or of five an inducing point) in the first step, and of ten times as many in the second.
+    to that of a thousand data (or five per inducing point) in the first step, and of ten times as many in the second.
     This costs as much as five L-BFGS iterations on the thousand, and where noise is high it is often a good model
     already. What follows is learned on subsets that grow from the thousand, and does not depend on it: until they have
     grown, q(u) is that of fewer data again. Up to twice the thousand there are no subsets, and no such step.
@@ -89,7 +89,7 @@ def fit(
             in five epochs (or 100 steps) of minibatches.
         hyperparameters: for an AugmentedELBO, which bound trains the kernel's and the likelihood's parameters: the
             exact ELBO or the augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at
-            the q(u) that the augmented bound makes; the full batch moves q(u) on the same bound, too.
+            the q(u) that the augmented bound gives; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
         progress: show a bar on a terminal, or lines in the log "gpext".
@@ -107,7 +107,7 @@ def fit(
 
     Returns:
         The result, also where numbers overflow or a covariance is not positive definite: its status says how training
-        has ended, and what is trained stays at the last good step. Ctrl-C ends training early, on all ranks, and still
+        has ended, and the parameters stay at the last good step. Ctrl-C ends training early, on all ranks, and still
         returns one.
 
     Raises:

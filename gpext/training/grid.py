@@ -38,7 +38,7 @@ class GridFit:
         parameter: the name of the hyperparameter.
         values: where it was held, (J,), increasing.
         mlls: a trained copy of the objective for each value, in eval mode.
-        results: of each training. One that has not converged counts by the evidence that it reached.
+        results: of each training. One that has not converged is weighted by the evidence it reached.
         log_evidence: N times the objective at the end, (J,): the log evidence (or its bound) plus the log densities of
             registered priors; -inf where training broke down at its start.
         weights: (J,), of sum one.
@@ -119,7 +119,7 @@ def fit_grid(
 
     Returns:
         The trained copies, their weights, and mixtures of their predictions. A training that has not converged keeps
-        its status and counts by what it reached.
+        its status and is weighted by the evidence it reached.
 
     Raises:
         ValueError: no such scalar parameter, a value that its constraint refuses, values that do not increase, both a

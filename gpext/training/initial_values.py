@@ -38,7 +38,7 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
         x: inputs (..., N, d), or (N,).
 
     Raises:
-        TypeError, ValueError: x is no tensor, or not finite.
+        TypeError, ValueError: x is not a tensor, or not finite.
 
     Example:
         >>> import gpytorch, torch
