@@ -185,10 +185,44 @@ class BlockSites:
         """Return U f, datum by datum (..., D, N)."""
         return block_times(self.precision, f)
 
+    def coupled(self, scale: Tensor) -> CoupledSites:
+        """Return the same sites of two latents as diagonal plus rank one: with U_12 = -w_1 w_2 and a coupling of -1.
+
+        w_1^2 and w_2^2 are in the ratio of |U_11| + 1 / scale_1 and |U_22| + 1 / scale_2, so that neither is large
+        beside what it is added to.
+
+        Args:
+            scale: a typical variance of each latent (..., 2, N).
+        """
+        diagonal, cross = self.precision.diagonal(dim1=-3, dim2=-2).mT, self.precision[..., 0, 1, :]
+        sizes = diagonal.abs() + 1 / scale
+        ratio = (sizes[..., 0, :] / sizes[..., 1, :]).sqrt()
+        w = torch.stack([(cross.abs() * ratio).sqrt(), -cross.sign() * (cross.abs() / ratio).sqrt()], -2)
+        return CoupledSites(self.shift, diagonal + w.square(), torch.full_like(cross, -1.0), w)
+
     def expected_log(self, mean: Tensor, blocks: Tensor) -> Tensor:
         """Return E[log t(f)] (..., N) under means (..., D, N) and covariances of each datum (..., D, D, N)."""
         quadratic = (mean * self.times(mean)).sum(-2) + (self.precision * blocks).sum((-3, -2))
         return (self.shift * mean).sum(-2) - 0.5 * quadratic
+
+    def lerp(self, other: BlockSites, rate: float | Tensor) -> BlockSites:
+        """Return the sites a fraction `rate`, (..., 1) or a number, of the way to `other`, in natural parameters."""
+        rate = torch.as_tensor(rate, dtype=self.shift.dtype, device=self.shift.device).unsqueeze(-1)
+        return BlockSites(
+            torch.lerp(self.shift, other.shift, rate),
+            torch.lerp(self.precision, other.precision, rate.unsqueeze(-1)),
+        )
+
+    def motion_to(self, other: BlockSites, mean: Tensor, blocks: Tensor) -> Tensor:
+        """Return how far other sites would move the marginals N(mean, blocks) if each alone was replaced (..., N).
+
+        The largest entry of L' dnu and L' dU L, with L the Cholesky factor of a block: motions in its own units.
+        """
+        precision = other.precision - self.precision
+        shift = (other.shift - self.shift - block_times(precision, mean)).mT.unsqueeze(-1)
+        L = torch.linalg.cholesky_ex(blocks.movedim(-1, -3))[0]
+        by_shift = (L.mT @ shift).abs().amax((-2, -1))
+        return torch.maximum(by_shift, (L.mT @ precision.movedim(-1, -3) @ L).abs().amax((-2, -1)))
 
     def choose(self, other: BlockSites, which: Tensor) -> BlockSites:
         """Return the other sites in those of a batch where `which` (...) holds, and these elsewhere."""

@@ -29,6 +29,7 @@ class Case:
     targets: Callable  # (generator, n) -> targets
     rules: tuple
     num_latents: int | None = None
+    scales: tuple | None = None  # of the prior covariances of several latents
 
     def problem(self, n, *, seed=0, lengthscale=0.7, outputscale=1.3, mean=0.1):
         """A likelihood, a prior with its parameters, and targets."""
@@ -37,7 +38,7 @@ class Case:
         targets = self.targets(generator, n)
         parameters = torch.tensor([lengthscale, outputscale], dtype=F64).log().requires_grad_()
         constant = torch.tensor(mean, dtype=F64, requires_grad=True)
-        return self.make(), Prior(x, parameters, constant, self.num_latents), targets
+        return self.make(), Prior(x, parameters, constant, self.num_latents, self.scales), targets
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Prior:
     log_kernel: torch.Tensor
     mean: torch.Tensor
     num_latents: int | None
+    scales: tuple | None = None
 
     def __call__(self):
         lengthscale, outputscale = self.log_kernel.exp()
@@ -56,7 +58,10 @@ class Prior:
         mean = self.mean.expand(len(self.x))
         if self.num_latents is not None:  # a different kernel and mean for each latent
             scale = 1 + 0.3 * torch.arange(self.num_latents, dtype=F64)
-            K, mean = scale.view(-1, 1, 1) * K, scale.view(-1, 1) * mean
+            K, mean = (
+                (scale if self.scales is None else torch.tensor(self.scales)).view(-1, 1, 1) * K,
+                scale.view(-1, 1) * mean,
+            )
         return MultivariateNormal(mean, to_linear_operator(K))
 
 
@@ -209,6 +214,7 @@ def of_two_families(generator, n):
 
 JOINT = ("kl", "laplace", "taylor")
 SMOOTH = ("kl", "laplace", "taylor", "ep")
+LOG_SCALE = (1.0, 0.05)  # the logarithm of a noise varies less than the location
 CASES = {
     "bernoulli_logit": augmented("bernoulli_logit"),
     "negative_binomial": augmented("negative_binomial"),
@@ -243,6 +249,16 @@ CASES = {
     "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor"), num_latents=2),
     "dirichlet": Case(lambda: likelihoods.DirichletLikelihood(3), proportions(3), ("laplace", "taylor"), num_latents=3),
     "beta": Case(likelihoods.BetaLikelihood, unit, ("laplace", "taylor"), num_latents=2),
+    "heteroscedastic": Case(
+        likelihoods.HeteroscedasticGaussianLikelihood, real, ("kl", "laplace", "ep"), num_latents=2, scales=LOG_SCALE
+    ),
+    "heteroscedastic_student_t": Case(
+        double(likelihoods.HeteroscedasticStudentTLikelihood),
+        real,
+        ("kl", "laplace", "ep"),
+        num_latents=2,
+        scales=LOG_SCALE,
+    ),
     "family_gaussian": Case(family_gaussian, pairs_of_reals, ("laplace", "taylor"), num_latents=2),
     "family_beta": Case(family_beta, unit, ("laplace", "taylor"), num_latents=2),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),

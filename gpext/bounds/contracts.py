@@ -13,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from gpext.bounds.bound import MultinomialTerms, SoftplusTerms
+    from gpext.quadrature import JointMoments
 
 
 @runtime_checkable
@@ -45,6 +46,14 @@ class HasJointLogDensity(Protocol):
 
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, covariance) df (..., N), covariance (..., D, D, N)."""
+
+
+@runtime_checkable
+class HasJointTiltedMoments(Protocol):
+    """Has the tilted moments of several latents, which EP needs."""
+
+    def joint_tilted_moments(self, targets: Tensor, mean: Tensor, covariance: Tensor, power: float) -> JointMoments:
+        """Return the moments of N(f | mean, covariance) p(y | f)^power, covariance (..., D, D, N)."""
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ from gpext.distributions.predictive.compound import AdditiveNoisePredictive, Com
 from gpext.distributions.predictive.compound_beta import CompoundBeta
 from gpext.distributions.predictive.compound_dirichlet import CompoundDirichlet
 from gpext.distributions.predictive.compound_joint import CompoundJointDistribution
+from gpext.distributions.predictive.compound_location_scale import CompoundLocationScale
 from gpext.distributions.predictive.compound_multinomial import CompoundMultinomial
 from gpext.distributions.predictive.latent_mixture import LatentMixture
 from gpext.distributions.predictive.latent_normal import LatentNormal, MultitaskLatentNormal
@@ -43,6 +44,7 @@ __all__ = [
     "CompoundDirichlet",
     "CompoundDistribution",
     "CompoundJointDistribution",
+    "CompoundLocationScale",
     "CompoundMultinomial",
     "CompoundVonMises",
     "Gamma",

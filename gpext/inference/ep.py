@@ -21,17 +21,23 @@ docs/expectation_propagation.md reports what each stage contributes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
+from gpext.inference.ep_internals.joint_matching import JointMatch
+from gpext.inference.ep_internals.joint_search import JointSearch
 from gpext.inference.ep_internals.moment_matching import Match
-from gpext.inference.ep_internals.stages import Search
+from gpext.inference.ep_internals.stages import Search, Stages, Start
 from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options
 from gpext.inference.rule import Rule
-from gpext.sites import GaussianSites
+
+M = TypeVar("M", Match, JointMatch)
 
 
 @dataclass(frozen=True)
@@ -73,18 +79,25 @@ class EP(Rule):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
 
-    def _solve(self, problem: Problem, start: GaussianSites | InferenceResult | None) -> InferenceResult:
+    def _solve(self, problem: Problem, start: Start) -> InferenceResult:
+        if problem.num_latents is not None:
+            joint = JointSearch(problem, self.power, self.damping, self.max_steps, self.tolerance)
+            return self._conclude(problem, joint, joint.run(start), joint.log_normalizers)
         search = Search(problem, self.power, self.damping, self.max_steps, self.tolerance)
-        found = self._find(search, start)
-        local = self._local(problem, found)
+        return self._conclude(problem, search, self._find(search, start), partial(self._log_normalizers, problem))
+
+    def _conclude(
+        self, problem: Problem, search: Stages, found: M, log_normalizers: Callable[[M], Tensor]
+    ) -> InferenceResult:
+        """Return the result; log Z^ at fixed cavities has the evidence's derivatives in the likelihood's parameters."""
+        local = log_normalizers(found).sum(-1) / found.power
         evidence = problem.attach(found.value, local, found.posterior)
         return problem.result(search.name(found), found.posterior, evidence, search.status(found), search.trace)
 
-    def _find(self, search: Search, start: GaussianSites | InferenceResult | None) -> Match:
+    def _find(self, search: Search, start: Start) -> Match:
         """Return the best match of a search; other schedules override it (`benchmarks/ep_schedules.py`)."""
         return search.run(start)
 
-    def _local(self, problem: Problem, found: Match) -> Tensor:
-        """Return log Z^ at fixed cavities (), whose derivatives in the likelihood's parameters are the evidence's."""
+    def _log_normalizers(self, problem: Problem, found: Match) -> Tensor:
         moments = tilt(problem.likelihood, problem.targets, found.power)
-        return moments(found.cavity_mean, found.cavity_variance).log_normalizer.sum(-1) / found.power
+        return moments(found.cavity_mean, found.cavity_variance).log_normalizer

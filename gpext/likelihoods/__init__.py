@@ -9,6 +9,10 @@ from gpext.likelihoods.dirichlet import DirichletLikelihood
 from gpext.likelihoods.exponential_family import ExponentialFamilyLikelihood
 from gpext.likelihoods.gamma import GammaLikelihood
 from gpext.likelihoods.generalized_pareto import GeneralizedParetoLikelihood
+from gpext.likelihoods.heteroscedastic import (
+    HeteroscedasticGaussianLikelihood,
+    HeteroscedasticStudentTLikelihood,
+)
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
@@ -44,6 +48,8 @@ __all__ = [
     "ExponentialFamilyLikelihood",
     "GammaLikelihood",
     "GeneralizedParetoLikelihood",
+    "HeteroscedasticGaussianLikelihood",
+    "HeteroscedasticStudentTLikelihood",
     "Hurdle",
     "JointLikelihood",
     "LaplaceLikelihood",

@@ -21,6 +21,7 @@ from gpext.distributions.predictive.correlated_latents import in_every
 from gpext.likelihoods.curvature import BlockCurvature, Curvature, diagonal_blocks
 from gpext.likelihoods.latent import LatentLikelihood
 from gpext.quadrature import (
+    JointMoments,
     SecondOrder,
     in_parts,
     independent_expectation,
@@ -95,6 +96,34 @@ class JointLikelihood(CorrelatedLikelihood):
             return log_joint_expectation(
                 lambda f: self.unchecked_log_prob(y, f), lambda f: self._second_order(y, f), m, V
             )
+
+        return self._in_parts(integral, targets, mean, covariance)
+
+    def joint_tilted_moments(self, targets: Tensor, mean: Tensor, covariance: Tensor, power: float) -> JointMoments:
+        r"""Return the moments of N(f | mean, covariance) p(y | f)^power, for EP.
+
+        By the derivatives of log Z^ in the mean m and the covariance V: with a = d log Z^ / dm and symmetric
+        S = d log Z^ / dV, m^ = m + V a and V^ = V + V (2 S - a a') V. Arguments as :meth:`joint_log_density`.
+        """
+        wanted = torch.is_grad_enabled()
+        with torch.enable_grad():
+            m, V = mean.detach().requires_grad_(), covariance.detach().requires_grad_()
+            log_z = self.joint_log_density(targets, m, V) if power == 1 else self._log_of_power(targets, m, V, power)
+            by_mean, by_covariance = torch.autograd.grad(log_z.sum(), (m, V), retain_graph=wanted)
+        with torch.no_grad():
+            V, S = covariance.movedim(-1, -3), by_covariance.movedim(-1, -3)
+            a = by_mean.mT.unsqueeze(-1)
+            moved = mean + (V @ a).squeeze(-1).mT
+            tilted = V + V @ (S + S.mT - a @ a.mT) @ V
+        return JointMoments(log_z if wanted else log_z.detach(), moved, tilted.movedim(-3, -1))
+
+    def _log_of_power(self, targets: Tensor, mean: Tensor, covariance: Tensor, power: float) -> Tensor:
+        def integral(m: Tensor, V: Tensor, y: Tensor) -> Tensor:
+            def expand(f: Tensor) -> SecondOrder:
+                found = self._second_order(y, f)
+                return SecondOrder(power * found.value, power * found.gradient, power * found.precision)
+
+            return log_joint_expectation(lambda f: power * self.unchecked_log_prob(y, f), expand, m, V)
 
         return self._in_parts(integral, targets, mean, covariance)
 

@@ -20,7 +20,7 @@ from gpext.posteriors.inducing import (
     project,
     squared_norms,
 )
-from gpext.posteriors.joint import JointPosterior
+from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
@@ -57,6 +57,7 @@ __all__ = [
     "fast_covariance",
     "forward_solve",
     "lower_blocks",
+    "precision_blocks",
     "predict_latent",
     "prior_gradients",
     "project",

@@ -82,7 +82,12 @@ class JointPosterior(ABC):
 
         A covariance that is not positive definite means that there is no cavity.
         """
-        return _cavities(self.mean, self.blocks, self.sites.shift, precision_blocks(self.sites))
+        return self.cavities(1.0)
+
+    def cavities(self, power: float) -> tuple[Tensor, Tensor]:
+        """Return `leave_one_out`, or the same with only a fraction `power` of its own site taken from each datum."""
+        U = precision_blocks(self.sites)
+        return _cavities(self.mean, self.blocks, power * self.sites.shift, power * U)
 
 
 def precision_blocks(sites: JointSites) -> Tensor:

@@ -26,7 +26,7 @@ from gpext.quadrature.adaptive import (
     integrate,
     log_expectation,
 )
-from gpext.quadrature.closed_tilted import laplace_tilted_moments, probit_tilted_moments
+from gpext.quadrature.closed_tilted import gaussian_tilted_moments, laplace_tilted_moments, probit_tilted_moments
 from gpext.quadrature.joint import (
     SecondOrder,
     in_parts,
@@ -34,40 +34,61 @@ from gpext.quadrature.joint import (
     joint_expectation,
     log_joint_expectation,
 )
+from gpext.quadrature.location_scale import (
+    GivenScale,
+    JointMoments,
+    ScaleNoise,
+    expected_log_square_sum,
+    location_scale_moments,
+    log_location_scale_density,
+)
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
 from gpext.quadrature.softmax.gamma_sum import expected_log_gamma_of_sum
 from gpext.quadrature.softmax.multinomial import log_multinomial_density, log_multinomial_marginal
 from gpext.quadrature.softmax.softmax import expected_log_sum_exp, expected_softmax
 from gpext.quadrature.softmax.softplus import softplus_expectation
-from gpext.quadrature.tilted import TiltedMoments, student_t_tilted_moments, tilted_moments
+from gpext.quadrature.tilted import (
+    TiltedMoments,
+    student_t_log_normalizer,
+    student_t_tilted_moments,
+    tilted_moments,
+)
 
 __all__ = [
+    "GivenScale",
     "Jet",
+    "JointMoments",
     "QuadratureResult",
     "QuadratureStatus",
     "QuadratureWarning",
     "Rule",
+    "ScaleNoise",
     "SecondOrder",
     "TiltedMoments",
     "expectation",
     "expected_log_gamma_of_sum",
+    "expected_log_square_sum",
     "expected_log_sum_exp",
     "expected_softmax",
     "gauss_hermite",
     "gauss_legendre",
+    "gaussian_tilted_moments",
     "in_parts",
     "independent_expectation",
     "integrate",
     "joint_expectation",
     "laplace_tilted_moments",
+    "location_scale_moments",
     "log_expectation",
     "log_joint_expectation",
+    "log_location_scale_density",
     "log_multinomial_density",
     "log_multinomial_marginal",
     "probit_tilted_moments",
     "smooth_expectation",
     "softplus_expectation",
+    "student_t_log_normalizer",
     "student_t_tilted_moments",
     "tilted_moments",
     "trapezoid",

@@ -1,6 +1,7 @@
-r"""Tilted moments in closed form: a probit, and every power of Laplace noise [R&W Sec. 3.9; MATH.md Sec. 5].
+r"""Tilted moments in closed form: a probit, and every power of Gaussian and Laplace noise [R&W Sec. 3.9; JVV11 Eq. 15].
 
-Both rest on a standard normal variable t that is known to exceed a. With x = t - a and Mills' ratio
+The probit and Laplace noise rest on a standard normal variable t that is known to exceed a. With x = t - a and Mills'
+ratio
 
     M(a) = int_0^inf exp(-a x - x^2 / 2) dx = sqrt(pi / 2) erfcx(a / sqrt 2)
 
@@ -54,6 +55,23 @@ def probit_tilted_moments(sign: Tensor, mean: Tensor, variance: Tensor) -> Tilte
             sign * slope**3 * third,
             slope**4 * fourth + 6 * spread * width + 3 * width.square(),
         )
+
+
+def gaussian_tilted_moments(offset: Tensor, variance: Tensor, noise: Tensor, power: float) -> TiltedMoments:
+    """Return the moments of N(x | 0, v) N(d | x, noise)^power: those of f - m.
+
+    Args:
+        offset: d = y - m (...).
+        variance: v (...), not negative.
+        noise: its variance, broadcastable; it may underflow to zero or overflow.
+        power: eta, in (0, 1].
+    """
+    total = noise + power * variance
+    log_z = -0.5 * (power * offset.square() / total + total.log() + power * math.log(2 * math.pi))
+    log_z = log_z + 0.5 * torch.xlogy(1 - power, noise)
+    left = 1 / (1 + power * variance / noise)
+    v = variance * left
+    return TiltedMoments(log_z, (1 - left) * offset, v, torch.zeros_like(v), 3 * v.square())
 
 
 def laplace_tilted_moments(offset: Tensor, variance: Tensor, noise: Tensor, power: float) -> TiltedMoments:

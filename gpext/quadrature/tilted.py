@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -75,30 +76,55 @@ def student_t_tilted_moments(
         noise: s^2, the squared scale.
         power: eta, in (0, 1].
     """
+    parts = _in_chunks(_moments_by_trapezoid, offset, variance, deg_free, noise, power)
+    return TiltedMoments(*parts)
+
+
+def student_t_log_normalizer(offset: Tensor, variance: Tensor, deg_free: Tensor, noise: Tensor, power: float) -> Tensor:
+    """Return the log normaliser of `student_t_tilted_moments` alone, in half the time."""
+    return _in_chunks(_log_z_by_trapezoid, offset, variance, deg_free, noise, power)[0]
+
+
+def _in_chunks(
+    rule: Callable[..., tuple[Tensor, ...]],
+    offset: Tensor,
+    variance: Tensor,
+    deg_free: Tensor,
+    noise: Tensor,
+    power: float,
+) -> list[Tensor]:
     one = deg_free.numel() == 1
     offset, variance, deg_free, noise = torch.broadcast_tensors(offset, variance, deg_free, noise)
-    flat = [tensor.reshape(-1).double() for tensor in (offset, variance, deg_free, noise)]
+    d, v, n, s2 = (tensor.reshape(-1).double() for tensor in (offset, variance, deg_free, noise))
     with torch.no_grad():
-        start, step, num_nodes = _layout(flat[0], flat[2], flat[3], power, one)
-    chunks = zip(*(tensor.split(max(_CHUNK // num_nodes, 1)) for tensor in (*flat, start, step)), strict=True)
-    parts = [_by_trapezoid(chunk, num_nodes, power) for chunk in chunks]
-    return TiltedMoments(*(torch.cat(values).view(offset.shape) for values in zip(*parts, strict=True)))
+        start, end, step = _layout(d, v, n, s2, power, one)
+        most = int(((end - start) / step).max().ceil()) + 1 if len(d) else 1
+    chunks = zip(*(t.split(max(_CHUNK // most, 1)) for t in (d, v, n, s2, start, end, step)), strict=True)
+    parts = [rule(_Exponent.of(chunk, power), power) for chunk in chunks]
+    return [torch.cat(values).view(offset.shape) for values in zip(*parts, strict=True)]
 
 
-def _layout(d: Tensor, n: Tensor, noise: Tensor, power: float, one: bool) -> tuple[Tensor, Tensor, int]:
-    """Return where the nodes t start, their steps, (B,), and how many there are; `one` if all n are the same.
+def _layout(d: Tensor, v: Tensor, n: Tensor, noise: Tensor, power: float, one: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the nodes t start and end, and their largest steps, (B,); `one` if all n are the same.
 
     Right of log(a / n) the integrand falls like the Gamma density, left of log(a / (n + d^2 / s^2)), where the last
-    mode can be, like e^{a t}.
+    mode can be, like e^{a t}. Left of log(a / n) it gains at most d^2 / (2 v) nats, and falls like e^{(a - 1/2) t}.
     """
     a = 0.5 * power * (n + 1)
-    x = DIGITS / a + (2 * DIGITS / a).sqrt()
+    x = _reach(a, DIGITS)
     start = (a / (n + d.square() / noise)).log() - x
+    falls = a > 0.5
+    further = _reach(torch.where(falls, a - 0.5, 1), DIGITS + 0.5 + d.square() / (2 * v))
+    start = torch.where(falls, torch.maximum(start, (a / n).log() - further), start)
     end = (a / n).log() + x.log1p()
     weight = a + 2
     step = torch.full_like(a, _step_of(float(weight[0]))) if one and len(a) else gumbel_step(weight)
-    num_nodes = int(((end - start) / step).max().ceil()) + 1 if d.numel() else 1
-    return start, (end - start) / max(num_nodes - 1, 1), num_nodes
+    return start, end, step
+
+
+def _reach(a: Tensor, digits: float | Tensor) -> Tensor:
+    """Return how far left of its peak exp(a (t - e^t)) has fallen by so many nats, at most."""
+    return digits / a + (2 * digits / a).sqrt()
 
 
 @functools.lru_cache(maxsize=64)
@@ -107,19 +133,45 @@ def _step_of(weight: float) -> float:
     return float(gumbel_step(torch.tensor(weight, dtype=torch.float64)))
 
 
-def _by_trapezoid(chunk: tuple[Tensor, ...], num_nodes: int, power: float) -> tuple[Tensor, ...]:
-    d, v, n, noise, start, step = chunk
-    a = 0.5 * power * (n + 1)
-    t = start + step * torch.arange(num_nodes, dtype=d.dtype, device=d.device).unsqueeze(-1)  # (Q, B)
-    w = t.exp()
-    k = (2 * v / noise) * w
-    rest = 1 / (1 + k)  # 1 - rho
-    exponent = a * (t + n.log()) - n * w - 0.5 * k.log1p() - (d.square() / noise) * (w * rest)
-    log_z = torch.logsumexp(exponent, 0) + step.log() - torch.lgamma(a)
-    log_constant = torch.lgamma(0.5 * (n + 1)) - torch.lgamma(0.5 * n) - 0.5 * (math.pi * n * noise).log()
-    log_z = log_z + power * log_constant
+@dataclass(frozen=True)
+class _Exponent:
+    """The logarithm of the integrand over t (Q, B), and what it is made of."""
+
+    d: Tensor  # (B,), like v, n, noise and step
+    v: Tensor
+    n: Tensor
+    noise: Tensor
+    step: Tensor
+    k: Tensor  # (Q, B), like rest = 1 - rho
+    rest: Tensor
+    value: Tensor
+
+    @classmethod
+    def of(cls, chunk: tuple[Tensor, ...], power: float) -> _Exponent:
+        d, v, n, noise, start, end, step = chunk
+        num_nodes = int(((end - start) / step).max().ceil()) + 1 if len(d) else 1
+        step = (end - start) / max(num_nodes - 1, 1)
+        a = 0.5 * power * (n + 1)
+        t = start + step * torch.arange(num_nodes, dtype=d.dtype, device=d.device).unsqueeze(-1)
+        w = t.exp()
+        k = (2 * v / noise) * w
+        rest = 1 / (1 + k)
+        value = a * (t + n.log()) - n * w - 0.5 * k.log1p() - (d.square() / noise) * (w * rest)
+        return cls(d, v, n, noise, step, k, rest, value)
+
+
+def _log_z_by_trapezoid(at: _Exponent, power: float) -> tuple[Tensor]:
+    n = at.n
+    log_z = torch.logsumexp(at.value, 0) + at.step.log() - torch.lgamma(0.5 * power * (n + 1))
+    log_constant = torch.lgamma(0.5 * (n + 1)) - torch.lgamma(0.5 * n) - 0.5 * (math.pi * n * at.noise).log()
+    return (log_z + power * log_constant,)
+
+
+def _moments_by_trapezoid(at: _Exponent, power: float) -> tuple[Tensor, ...]:
+    (log_z,) = _log_z_by_trapezoid(at, power)
+    d, v, k, rest = at.d, at.v, at.k, at.rest
     with torch.no_grad():
-        weights = exponent.softmax(0)
+        weights = at.value.softmax(0)
         left = (weights * rest).sum(0)  # E[1 - rho]
         rho = k * rest
         shrunk = (weights * rho).sum(0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +24,10 @@ from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem, is_lost
 from gpext.inference.result import InferenceResult, Status
 from gpext.posteriors import Posterior
-from gpext.sites import GaussianSites
+from gpext.sites import BlockSites, GaussianSites
 
 Terms = Callable[[Tensor, Tensor], LocalTerms]
+S = TypeVar("S", GaussianSites, BlockSites)
 
 _MEMORY = 10
 _MOST_HALVINGS = 30
@@ -258,14 +260,13 @@ class Mixing:
         self.problem = problem
         self.history: list[tuple[Tensor, Tensor]] = []
 
-    def mix(self, sites: GaussianSites, variance: Tensor, target: GaussianSites) -> GaussianSites | None:
+    def mix(self, sites: S, variance: Tensor, target: S) -> S | None:
         """Remember sites, their marginal variances and where a step goes; return where to go, or None if it is new."""
         x, r = self._stack(sites), self._stack(target) - self._stack(sites)
         self.history = [*self.history[-_MEMORY:], (x, r)]
         if len(self.history) < 2:
             return None
-        scale = torch.stack([variance.sqrt(), variance], -1).flatten(-2)
-        scale = scale if self.problem.num_latents is None else scale.flatten(-2)
+        scale = self._stack(_units(sites, variance))
         points, residuals = (torch.stack(items, -1) for items in zip(*self.history, strict=True))
         dx, dr = points.diff(dim=-1), residuals.diff(dim=-1)  # (..., 2N, J)
         weighted = scale.unsqueeze(-1) * dr
@@ -275,10 +276,24 @@ class Mixing:
         right = weighted.mT @ (scale * r).unsqueeze(-1)
         coefficients = torch.linalg.solve(gram + torch.diag_embed(ridge), right)
         mixed = x + r - ((dx + dr) @ coefficients).squeeze(-1)
-        shift, precision = mixed.reshape(*variance.shape, 2).unbind(-1)
-        return GaussianSites(shift, precision)
+        size = sites.shift[self._one].numel()
+        shift, precision = mixed[..., :size], mixed[..., size:]
+        return type(sites)(shift.reshape(sites.shift.shape), precision.reshape(sites.precision.shape))
 
-    def _stack(self, sites: GaussianSites) -> Tensor:
+    @property
+    def _one(self) -> tuple[int, ...]:
+        """The index of the first posterior of a batch."""
+        data = 1 if self.problem.num_latents is None else 2
+        return (0,) * (self.problem.mean.dim() - data)
+
+    def _stack(self, sites: GaussianSites | BlockSites) -> Tensor:
         """Return (..., 2N): one vector for each posterior, all of its latents together."""
-        stacked = torch.stack([sites.shift, sites.precision], -1).flatten(-2)
-        return stacked if self.problem.num_latents is None else stacked.flatten(-2)
+        batch = len(self._one)
+        return torch.cat([sites.shift.flatten(batch), sites.precision.flatten(batch)], -1)
+
+
+def _units(sites: S, variance: Tensor) -> S:
+    """Return by what a change of each number moves the marginals, in their own units."""
+    sd = variance.sqrt()
+    product = sd.unsqueeze(-2) * sd.unsqueeze(-3) if isinstance(sites, BlockSites) else variance
+    return type(sites)(sd, product)

@@ -8,11 +8,15 @@ and only then set free. A step that leaves what is proper is halved until it doe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 
 from gpext.inference.drivers.fixed_point import Mixing
-from gpext.inference.ep_internals.moment_matching import At, Match
+from gpext.inference.ep_internals.joint_matching import JointMatch
+from gpext.inference.ep_internals.moment_matching import Match
 from gpext.inference.problem import Problem
 from gpext.sites import GaussianSites
 
@@ -20,19 +24,21 @@ _SETTLED = 0.03  # motion of the marginals, in their own units, below which site
 _MOST_HALVINGS = 12
 _PROGRESS = 0.7  # of the motion, which counts as such
 
+M = TypeVar("M", bound=Match | JointMatch)
+
 
 @torch.no_grad()
 def sweep_damped(
     problem: Problem,
-    at: At,
-    current: Match,
+    at: Callable[[Any], M],
+    current: M,
     *,
     hold: bool,
     damping: float,
     max_sweeps: int,
     patience: int,
     tolerance: float,
-) -> tuple[Match, list[Tensor]]:
+) -> tuple[M, list[Tensor]]:
     """Return the match nearest to rest, and log Z after each evaluation.
 
     Ends when no site would move the marginals by more than `tolerance`, after `max_sweeps` evaluations, or `patience`
@@ -42,7 +48,7 @@ def sweep_damped(
         problem: prior, likelihood and targets.
         at: evaluates sites.
         current: where to begin; proper.
-        hold: keep precisions from being negative; ends as well when the others have settled.
+        hold: keep precisions of one latent from being negative; ends as well when the others have settled.
         damping: delta in (0, 1].
         max_sweeps: maximum number of evaluations.
         patience: evaluations without progress until it gives up.
@@ -61,12 +67,12 @@ def sweep_damped(
         if motion < tolerance or settled or len(trace) - reference_at > patience or len(trace) >= max_sweeps:
             return best, trace
         target = current.sites.lerp(proposal, damping)
-        mixed = mixing.mix(current.sites, current.variance, target)
+        mixed: Any = mixing.mix(current.sites, current.variance, target)
         if mixed is not None:
             if hold:
                 mixed = GaussianSites(mixed.shift, mixed.precision.clamp_min(0))
             candidate = at(mixed)
-            trace.append(candidate.value)
+            trace.append(torch.where(candidate.proper, candidate.value, current.value))
             next_proposal, next_motion = _propose(candidate, hold)
             if next_motion < motion:
                 current, proposal, motion = candidate, next_proposal, next_motion
@@ -79,18 +85,18 @@ def sweep_damped(
         proposal, motion = _propose(current, hold)
 
 
-def _propose(match: Match, hold: bool) -> tuple[GaussianSites, float]:
+def _propose(match: Any, hold: bool) -> tuple[Any, float]:
     """Return where a full step would go, and how far that is."""
     proposal = match.positive_proposal if hold else match.proposal
     return proposal, float(match.toward(proposal).max())
 
 
-def _shortened(at: At, current: Match, target: GaussianSites, trace: list[Tensor]) -> Match | None:
+def _shortened(at: Callable[[Any], M], current: M, target: Any, trace: list[Tensor]) -> M | None:
     """Return the match a step further, the step halved (in a batch, each its own) until it is proper."""
     rate = torch.ones_like(current.value)
     for _ in range(_MOST_HALVINGS):
         candidate = at(current.sites.lerp(target, rate.unsqueeze(-1)))
-        trace.append(candidate.value)
+        trace.append(torch.where(candidate.proper, candidate.value, current.value))
         if bool(candidate.proper.all()):
             return candidate
         rate = torch.where(candidate.proper, rate, rate / 2)

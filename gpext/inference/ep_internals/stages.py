@@ -14,6 +14,7 @@ from gpext.inference.ep_internals.arclength import follow_arc
 from gpext.inference.ep_internals.cavities import Path
 from gpext.inference.ep_internals.continuation import follow, proper_near
 from gpext.inference.ep_internals.damped_sweeps import sweep_damped
+from gpext.inference.ep_internals.joint_matching import JointMatch
 from gpext.inference.ep_internals.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.ep_internals.moment_matching import At, Match, match
 from gpext.inference.ep_internals.newton import cavities_of, newton
@@ -23,7 +24,7 @@ from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
-from gpext.sites import GaussianSites
+from gpext.sites import GaussianSites, JointSites
 
 _PATIENCE = 5  # evaluations without progress in sweeps: those that converge rarely have more
 _PATIENCE_HELD = 15  # while precisions are held positive, so that every step is proper
@@ -42,12 +43,12 @@ _FAINTEST = 0.0005  # of the power asked for, at which a branch in the power cou
 _MOST_BESIDE = 14  # evaluations from an earlier result
 
 
-Start = GaussianSites | InferenceResult | None
+Start = GaussianSites | JointSites | InferenceResult | None
 
 
 @dataclass
-class Search:
-    """One search for a fixed point, through as many stages as necessary.
+class Stages:
+    """The record of a search for a fixed point.
 
     Args:
         problem: prior, likelihood and targets.
@@ -65,6 +66,39 @@ class Search:
     trace: list[Tensor] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
 
+    def note(self, stage: str, power: float, trace: list[Tensor]) -> None:
+        """Record a stage with log Z after each of its evaluations."""
+        if not trace:
+            return
+        self.trace.extend(trace)
+        stage = f"{len(trace)} {stage}"
+        self.stages.append(stage if power == self.power else f"{stage} at power {power:.3g}")
+
+    def left(self) -> int:
+        """Return how many evaluations of sites are left."""
+        return self.max_steps - len(self.trace)
+
+    def has_converged(self, found: Match | JointMatch) -> bool:
+        """Return whether the moments match to the tolerance."""
+        return bool((found.size < self.tolerance).all())
+
+    def name(self, found: Match | JointMatch) -> str:
+        """Return the rule, its power to the last digit, which solutions with wide cavities need, and its stages."""
+        power = repr(float(found.power)).removesuffix(".0")
+        return f"EP(power={power}), {', '.join(self.stages) or 'no step needed'}"
+
+    def status(self, found: Match | JointMatch) -> Status:
+        """Return how it ended."""
+        if not bool(found.value.isfinite().all()):
+            return Status.NOT_FINITE if bool(found.posterior.positive_definite.all()) else Status.NOT_POSITIVE_DEFINITE
+        if self.has_converged(found):
+            return Status.CONVERGED if found.power == self.power else Status.REDUCED_POWER
+        return Status.MAX_STEPS if self.left() <= 0 else Status.STALLED
+
+
+class Search(Stages):
+    """One search for a fixed point of sites of one latent, through as many stages as necessary."""
+
     def run(self, start: Start) -> Match:
         """Try the stages until one converges, and return the best match."""
         power = self.power
@@ -80,7 +114,7 @@ class Search:
             found = self._better(found, stage())
         return found if self.has_converged(found) else self._finish(at, found, power)
 
-    def _beside(self, at: At, start: GaussianSites | InferenceResult) -> Match | None:
+    def _beside(self, at: At, start: GaussianSites | JointSites | InferenceResult) -> Match | None:
         """Return the match by Newton steps from the cavities of an earlier result, if any; from sites by sweeps."""
         if not isinstance(start, InferenceResult) or self._is_batch or not self._is_small:
             return self._finish(at, self._sweep(at, at(self.begin(start)), self.power, hold=False), self.power)
@@ -274,7 +308,7 @@ class Search:
         if sites is None:
             return self.problem.no_sites()
         if not isinstance(sites, GaussianSites):
-            raise TypeError("start must be of a rule with one latent function per datum; got sites of several.")
+            raise TypeError("start must be of a likelihood of one latent function per datum; got sites of several.")
         return sites.to(torch.float64)
 
     def _finish(self, at: At, current: Match, power: float) -> Match:
@@ -293,22 +327,6 @@ class Search:
         """Return the function that evaluates sites at a power, of a likelihood that is widened."""
         return partial(match, self.problem, self._tilt(power, widening), power)
 
-    def note(self, stage: str, power: float, trace: list[Tensor]) -> None:
-        """Record a stage with log Z after each of its evaluations."""
-        if not trace:
-            return
-        self.trace.extend(trace)
-        stage = f"{len(trace)} {stage}"
-        self.stages.append(stage if power == self.power else f"{stage} at power {power:.3g}")
-
-    def left(self) -> int:
-        """Return how many evaluations of sites are left."""
-        return self.max_steps - len(self.trace)
-
-    def has_converged(self, found: Match) -> bool:
-        """Return whether the moments match to the tolerance."""
-        return bool((found.size < self.tolerance).all())
-
     def _better(self, one: Match, other: Match | None) -> Match:
         """Return the match that has converged, preferring a larger power, or else has the smaller residuals."""
 
@@ -317,16 +335,3 @@ class Search:
             return converged, found.power if converged else 0.0, -float(found.size.max())
 
         return one if other is None else max(one, other, key=rank)
-
-    def name(self, found: Match) -> str:
-        """Return the rule, its power to the last digit, which solutions with wide cavities need, and its stages."""
-        power = repr(float(found.power)).removesuffix(".0")
-        return f"EP(power={power}), {', '.join(self.stages) or 'no step needed'}"
-
-    def status(self, found: Match) -> Status:
-        """Return how it ended."""
-        if not bool(found.value.isfinite().all()):
-            return Status.NOT_FINITE if bool(found.posterior.positive_definite.all()) else Status.NOT_POSITIVE_DEFINITE
-        if self.has_converged(found):
-            return Status.CONVERGED if found.power == self.power else Status.REDUCED_POWER
-        return Status.MAX_STEPS if self.left() <= 0 else Status.STALLED

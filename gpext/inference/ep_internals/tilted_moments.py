@@ -2,7 +2,6 @@ r"""The tilted distributions of EP, N(f | m, v) p(y | f)^eta / Z^, for any likel
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.bounds.contracts import HasCurvature, HasKnots
 from gpext.quadrature import (
     TiltedMoments,
+    gaussian_tilted_moments,
     laplace_tilted_moments,
     probit_tilted_moments,
     student_t_tilted_moments,
@@ -56,7 +56,9 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         )
     rate = power / widening
     if has_density_of(likelihood, *_GAUSSIAN):
-        return lambda mean, variance: _gaussian(targets, mean, variance, widening * likelihood.noise.double(), power)
+        return lambda mean, variance: _shifted(
+            mean, gaussian_tilted_moments(targets - mean, variance, widening * likelihood.noise.double(), power)
+        )
     if has_density_of(likelihood, *_STUDENT_T):
 
         def student_t(mean: Tensor, variance: Tensor) -> TiltedMoments:
@@ -100,12 +102,3 @@ def widest_needed(likelihood: Any, targets: Tensor, mean: Tensor, variance: Tens
     with torch.no_grad():
         largest = ((targets - mean).square() + variance).amax(-1)
         return max(4 * float((largest / likelihood.noise.squeeze(-1)).max()), _TEMPER)
-
-
-def _gaussian(targets: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, power: float) -> TiltedMoments:
-    offset, total = targets - mean, variance + noise / power
-    share = variance / total
-    log_z = -0.5 * (offset.square() / total + (2 * math.pi * total).log())
-    log_z = log_z + 0.5 * (2 * math.pi * noise / power).log() - 0.5 * power * (2 * math.pi * noise).log()
-    v = noise / power * share
-    return TiltedMoments(log_z, mean + share * offset, v, torch.zeros_like(v), 3 * v.square())
