@@ -246,9 +246,9 @@ CASES = {
     "several_counts": Case(
         lambda: likelihoods.MultivariatePoissonLikelihood(3), several_counts, ("laplace", "taylor"), num_latents=3
     ),
-    "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor"), num_latents=2),
+    "von_mises": Case(likelihoods.VonMisesLikelihood, angles, ("laplace", "taylor", "ep"), num_latents=2),
     "dirichlet": Case(lambda: likelihoods.DirichletLikelihood(3), proportions(3), ("laplace", "taylor"), num_latents=3),
-    "beta": Case(likelihoods.BetaLikelihood, unit, ("laplace", "taylor"), num_latents=2),
+    "beta": Case(likelihoods.BetaLikelihood, unit, ("laplace", "taylor", "ep"), num_latents=2),
     "heteroscedastic": Case(
         likelihoods.HeteroscedasticGaussianLikelihood, real, ("kl", "laplace", "ep"), num_latents=2, scales=LOG_SCALE
     ),
@@ -259,7 +259,7 @@ CASES = {
         num_latents=2,
         scales=LOG_SCALE,
     ),
-    "family_gaussian": Case(family_gaussian, pairs_of_reals, ("laplace", "taylor"), num_latents=2),
+    "family_gaussian": Case(family_gaussian, pairs_of_reals, ("laplace", "taylor", "ep"), num_latents=2),
     "family_beta": Case(family_beta, unit, ("laplace", "taylor"), num_latents=2),
     "stock_gaussian": Case(stock(gpytorch.likelihoods.GaussianLikelihood, noise=0.3), real, SMOOTH),
     "stock_bernoulli": Case(gpytorch.likelihoods.BernoulliLikelihood, binary, SMOOTH),

@@ -167,7 +167,7 @@ def _scale_range(targets: Tensor, given: GivenScale, step: float) -> tuple[Tenso
     """Return between which u the mass is, and the largest distance of nodes.
 
     p(y | g) rises with g only where e^g is smaller than the residual, and falls no faster than e^-g; through their
-    correlation a known f moves the mean of g to m_g + (c / v_f) (y - m_f). Nor is there any mass where N(u) is far below
+    correlation a known f moves the mean of g to m_g + (c / v_f) (y - m_f). Nor is any mass where N(u) is far below
     what a scale as large as the residual explains.
     """
     offset, sd = targets - given.mean, given.scale_deviation
