@@ -29,11 +29,13 @@ from gpext import (
     operators,
     optim,
     parallel,
+    point_process,
     posteriors,
     quadrature,
     samplers,
     sites,
     solvers,
+    survival,
     variational,
 )
 from gpext._version import __version__
@@ -59,12 +61,14 @@ __all__ = [
     "optim",
     "parallel",
     "plots",
+    "point_process",
     "posteriors",
     "ppl",
     "quadrature",
     "samplers",
     "sites",
     "solvers",
+    "survival",
     "variational",
 ]
 
