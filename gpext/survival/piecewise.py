@@ -17,14 +17,13 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.checks import check_finite, check_tensor, whole_number
-from gpext.distributions.drawing import drawn_from
+from gpext.checks import check_finite, check_tensor
+from gpext.distributions.drawing import draws_of_logs
 from gpext.survival.bands import Band, Limits, band_of_draws, check_level, log_normal_band
 from gpext.survival.splitting import SplitTable
 from gpext.survival.times import check_breaks, check_grid, check_survival
 
 _AT_ONCE = 2**22  # numbers of draws that are held together
-_ROUNDING = 1e-4  # of the largest eigenvalue, as float32 may leave below zero
 _ROWS = 512  # inputs in one call of a model, whose joint covariance is dense
 
 
@@ -74,18 +73,7 @@ class PiecewiseHazard:
             TypeError, ValueError: not a positive whole number of draws, or a covariance that is not positive
                 semidefinite.
         """
-        count = whole_number("num_draws", num_draws, 1)
-        values, vectors = torch.linalg.eigh(self.covariance.double())
-        if bool((values < -_ROUNDING * values[..., -1:].abs()).any()):
-            raise ValueError(
-                "the covariance of a subject's log hazards must be positive semidefinite; got a smallest eigenvalue of "
-                f"{float(values.min()):.3g} beside {float(values.max()):.3g}. In float32 rounding can do this: convert "
-                "the model by .double()."
-            )
-        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        with drawn_from(generator):
-            z = torch.randn(count, *self.mean.shape, dtype=torch.float64, device=self.mean.device)
-        return (self.mean + torch.einsum("sij,ksj->ksi", root, z)).to(self.mean.dtype)
+        return draws_of_logs(self.mean, self.covariance, num_draws, generator=generator)
 
     def hazard(self, times: Tensor | None = None, *, level: float = 0.9) -> Band:
         """Return the hazards (S, T) at times (T,), or in all intervals (S, J): events per unit of time.
