@@ -12,11 +12,13 @@ from gpext.plots.classes import class_probabilities
 from gpext.plots.comparison import log_density_trace
 from gpext.plots.draws import hyperparameter_draws
 from gpext.plots.fitted import fitted, fitted_outliers
+from gpext.plots.intensity import intensity
 from gpext.plots.maps import class_map, surface_map
 from gpext.plots.outliers import outliers
 from gpext.plots.regression import observations, predictive_band
 from gpext.plots.simplex import simplex_grid, ternary_frame, ternary_points, ternary_region
 from gpext.plots.style import BLUE, COLORS, GREEN, GREY, MARKERS, ORANGE, RED
+from gpext.plots.survival import hazard, survival_curves
 
 __all__ = [
     "BLUE",
@@ -33,8 +35,10 @@ __all__ = [
     "coverage",
     "fitted",
     "fitted_outliers",
+    "hazard",
     "headings",
     "hyperparameter_draws",
+    "intensity",
     "log_density_trace",
     "observations",
     "outliers",
@@ -43,6 +47,7 @@ __all__ = [
     "reliability",
     "simplex_grid",
     "surface_map",
+    "survival_curves",
     "ternary_frame",
     "ternary_points",
     "ternary_region",
