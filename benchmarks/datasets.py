@@ -28,11 +28,12 @@ class Dataset:
         name: Key in :data:`SOURCES`.
         task: ``"regression"`` (targets standardised with the training mean and scale), ``"binary"`` (targets 0, 1),
             ``"classes"`` or ``"ordinal"`` (targets 0, 1, ..., K - 1), ``"angles"`` (radians), ``"composition"``
-            (targets of D parts that sum to one, as they are).
+            (targets of D parts that sum to one, as they are), ``"survival"`` (times in years, and 1 for an event, 0
+            where censored), ``"counts"``, ``"points"`` (places, no features).
         train_x: (N, d)
-        train_y: (N,), compositions (N, D)
+        train_y: (N,), compositions (N, D), survival (N, 2)
         test_x: (N*, d)
-        test_y: (N*,), compositions (N*, D)
+        test_y: like train_y
         target_mean: Subtracted from the regression targets; 0 for classes.
         target_scale: The regression targets were divided by it; 1 for classes. A log density in original
             units is the standardised one minus ``log(target_scale)``.
@@ -145,6 +146,24 @@ def _synthetic_angles() -> Table:
     return Table(x[:, None], np.angle(np.exp(1j * (1.5 * x + 0.3 * rng.standard_normal(60)))))
 
 
+def _leukemia(table: Table) -> Table:
+    """Place, age, sex, the logarithm of the white blood cell count, and deprivation; not the label of the district."""
+    x, y, age, sex, white, deprivation, _ = table.features.T
+    return Table(np.column_stack([x, y, age, sex, np.log1p(white), deprivation]), table.targets / [365.25, 1])
+
+
+def _synthetic_survival() -> Table:
+    """Times whose hazard falls with time and depends on six covariates, of which the effect of the third wears off."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((400, 6))
+    early = np.exp(np.sin(1.5 * x[:, 0]) + 0.5 * x[:, 2])  # the hazard until time 1
+    late = 0.3 * np.exp(np.sin(1.5 * x[:, 0]))
+    target = rng.exponential(size=len(x))
+    time = np.where(target < early, target / early, 1 + (target - early) / late)
+    censored = rng.uniform(0.5, 8, len(x))
+    return Table(x, np.column_stack([np.minimum(time, censored), time <= censored]).astype(float))
+
+
 SOURCES: dict[str, Source] = {
     "protein": Source("regression", "protein_casp", fetch=_openml(44963)),
     "airline": Source("regression", "airline_delay_nyc13", target="y_delay"),
@@ -186,6 +205,10 @@ SOURCES: dict[str, Source] = {
     "gemas": Source("composition", "gemas_soil_texture", target=("y_sand", "y_silt", "y_clay")),
     "synthetic_regression": Source("regression", None, fetch=_synthetic(binary=False)),
     "synthetic_binary": Source("binary", None, fetch=_synthetic(binary=True)),
+    "leukemia": Source("survival", "leukemia_survival", target=("y_time", "y_event"), prepare=_leukemia),
+    "bei": Source("counts", "bei_counts"),
+    "redwood": Source("points", "redwood_points", target=("y_1", "y_2")),
+    "synthetic_survival": Source("survival", None, fetch=_synthetic_survival),
     "synthetic_angles": Source("angles", None, fetch=_synthetic_angles),
 }
 
@@ -222,6 +245,21 @@ def _raw(name: str, source: Source) -> Table:
         raise FileNotFoundError(f"The original of the data set {name!r} could not be downloaded. {remedy}") from error
 
 
+def raw_table(name: str) -> Table:
+    """Return one data set as it is, neither split nor standardised.
+
+    Args:
+        name: A key of :data:`SOURCES`.
+
+    Raises:
+        ValueError: The name is unknown.
+        FileNotFoundError: The data are neither in ``$GPEXT_DATA`` nor could they be downloaded.
+    """
+    if name not in SOURCES:
+        raise ValueError(f"unknown data set {name!r}; expected one of {sorted(SOURCES)}.")
+    return _raw(name, SOURCES[name])
+
+
 def load(
     name: str,
     *,
@@ -246,10 +284,8 @@ def load(
         ValueError: The name is unknown.
         FileNotFoundError: The data are neither in ``$GPEXT_DATA`` nor could they be downloaded.
     """
-    if name not in SOURCES:
-        raise ValueError(f"unknown data set {name!r}; expected one of {sorted(SOURCES)}.")
+    raw = raw_table(name)
     source = SOURCES[name]
-    raw = _raw(name, source)
     order = np.random.default_rng(seed).permutation(len(raw.targets))
     if fold is not None:
         parts = np.array_split(order, fold[1])
