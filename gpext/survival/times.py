@@ -28,7 +28,7 @@ def check_survival(time: Tensor, event: Tensor, entry: Tensor | None = None) -> 
     _refuse(time <= 0, time, "times must be positive; got", "Add half of the unit that times are rounded to.")
     _refuse((event != 0) & (event != 1), event, "events must be 1, or 0 where censored; got")
     dtype = time.dtype if time.is_floating_point() else torch.get_default_dtype()
-    time = time.to(dtype)
+    time = time.to(dtype).contiguous()
     if entry is None:
         return time, event == 1, torch.zeros_like(time)
     entry = entry.to(time)

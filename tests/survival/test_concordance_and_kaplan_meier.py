@@ -56,6 +56,8 @@ def test_kaplan_meier_multiplies_over_the_times_of_events(late):
             half = 1.959963984540054 * math.sqrt(greenwood) / abs(math.log(product))
             assert float(low) == pytest.approx(product ** math.exp(half))
             assert float(high) == pytest.approx(product ** math.exp(-half))
+    table = torch.stack([time, event, entry], -1)  # its columns are not contiguous
+    assert torch.equal(kaplan_meier(*table[:, :2].unbind(-1), level=0.95).survival, kaplan_meier(time, event).survival)
     assert found.times[0] == 0
     assert found.survival[0] == found.lower[0] == found.upper[0] == 1
     assert found.times[-1] == time.max()
