@@ -95,9 +95,7 @@ counts = grid.count(points)
 kernel = ScaleKernel(MaternKernel(1.5))
 kernel.base_kernel.lengthscale = 0.2
 model = trained(grid.inputs, counts, grid.exposure, kernel, 25)
-print(
-    f"lengthscale {kernel.base_kernel.lengthscale.item():.3f}, standard deviation {kernel.outputscale.sqrt().item():.2f}"
-)
+print(f"lengthscale {kernel.base_kernel.lengthscale.item():.3f}, variance {kernel.outputscale.item():.2f}")
 found = intensity(model, grid)
 average = float(counts.sum() / grid.exposure.sum())
 

@@ -87,7 +87,8 @@ plt.show()
 # take the logarithm of its midpoint, because the first intervals are days and the last one is years.
 #
 # Two models: Cox's, and one whose effects may change with time. Both have few dimensions, 70 for seven functions of ten
-# intervals, and a hundred inducing inputs represent them exactly. (More flexible kernels than inducing inputs can
+# intervals, and a hundred inducing inputs represent them exactly if they are data: centres of
+# clusters would be between the intervals. (More flexible kernels than inducing inputs can
 # resolve are a trap here. With a smooth map of the homes, whose lengthscale is short, the sparse prior treats what is
 # left of the map as independent noise; its evidence is higher, and the held-out log density is lower.)
 
@@ -128,7 +129,7 @@ flexible = AdditiveKernel(
 
 def trained(kernel):
     likelihood = Offset(PoissonLikelihood(), table.exposure.log())
-    inducing = gpext.variational.kmeans_inducing_points(table.inputs, 50 if SMOKE else 100)
+    inducing = gpext.variational.kmeans_inducing_points(table.inputs, 50 if SMOKE else 100, num_iterations=0)
     model = LogHazard(table, likelihood, kernel, inducing)
     mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
     steps = 5 if SMOKE else 25
@@ -194,8 +195,8 @@ ax.set_xlim(0.5 * float(breaks[1]), None)
 plt.show()
 
 # %% [markdown]
-# A high white count at diagnosis is dangerous in the first weeks and hardly matters for those who have survived a year.
-# Age matters throughout.
+# The effect of age is largest in the first weeks, and smaller for those who have survived them; that of deprivation is
+# small and does not change. A proportional hazards model would average over both.
 #
 # ## 5. Held out: is it any good?
 #
