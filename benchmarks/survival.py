@@ -319,7 +319,9 @@ def _score(rows: list[Row], method: str) -> list[str]:
     index, seconds = (np.array([row[key] for row in mine]) for key in ("concordance", "seconds"))
     cells = [method, "", "", f"{index.mean():.3f} ± {_error(index):.3f}", f"{seconds.mean():.1f}"]
     if "log_density" in mine[0]:
-        ours = [row for row in rows if row["method"] == "gpext, piecewise GP, additive"]
+        folds = [row["key"].rpartition("/")[-1] for row in mine]
+        additive = [row for row in rows if row["method"] == "gpext, piecewise GP, additive"]
+        ours = [row for fold in folds for row in additive if row["key"].endswith(f"/{fold}")]
         log_p = np.concatenate([row["log_density"] for row in mine])
         gain = log_p - np.concatenate([row["log_density"] for row in ours])
         cells[1] = f"{log_p.mean():.3f} ± {_error(log_p):.3f}"

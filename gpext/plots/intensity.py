@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gpext.plots.style import GREY, Vector, axes_or_new, name_axes, to_array, to_places, to_vectors
+from gpext.plots.style import RED, Vector, axes_or_new, name_axes, to_array, to_places, to_vectors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def intensity(
     mesh = ax.pcolormesh(x, y, np.ma.masked_invalid(heights.T), **_KINDS[kind])
     if outline is not None:
         corners = to_places(outline=outline)
-        ax.plot(*np.vstack([corners, corners[:1]]).T, color=GREY, linewidth=1.2)
+        ax.plot(*np.vstack([corners, corners[:1]]).T, color=RED, linewidth=1.6)
     if points is not None:
         dots = to_places(points=points)
         ax.scatter(dots[:, 0], dots[:, 1], s=9, color="white", edgecolors="black", linewidths=0.6, zorder=3)
