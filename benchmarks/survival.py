@@ -319,11 +319,12 @@ def _score(rows: list[Row], method: str) -> list[str]:
     index, seconds = (np.array([row[key] for row in mine]) for key in ("concordance", "seconds"))
     cells = [method, "", "", f"{index.mean():.3f} ± {_error(index):.3f}", f"{seconds.mean():.1f}"]
     if "log_density" in mine[0]:
-        folds = [row["key"].rpartition("/")[-1] for row in mine]
-        additive = [row for row in rows if row["method"] == "gpext, piecewise GP, additive"]
-        ours = [row for fold in folds for row in additive if row["key"].endswith(f"/{fold}")]
+        fold_of = {row["key"].rpartition("/")[-1]: row["log_density"] for row in mine}
+        ours = [row for row in rows if row["method"] == "gpext, piecewise GP, additive"]
+        theirs = {row["key"].rpartition("/")[-1]: row["log_density"] for row in ours}
+        pairs = [(fold_of[fold], theirs[fold]) for fold in fold_of if fold in theirs]
         log_p = np.concatenate([row["log_density"] for row in mine])
-        gain = log_p - np.concatenate([row["log_density"] for row in ours])
+        gain = np.concatenate([np.subtract(*pair) for pair in pairs]) if pairs else np.zeros(1)
         cells[1] = f"{log_p.mean():.3f} ± {_error(log_p):.3f}"
         cells[2] = f"{gain.mean():.3f} ± {_error(gain):.3f}" if np.abs(gain).max() > 0 else ""
     return cells
