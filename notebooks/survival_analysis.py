@@ -88,7 +88,7 @@ plt.show()
 #
 # Two models: Cox's, and one whose effects may change with time. Both have few dimensions, 70 for seven functions of ten
 # intervals, and a hundred inducing inputs represent them exactly if each interval has ten
-# of them: centres of clusters would be between the intervals. (More flexible kernels than inducing inputs can
+# of them that stay there. (More flexible kernels than inducing inputs can
 # resolve are a trap here. With a smooth map of the homes, whose lengthscale is short, the sparse prior treats what is
 # left of the map as independent noise; its evidence is higher, and the held-out log density is lower.)
 
@@ -131,6 +131,7 @@ def trained(kernel):
     likelihood = Offset(PoissonLikelihood(), table.exposure.log())
     inducing = torch.cat([table.inputs[table.interval == j][:10] for j in range(len(coordinates))])
     model = LogHazard(table, likelihood, kernel, inducing)
+    model.variational_strategy.sparse_inputs.requires_grad_(False)  # in training they would leave the intervals
     mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
     steps = 5 if SMOKE else 25
     found = gpext.fit(mll, table.inputs, table.counts, max_steps=steps, initial="data", progress=False)
