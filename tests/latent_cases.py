@@ -223,6 +223,8 @@ CASES = {
     "laplace": augmented("laplace", ("kl", "cavi", "ep")),
     "matern32": augmented("matern32", ("kl", "laplace", "cavi", "ep")),
     "pseudo_huber": augmented("pseudo_huber"),
+    "pairwise_logit": Case(likelihoods.PairwiseLogitLikelihood, binary, ("kl", "laplace", "taylor", "cavi", "ep")),
+    "pairwise_probit": Case(likelihoods.PairwiseProbitLikelihood, binary, SMOOTH),
     "poisson": Case(likelihoods.PoissonLikelihood, counts, SMOOTH),
     "ordinal_logit": Case(double(lambda: likelihoods.OrdinalLogitLikelihood(4)), classes(4), SMOOTH),
     "ordinal_probit": Case(double(lambda: likelihoods.OrdinalProbitLikelihood(4)), classes(4), SMOOTH),

@@ -27,6 +27,7 @@ from gpext.likelihoods.negative_binomial_logit import NegativeBinomialLogitLikel
 from gpext.likelihoods.noise_floor import NoiseFloor
 from gpext.likelihoods.offset import Offset
 from gpext.likelihoods.ordinal import OrdinalLogitLikelihood, OrdinalProbitLikelihood
+from gpext.likelihoods.pairwise import PairwiseLogitLikelihood, PairwiseProbitLikelihood
 from gpext.likelihoods.poisson import PoissonLikelihood
 from gpext.likelihoods.stick_breaking import StickBreakingLikelihood
 from gpext.likelihoods.student_t import StudentTLikelihood
@@ -66,6 +67,8 @@ __all__ = [
     "Offset",
     "OrdinalLogitLikelihood",
     "OrdinalProbitLikelihood",
+    "PairwiseLogitLikelihood",
+    "PairwiseProbitLikelihood",
     "PoissonLikelihood",
     "StickBreakingLikelihood",
     "StudentTLikelihood",

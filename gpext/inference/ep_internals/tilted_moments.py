@@ -23,6 +23,7 @@ from gpext.quadrature import (
 
 _GAUSSIAN = (gpytorch.likelihoods.GaussianLikelihood,)
 _PROBIT = (gpytorch.likelihoods.BernoulliLikelihood,)
+_PAIRWISE = (likelihoods.PairwiseProbitLikelihood,)
 _STUDENT_T = (gpytorch.likelihoods.StudentTLikelihood, likelihoods.StudentTLikelihood)
 _LAPLACE = (gpytorch.likelihoods.LaplaceLikelihood, likelihoods.LaplaceLikelihood)
 
@@ -73,6 +74,8 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         )
     if has_density_of(likelihood, *_PROBIT) and rate == 1:
         return lambda mean, variance: probit_tilted_moments(2 * targets.to(mean) - 1, mean, variance)
+    if has_density_of(likelihood, *_PAIRWISE) and rate == 1:
+        return lambda mean, variance: _pairwise(2 * targets.to(mean) - 1, mean, variance)
     knots = likelihood.knots(targets) if isinstance(likelihood, HasKnots) else None
 
     def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
@@ -81,6 +84,12 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         )
 
     return adaptive
+
+
+def _pairwise(sign: Tensor, mean: Tensor, variance: Tensor) -> TiltedMoments:
+    """Return the moments of N(f | mean, variance) Phi(sign f / sqrt 2), from those of f / sqrt 2."""
+    of = probit_tilted_moments(sign, mean / math.sqrt(2), 0.5 * variance)
+    return TiltedMoments(of.log_normalizer, math.sqrt(2) * of.mean, 2 * of.variance, 2**1.5 * of.third, 4 * of.fourth)
 
 
 def _shifted(mean: Tensor, about: TiltedMoments) -> TiltedMoments:
