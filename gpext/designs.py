@@ -45,6 +45,8 @@ class Design(torch.nn.Module):
     rows: Tensor
     columns: Tensor
     weights: Tensor
+    sizes: Tensor  # the number of entries of each row (N,)
+    starts: Tensor  # the place of the first of them (N,)
 
     def __init__(self, rows: Tensor, columns: Tensor, weights: Tensor, shape: tuple[int, int]) -> None:
         super().__init__()
@@ -64,13 +66,21 @@ class Design(torch.nn.Module):
         if not weights.is_floating_point():
             entries = entries.to(torch.get_default_dtype())
         index, weights = entries.indices(), entries.values()
+        sizes = torch.bincount(index[0], minlength=num_rows)
         empty = (torch.bincount(index[0], weights != 0, num_rows) == 0).nonzero()
         if len(empty):
             raise ValueError(
                 f"every datum must see some latent value; row {int(empty[0])} of the design has no entry other than 0."
             )
         self.shape = torch.Size((num_rows, num_columns))
-        for name, values in (("rows", index[0]), ("columns", index[1]), ("weights", weights)):
+        held = {
+            "rows": index[0],
+            "columns": index[1],
+            "weights": weights,
+            "sizes": sizes,
+            "starts": sizes.cumsum(0) - sizes,
+        }
+        for name, values in held.items():
             self.register_buffer(name, values, persistent=False)
 
     @property
@@ -124,26 +134,34 @@ class Design(torch.nn.Module):
         found = values.new_zeros(*precision.shape[:-1], size * size).index_add(-1, place, values)
         return found.unflatten(-1, (size, size))
 
+    def squared_norms(self) -> Tensor:
+        """Return |a_i|^2 of the rows (N,)."""
+        return torch.zeros_like(self.weights[:1]).expand(self.num_data).index_add(0, self.rows, self.weights.square())
+
     def dense(self) -> Tensor:
         """Return A (N, P)."""
         return self._matrix(self.weights).to_dense()
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """Return the columns and the values of each row's entries (N, E), zero where a row has fewer than E."""
-        sizes = torch.bincount(self.rows, minlength=self.shape[0])
-        place = torch.arange(len(self.rows), device=self.rows.device) - (sizes.cumsum(0) - sizes)[self.rows]
-        columns, weights = (t.new_zeros(self.shape[0], int(sizes.max())) for t in (self.columns, self.weights))
+        place = torch.arange(len(self.rows), device=self.rows.device) - self.starts[self.rows]
+        columns, weights = (t.new_zeros(self.shape[0], int(self.sizes.max())) for t in (self.columns, self.weights))
         columns[self.rows, place], weights[self.rows, place] = self.columns, self.weights
         return columns, weights
 
     def take(self, index: Tensor | slice) -> Design:
         """Return the design of the data at `index`, with the same latent values."""
         wanted = torch.arange(self.shape[0], device=self.rows.device)[index]
-        place = torch.full((self.shape[0],), -1, device=self.rows.device)
-        place[wanted] = torch.arange(len(wanted), device=self.rows.device)
-        rows = place[self.rows]
-        kept = rows >= 0
-        return Design(rows[kept], self.columns[kept], self.weights[kept], (len(wanted), self.shape[1]))
+        sizes = self.sizes[wanted]
+        rows = torch.arange(len(wanted), device=wanted.device).repeat_interleave(sizes)
+        shift = self.starts[wanted] - (sizes.cumsum(0) - sizes)
+        entries = torch.arange(len(rows), device=rows.device) + shift[rows]
+        return Design(rows, self.columns[entries], self.weights[entries], (len(wanted), self.shape[1]))
+
+    def occupied(self) -> tuple[Tensor, Design]:
+        """Return the columns that have entries (U,), and the design of these latent values alone (N, U)."""
+        columns, place = self.columns.unique(return_inverse=True)
+        return columns, Design(self.rows, place, self.weights, (self.shape[0], len(columns)))
 
     def _matrix(self, like: Tensor) -> Tensor:
         index = torch.stack([self.rows, self.columns])

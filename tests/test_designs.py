@@ -323,3 +323,15 @@ def test_hyperparameters_are_integrated_out_with_a_design():
     grid = gpext.fit_grid(mll, X, y, parameter="likelihood.deg_free", values=[3.0, 30.0], max_steps=3, progress=False)
     evidence = torch.stack([copy.result.log_evidence for copy in grid.models])
     torch.testing.assert_close(grid.log_evidence, evidence.to(grid.log_evidence), rtol=1e-6, atol=1e-6)
+
+
+def test_rows_are_taken_in_any_order_and_repeatedly():
+    """With empty columns left out, and for designs whose rows have different numbers of entries."""
+    for A in (MORE, designs.sums(MONTHS), designs.rows_of(random_design())):
+        index = torch.randint(A.num_data, (11,), generator=GENERATOR)
+        torch.testing.assert_close(A.take(index).dense(), A.dense()[index])
+        torch.testing.assert_close(A.take(slice(1, 3)).dense(), A.dense()[1:3])
+        columns, few = A.take(index[:2]).occupied()
+        assert len(columns) == few.shape[1] <= 2 * int(A.sizes.max())
+        torch.testing.assert_close(few.dense(), A.dense()[index[:2]][:, columns])
+        torch.testing.assert_close(A.squared_norms(), A.dense().square().sum(-1))

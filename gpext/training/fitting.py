@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
 from gpytorch.variational import (
     IndependentMultitaskVariationalStrategy,
@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpext.checks import check_finite, check_tensor, whole_number_or_none
 from gpext.designs import Design
-from gpext.inference import LikelihoodTerm
 from gpext.likelihoods import LatentLikelihood
-from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
+from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.threads import factor_flops, threads_for
@@ -38,7 +37,8 @@ from gpext.training.minibatch import (
     hyperparameter_interval,
 )
 from gpext.training.result import Callback, FitResult, FitStatus, Run
-from gpext.variational import SiteVariationalStrategy, check_batch, check_columns, check_dtype
+from gpext.training.site_data import SiteData, has_sites, site_data
+from gpext.variational import number_of
 
 
 @torch.inference_mode(False)
@@ -48,6 +48,7 @@ def fit(
     x: Tensor,
     y: Tensor,
     *,
+    design: Design | None = None,
     batch_size: int | None = None,
     max_steps: int | None = None,
     learning_rate: float = 0.05,
@@ -76,8 +77,11 @@ def fit(
 
     Args:
         mll: a gpytorch objective holding the likelihood and the model.
-        x: inputs (N, d), (..., N, d), or (N,) for d = 1.
+        x: inputs (N, d), (..., N, d), or (N,) for d = 1; (P, d) with a design.
         y: targets (N,), (..., N), or (N, T) for a multitask model.
+        design: A (N, P), a :class:`gpext.designs.Design`, if datum i depends on (A f)_i of the values f at P inputs x:
+            comparisons, sums. For site strategies; a LatentGP is made with its own. Objectives and predictions of data
+            take `design(model(x))` in eval mode: in train mode gpytorch's strategies return variances alone.
         batch_size: None for the full batch, or the size of minibatches, over all ranks, of which each draws its share
             from what it holds; see the table in :mod:`gpext.training`.
         max_steps: maximum number of steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
@@ -118,9 +122,10 @@ def fit(
     check_ranks(ranks)
     ranks = Ranks() if ranks is None else ranks
 
-    def checked() -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
+    def checked() -> tuple[SiteData | None, Tensor]:
         goes_on = state is not None or checkpoint is not None
-        found = _checked(mll, x, y, batch_size, max_steps, learning_rate, tolerance, hyperparameters, goes_on=goes_on)
+        _check_options(mll, batch_size, max_steps, learning_rate, tolerance, hyperparameters, goes_on=goes_on)
+        found = _checked(mll, x, y, design, batch_size, hyperparameters)
         if initial not in ("given", "data"):
             raise ValueError(f"initial must be 'given' or 'data'; got {initial!r}.")
         if found[0] is None and ranks.size > 1:
@@ -130,10 +135,10 @@ def fit(
             )
         return found
 
-    strategy, bound, x, y_of_sites = ranks.together(checked)
+    sites, x = ranks.together(checked)
     # Tensors from which the data were computed are not trained: the first backward pass would free their graph.
-    x, y, y_of_sites = x.detach(), y.detach(), y_of_sites.detach()
-    share = _number(x)
+    x, y = x.detach(), y.detach()
+    share = _number(x) if sites is None else number_of(sites.x)
     given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
     options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
     num_data = _join(mll, ranks, share, *options, f"{given=}", f"{initial=}")
@@ -143,51 +148,56 @@ def fit(
         ranks.broadcast_([*mll.parameters(), *mll.buffers()])
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     mll.train()
-    if strategy is not None and (ranks.size > 1 or not strategy.sees_its_batch(x)):
-        y = y_of_sites
-    else:
-        strategy = None
+    if sites is not None and ranks.size == 1 and sites.strategy.sees_its_batch(x):
+        if design is not None:
+            raise ValueError(
+                "the prior at an input depends on the other inputs of its batch, as after BatchNorm in train mode; such "
+                "layers cannot be trained with a design: leave them out."
+            )
+        sites = None
+    if sites is None:
         _check_one_value(mll)
-    with interrupts(ranks) as interrupted, threads_for(_flops(mll, x, batch_size)):
+    with interrupts(ranks) as interrupted, threads_for(_flops(mll, x, share, batch_size)):
         run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted, start)
         try:
             if batch_size is None:
-                if strategy is None:
+                if sites is None:
                     return fit_objective(run, x, y, tolerance)
-                sizes = subset_sizes(num_data, strategy.inducing_points.size(-2))
+                sizes = subset_sizes(num_data, sites.strategy.inducing_points.size(-2))
                 order = torch.randperm(share, generator=generator, device="cpu").to(x.device)
-                x, y = x[..., order, :], mll.likelihood.take(y, order)
                 return fit_collapsed(
-                    run, strategy, x, y, sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks
+                    run, sites.take(order), sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks
                 )
             settings = {"batch_size": batch_size, "learning_rate": learning_rate}
             stepper: SiteStepper | ObjectiveStepper
-            if strategy is None:
+            if sites is None:
                 stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
             else:
                 rate = rate if rate is not None else default_rate(min(1.0, batch_size / num_data))
                 stepper = SiteStepper(
                     mll,
-                    strategy,
+                    sites.strategy,
+                    sites.likelihood,
                     num_data,
                     rate=rate,
                     learning_rate=learning_rate,
-                    bound=bound,
+                    bound=sites.bound,
                     gradient=hyperparameters,
                     interval=hyperparameter_interval(batch_size, num_data),
                     share=share,
                     ranks=ranks,
                 )
+            data = (x, y) if sites is None else sites.tensors
             return fit_minibatches(
                 run,
                 stepper,
-                x,
-                y,
+                x if sites is None else sites.x,
+                y if sites is None else sites.y,
                 batch_size=batch_size,
                 tolerance=tolerance,
                 generator=generator,
                 state=state,
-                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks, (x, y), settings),
+                checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks, data, settings),
             )
         except KeyboardInterrupt:
             return run.finish(FitStatus.INTERRUPTED)
@@ -195,10 +205,8 @@ def fit(
             return run.finish(FitStatus.BREAKDOWN, str(error))
 
 
-def _checked(
+def _check_options(
     mll: MarginalLogLikelihood,
-    x: Tensor,
-    y: Tensor,
     batch_size: int | None,
     max_steps: int | None,
     learning_rate: float,
@@ -206,11 +214,11 @@ def _checked(
     hyperparameters: str,
     *,
     goes_on: bool,
-) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, Tensor, Tensor]:
-    """Return the site strategy to train, if there is one, its bound, and the data as they will be used.
+) -> None:
+    """Raise for options that the objective cannot take.
 
     Raises:
-        TypeError, ValueError: bad data or options, before anything changes.
+        TypeError, ValueError: they are described.
     """
     if not isinstance(mll, MarginalLogLikelihood):
         raise TypeError(
@@ -237,25 +245,44 @@ def _checked(
             f"a LatentGP has no q(u) to train by {type(mll).__qualname__}: its objective is "
             "gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)."
         )
-    _check_data(mll.likelihood, x, y, mll.model.design if isinstance(mll.model, LatentGP) else None)
-    strategy, bound, multitask = _site_strategy(mll)
     if batch_size is None and any(isinstance(m, TrilNaturalVariationalDistribution) for m in mll.modules()):
         raise ValueError(
             "L-BFGS cannot follow the natural gradients of a TrilNaturalVariationalDistribution: use a "
             "NaturalVariationalDistribution or a CholeskyVariationalDistribution, or give a batch_size."
         )
-    if bound == "exact" and hyperparameters != "exact":
-        raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
-    if x.dim() == 1 and (strategy is not None or batch_size is not None):
+
+
+def _checked(
+    mll: MarginalLogLikelihood,
+    x: Tensor,
+    y: Tensor,
+    design: Design | None,
+    batch_size: int | None,
+    hyperparameters: str,
+) -> tuple[SiteData | None, Tensor]:
+    """Return the data as a site strategy takes them, if it is to be trained, and the inputs as others do.
+
+    Raises:
+        TypeError, ValueError: bad data, or a design that is not served, before anything changes.
+    """
+    own = mll.model.design if isinstance(mll.model, LatentGP) else None
+    if isinstance(mll.model, LatentGP) and design not in (None, own):
+        raise ValueError(
+            "a LatentGP is trained with the design that it was made with: leave the design out, or replace it by "
+            "model.set_train_data(inputs, targets, strict=False, design=...)."
+        )
+    _check_data(mll.likelihood, x, y, own if design is None else design)
+    if x.dim() == 1 and (batch_size is not None or has_sites(mll)):
         x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP requires its own training inputs
-    if strategy is not None:
-        check_dtype(x, strategy.inducing_points)
-        check_columns(x, strategy.inducing_points)
-        strategy.check_latents(mll.likelihood)
-        y = y.mT if multitask else y
-        mll.likelihood.check(y)
-        check_batch(x, mll.likelihood.datum_shape(y))
-    return strategy, bound, x, y
+    sites = site_data(mll, x, y, design)
+    if sites is None and design is not None and own is None:
+        raise ValueError(
+            "a design is served with a gpext.variational.SiteVariationalStrategy, under an AugmentedELBO or a "
+            "VariationalELBO with a likelihood of gpext and beta = 1, and by a gpext.models.LatentGP(..., design=...)."
+        )
+    if sites is not None and sites.bound == "exact" and hyperparameters != "exact":
+        raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
+    return sites, x
 
 
 @torch.no_grad()
@@ -307,33 +334,17 @@ def _number(x: Tensor) -> int:
     return x.size(-2) if x.dim() > 1 else len(x)
 
 
-def _flops(mll: MarginalLogLikelihood, x: Tensor, batch_size: int | None) -> float:
+def _flops(mll: MarginalLogLikelihood, x: Tensor, num_data: int, batch_size: int | None) -> float:
     """Return the flops of the largest factor of a step: of the data, or of M inducing points with as many rows.
 
     The quadrature of a datum counts like 50 inducing points.
     """
-    rows = _number(x) if batch_size is None else min(batch_size, _number(x))
+    rows = num_data if batch_size is None else min(batch_size, num_data)
     shells = IndependentMultitaskVariationalStrategy | LMCVariationalStrategy  # their base strategy has the points
     strategies = [part for part in mll.modules() if isinstance(part, _VariationalStrategy)]
     ranks = [part.inducing_points.size(-2) for part in strategies if not isinstance(part, shells)]
     rank = max([50, *ranks]) if ranks else rows
     return factor_flops(rank, rows=max(rows, rank), number=x.shape[:-2].numel())
-
-
-def _site_strategy(mll: MarginalLogLikelihood) -> tuple[SiteVariationalStrategy | None, LikelihoodTerm, bool]:
-    """Return the site strategy to train, if there is one, its bound, and whether it models several tasks."""
-    augmented = isinstance(mll, AugmentedELBO)
-    exact = type(mll) is VariationalELBO and isinstance(mll.likelihood, LatentLikelihood)
-    if not (augmented or exact) or mll.beta != 1:
-        return None, "exact", False
-    strategy = mll.model.variational_strategy
-    together = isinstance(strategy, IndependentMultitaskVariationalStrategy)
-    if together:
-        strategy = strategy.base_variational_strategy
-    if not isinstance(strategy, SiteVariationalStrategy):
-        return None, "exact", False
-    multitask = together and mll.likelihood.num_latents is None  # otherwise its tasks are the latents of a datum
-    return strategy, "augmented" if augmented else "exact", multitask
 
 
 def _check_data(likelihood: Any, x: Tensor, y: Tensor, design: Design | None) -> None:

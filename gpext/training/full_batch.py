@@ -19,7 +19,8 @@ from gpext.training.latent_inference import LatentInference
 from gpext.training.mean_and_root import MeanAndRoot
 from gpext.training.reach import Reach
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import CollapsedBound, SiteVariationalStrategy
+from gpext.training.site_data import SiteData
+from gpext.variational import CollapsedBound, number_of
 
 MAX_STEPS = 200
 BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, NanError, FloatingPointError)  # of the numbers, not of the program
@@ -41,9 +42,7 @@ def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
 
 def fit_collapsed(
     run: Run,
-    strategy: SiteVariationalStrategy,
-    x: Tensor,
-    y: Tensor,
+    sites: SiteData,
     sizes: list[int],
     *,
     bound: LikelihoodTerm,
@@ -57,13 +56,13 @@ def fit_collapsed(
     of that kind for ten times as many data, which gives a model that predicts before hyperparameters are learned, and
     has no effect on later steps. Each rank has its share of a size.
     """
-    held = x.size(-2)
+    held = number_of(sites.x)
     status, objective = FitStatus.MAX_STEPS, float("nan")
 
     def stage_of(size: int, *, is_last: bool = False) -> _Stage:
         own = slice(math.ceil(size * held / sizes[-1]))
-        subset = run.mll.likelihood.take(y, own)
-        collapsed = CollapsedBound(strategy, run.mll.likelihood, x[..., own, :], subset, bound=bound, ranks=ranks)
+        subset = sites.take(own)
+        collapsed = CollapsedBound(sites.strategy, sites.likelihood, subset.x, subset.y, bound=bound, ranks=ranks)
         return _Stage(run, collapsed, ranks, is_last=is_last)
 
     for stage, learns in _stages(sizes, stage_of):

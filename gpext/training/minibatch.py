@@ -20,7 +20,7 @@ from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, hyperparameters
 from gpext.training.position import PositionSchema, load_optimizers, position
 from gpext.training.result import FitResult, FitStatus, Run
-from gpext.variational import FactorCache, Prepared, SiteVariationalStrategy, UpdateOptions
+from gpext.variational import FactorCache, Inputs, Prepared, SiteVariationalStrategy, UpdateOptions, places, take_inputs
 
 Rate = float | Callable[[int], float]
 
@@ -43,6 +43,7 @@ class SiteStepper:
         self,
         mll: MarginalLogLikelihood,
         strategy: SiteVariationalStrategy,
+        likelihood: LatentLikelihood,
         num_data: int,
         *,
         rate: Rate,
@@ -54,7 +55,7 @@ class SiteStepper:
         ranks: Ranks | None = None,
     ) -> None:
         self.interval = interval
-        self.strategy, self.likelihood, self.num_data = strategy, mll.likelihood, num_data
+        self.strategy, self.likelihood, self.num_data = strategy, likelihood, num_data
         self.share = num_data if share is None else share  # those of this rank
         self.ranks = Ranks.alone() if ranks is None else ranks
         self.rate, self.bound, self.gradient = rate, bound, gradient
@@ -64,14 +65,14 @@ class SiteStepper:
         self._depends: list[Tensor | float] = []  # on which these depend
         self.optimizers = [torch.optim.Adam(self._parameters, lr=learning_rate)] if self._parameters else []
 
-    def step(self, x: Tensor, y: Tensor, batches: Minibatches) -> float:
+    def step(self, x: Inputs, y: Tensor, batches: Minibatches) -> float:
         """Take a step on the next minibatch of x and y; return the last computed objective per datum, before a step."""
         number = batches.num_drawn
         position = batches.advance()
         rate = self.rate(number) if callable(self.rate) else self.rate
         try:
             if number % self.interval == 0:  # the hyperparameters move, too
-                value = self._update(x, y, batches.of_epoch(position, position + 1).to(x.device), rate)
+                value = self._update(x, y, batches.of_epoch(position, position + 1).to(places(x).device), rate)
             else:
                 value = None
                 data = self.ranks.together(partial(self._prepared, x, y, batches, position))
@@ -87,12 +88,12 @@ class SiteStepper:
             self.objective = float(value.sum())
         return self.objective
 
-    def _update(self, x: Tensor, y: Tensor, index: Tensor, rate: float) -> Tensor:
+    def _update(self, x: Inputs, y: Tensor, index: Tensor, rate: float) -> Tensor:
         """Move q(u), and leave the derivatives of the objective in the `.grad` of the hyperparameters."""
         for parameter in self._parameters:
             parameter.grad = None
         return self.strategy.update_unchecked(
-            x[..., index, :],
+            take_inputs(x, index),
             self.likelihood.take(y, index),
             self.likelihood,
             UpdateOptions(self.bound, rate, self.num_data, self.share),
@@ -100,7 +101,7 @@ class SiteStepper:
             self.ranks,
         )
 
-    def _prepared(self, x: Tensor, y: Tensor, batches: Minibatches, position: int) -> Prepared:
+    def _prepared(self, x: Inputs, y: Tensor, batches: Minibatches, position: int) -> Prepared:
         """Return the quantities of the last minibatch, at `position` of its epoch, that do not depend on q(u).
 
         They are computed for a few thousand data at once, those of the steps until the hyperparameters move again, and
@@ -117,9 +118,9 @@ class SiteStepper:
         prepared = self._ahead.get(key)
         if prepared is None:
             stop = min(position - after + self.interval, batches.per_epoch)
-            index = batches.of_epoch(first, min(first + together, stop)).to(x.device)
+            index = batches.of_epoch(first, min(first + together, stop)).to(places(x).device)
             targets = self.likelihood.take(y, index)
-            data = self.strategy.prepare(x[..., index, :], targets, self.likelihood, self.bound)
+            data = self.strategy.prepare(take_inputs(x, index), targets, self.likelihood, self.bound)
             prepared = data.split(size, self.likelihood)
             self._ahead.put(key, prepared)
         return prepared[position - first]
@@ -156,8 +157,9 @@ class ObjectiveStepper:
         if natural:
             self.optimizers.append(gpytorch.optim.NGD(natural, num_data=num_data, lr=_NATURAL_RATE))
 
-    def step(self, x: Tensor, y: Tensor, batches: Minibatches) -> float:
+    def step(self, x: Inputs, y: Tensor, batches: Minibatches) -> float:
         """Take a step on the next minibatch of x and y and return the objective per datum before it."""
+        assert isinstance(x, Tensor)  # `fit` refuses a design
         index = batches.draw().to(x.device)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -177,7 +179,7 @@ class ObjectiveStepper:
 def fit_minibatches(
     run: Run,
     stepper: SiteStepper | ObjectiveStepper,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     *,
     batch_size: int,

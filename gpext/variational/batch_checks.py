@@ -9,10 +9,11 @@ from gpext.augmentations import Augmentation
 from gpext.checks import check_finite, check_tensor, whole_number
 from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
+from gpext.variational.design_inputs import DesignInputs, Inputs, number_of, places
 
 
 def check_data(
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     likelihood: LatentLikelihood,
     inducing_points: Tensor,
@@ -26,10 +27,10 @@ def check_data(
     """
     check_tensor("targets", y)
     likelihood.check(y)
-    check_tensor("inputs", x)
+    check_tensor("inputs", places(x))
     check_batch(x, likelihood.datum_shape(y), num_data, share)
-    check_dtype(x, inducing_points)
-    check_columns(x, inducing_points)
+    check_dtype(places(x), inducing_points)
+    check_columns(places(x), inducing_points)
 
 
 def augmentation_for(bound: LikelihoodTerm, likelihood: LatentLikelihood, y: Tensor) -> Augmentation | None:
@@ -37,15 +38,18 @@ def augmentation_for(bound: LikelihoodTerm, likelihood: LatentLikelihood, y: Ten
     return require_augmentation(likelihood).unchecked_augmentation(y) if bound == "augmented" else None
 
 
-def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None, share: int | None = None) -> int:
-    """Return B, the number of inputs x (..., B, d) that go with targets of `data` (..., B).
+def check_batch(x: Inputs, data: torch.Size, num_data: int | None = None, share: int | None = None) -> int:
+    """Return B, the number of inputs x (..., B, d), or of rows of a design, that go with targets of `data` (..., B).
 
     Raises:
         TypeError: a number of data that is not whole.
         ValueError: there are none, the numbers differ, they are more than the `share` of all data that they are a
             sample of, or the inputs are not finite.
     """
-    if x.dim() < 2 or not data or x.size(-2) != data[-1]:
+    if isinstance(x, DesignInputs):
+        if data[-1:] != (number_of(x),):
+            raise ValueError(f"expected a target for each of the {number_of(x)} rows of the design; got {tuple(data)}.")
+    elif x.dim() < 2 or not data or x.size(-2) != data[-1]:
         raise ValueError(
             f"expected inputs (..., B, d) and targets (..., B); got {tuple(x.shape)} and {tuple(data)} targets."
         )
@@ -60,7 +64,7 @@ def check_batch(x: Tensor, data: torch.Size, num_data: int | None = None, share:
                 f"share must be the number of data that the batch is a sample of, from {data[-1]}, its own, to "
                 f"{most}, all; got {share}."
             )
-    check_finite("inputs", x)
+    check_finite("inputs", places(x))
     return data[-1]
 
 

@@ -41,6 +41,7 @@ from gpext.posteriors import (
 )
 from gpext.sites import GaussianSites
 from gpext.variational.bound_gradients import gradients_apart, push_back
+from gpext.variational.design_inputs import Inputs, number_of, places, take_inputs
 from gpext.variational.natural_step import total_divergence
 from gpext.variational.prior_blocks import FactorCache
 from gpext.variational.site_variational_strategy import SiteVariationalStrategy
@@ -52,7 +53,7 @@ _MOST_HALVINGS = 30
 class _Block:
     """A slice of the data, its sites, and the prior there at the parameters of the last evaluation."""
 
-    x: Tensor  # (..., B, d)
+    x: Inputs  # (..., B, d)
     y: Tensor  # (..., B)
     sites: GaussianSites | None = None  # kept between evaluations
     proposal: GaussianSites = field(init=False)  # the best ones at the marginals of the last q
@@ -70,7 +71,7 @@ class CollapsedBound:
     Args:
         strategy: the variational strategy of the model; :meth:`commit` writes its q(u).
         likelihood: any likelihood of gpext; one of D latents for D independent q(u), a batch.
-        x: inputs (..., N, d).
+        x: inputs (..., N, d), or those of a design.
         y: targets (..., N), or what the likelihood takes.
         bound: what F_i is: the augmented bound on E_q[log p(y_i | f_i)] or that expectation itself.
         block_size: data handled at a time.
@@ -81,7 +82,7 @@ class CollapsedBound:
         self,
         strategy: SiteVariationalStrategy,
         likelihood: LatentLikelihood,
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         *,
         bound: LikelihoodTerm = "augmented",
@@ -90,11 +91,11 @@ class CollapsedBound:
     ) -> None:
         self.strategy, self.likelihood, self.bound = strategy, likelihood, bound
         self.ranks = Ranks.alone() if ranks is None else ranks
-        held = x.size(-2)
-        number = torch.tensor(float(held), dtype=torch.float64, device=x.device)
+        held = number_of(x)
+        number = torch.tensor(float(held), dtype=torch.float64, device=places(x).device)
         self.num_data = int(self.ranks.sum(lambda: [number], [number])[0])  # N
         blocks = [slice(start, start + block_size) for start in range(0, held, block_size)]
-        self._blocks = [_Block(x[..., index, :], likelihood.take(y, index)) for index in blocks]
+        self._blocks = [_Block(take_inputs(x, index), likelihood.take(y, index)) for index in blocks]
         # The factor of K_zz, while what follows belongs to the current parameters.
         self._loaded: FactorCache[Tensor] = FactorCache()
         self._learns_likelihood = any(parameter.requires_grad for parameter in likelihood.parameters())

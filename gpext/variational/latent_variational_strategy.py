@@ -32,6 +32,7 @@ from gpext.designs import Design
 from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise, predict_latent
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
+from gpext.variational.design_inputs import row_variances
 from gpext.variational.prior_blocks import FactorCache, dense_covariance, outside_inference_mode, split_covariance
 
 
@@ -160,15 +161,9 @@ class LatentVariationalStrategy(_VariationalStrategy):
 
     def _variance_of_rows(self, design: Design) -> Tensor:
         """Return the prior variances a_i' K a_i (..., N), from the covariances of the inputs of one row each."""
-        index, weights = design.padded()
-        x = self.inducing_points[..., index, :]  # (..., N, E, d)
-        if num_latents(self.model.likelihood) is not None:
-            x = x.unsqueeze(-3)
-        blocks = dense_covariance(self.model.forward(x).lazy_covariance_matrix)
-        if num_latents(self.model.likelihood) is not None:
-            blocks = blocks.movedim(-3, -4)  # (..., D, N, E, E)
-        weights = weights.to(blocks)
-        return torch.einsum("ne,...nef,nf->...n", weights, blocks, weights)
+        x = self.inducing_points
+        several = num_latents(self.model.likelihood) is not None
+        return row_variances(self.model.forward, x.unsqueeze(0) if several and x.dim() == 2 else x, design)
 
     @property
     def variational_distribution(self) -> MultivariateNormal:

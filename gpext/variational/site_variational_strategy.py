@@ -29,12 +29,14 @@ from gpytorch.variational import NaturalVariationalDistribution, VariationalStra
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
+from gpext.designs import Design
 from gpext.inference import LikelihoodTerm, require_augmentation
 from gpext.likelihoods import LatentLikelihood
 from gpext.parallel import Ranks
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise
 from gpext.variational.batch_checks import augmentation_for, check_data, check_latents, require_term
 from gpext.variational.bound_gradients import backpropagate
+from gpext.variational.design_inputs import DesignInputs, Inputs, row_variances, take_inputs
 from gpext.variational.natural_step import (
     Batch,
     Gradient,
@@ -148,6 +150,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         rate: float = 1.0,
         num_data: int | None = None,
         *,
+        design: Design | None = None,
         bound: LikelihoodTerm | None = None,
         gradient: LikelihoodTerm | None = None,
         share: int | None = None,
@@ -156,11 +159,14 @@ class SiteVariationalStrategy(VariationalStrategy):
         """Move q(u) a fraction `rate` of the way to the optimum for these data, in natural parameters.
 
         Args:
-            x: inputs (..., B, d).
+            x: inputs (..., B, d), or (..., P, d) with a design.
             y: targets (..., B), or what the likelihood takes.
             likelihood: any likelihood of gpext.
             rate: rho in (0, 1].
             num_data: N, if (x, y) is a minibatch; their number by default.
+            design: A (B, P), a :class:`gpext.designs.Design`, if datum i depends on (A f)_i of the values f at the P
+                inputs x: comparisons, sums. Of all comparisons of a data set, `design.take(index)` are those of a
+                minibatch; the kernel is evaluated only at inputs whose column has an entry.
             bound: whose sites: the augmented bound's, the default where the likelihood has one, or those of the exact
                 expectation of log p(y | f), where rho is halved until the bound of this batch does not fall (and q(u)
                 stays as it is if it always would).
@@ -190,15 +196,21 @@ class SiteVariationalStrategy(VariationalStrategy):
             if gradient == "augmented":
                 require_augmentation(likelihood)
             options = UpdateOptions(bound, rate, num_data, share)
-            check_data(x, y, likelihood, self.inducing_points, num_data, share)
-            return self._evaluate(x, y, likelihood, options, gradient)
+            inputs: Inputs = x
+            if design is not None:
+                check_tensor("inputs", x)
+                inputs = DesignInputs(x, design)
+            check_data(inputs, y, likelihood, self.inducing_points, num_data, share)
+            if design is not None:
+                inputs = take_inputs(inputs, slice(None))
+            return self._evaluate(inputs, y, likelihood, options, gradient)
 
         same = f"an update of q(u), {rate=}, {bound=}, {gradient=}"
         return self._step(of_this_rank, likelihood, rate, gradient is not None, ranks, same)
 
     def update_unchecked(
         self,
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         likelihood: LatentLikelihood,
         options: UpdateOptions,
@@ -288,7 +300,7 @@ class SiteVariationalStrategy(VariationalStrategy):
     @torch.no_grad()
     def _evaluate(
         self,
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         likelihood: LatentLikelihood,
         options: UpdateOptions,
@@ -310,7 +322,7 @@ class SiteVariationalStrategy(VariationalStrategy):
         return evaluate_batch(posterior, data, likelihood, options, gradient)
 
     @torch.no_grad()
-    def prepare(self, x: Tensor, y: Tensor, likelihood: LatentLikelihood, bound: LikelihoodTerm) -> Prepared:
+    def prepare(self, x: Inputs, y: Tensor, likelihood: LatentLikelihood, bound: LikelihoodTerm) -> Prepared:
         """Return a batch for :meth:`update_prepared`: all that does not depend on q(u).
 
         The data are not checked.
@@ -326,18 +338,28 @@ class SiteVariationalStrategy(VariationalStrategy):
         covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter_val)
         return covariance
 
-    def cross_blocks(self, x: Tensor) -> CrossBlocks:
+    def cross_blocks(self, x: Inputs) -> CrossBlocks:
         """Return K_zx, the prior variances k_ii + jitter and the prior mean mu_i, in the autograd graph."""
+        if isinstance(x, DesignInputs):
+            return x.combine(self.cross_blocks(x.x), self._row_variances(x), self.jitter_val)
         return self._cross_of(self._prior_together(x))
 
-    def prior_blocks(self, x: Tensor) -> tuple[Tensor, CrossBlocks]:
+    def prior_blocks(self, x: Inputs) -> tuple[Tensor, CrossBlocks]:
         """Return K_zz, up to the jitter, and the :meth:`cross_blocks`, of one evaluation if the kernel is known."""
+        if isinstance(x, DesignInputs):
+            inducing, at_inputs = self.prior_blocks(x.x)
+            return inducing, x.combine(at_inputs, self._row_variances(x), self.jitter_val)
         size, prior = self.inducing_points.size(-2), self._prior_together(x)
         known = known_rows(prior.lazy_covariance_matrix, size)
         if known is None:
             return self.inducing_covariance(), self._cross_of(prior)
         inducing, cross = known[0].split([size, x.size(-2)], -1)
         return inducing, CrossBlocks(cross, known[1][..., size:] + self.jitter_val, prior.mean[..., size:])
+
+    def _row_variances(self, x: DesignInputs) -> Tensor:
+        """Return a_i' K a_i (..., N), in the autograd graph."""
+        missing = len(self._variational_distribution.batch_shape) - (x.x.dim() - 2)
+        return row_variances(self.model.forward, x.x[(None,) * max(missing, 0)], x.design)
 
     def _cross_of(self, prior: MultivariateNormal) -> CrossBlocks:
         """Return what :meth:`cross_blocks` does, of what :meth:`_prior_together` returned."""
