@@ -151,8 +151,8 @@ def fit(
     if sites is not None and ranks.size == 1 and sites.strategy.sees_its_batch(x):
         if design is not None:
             raise ValueError(
-                "the prior at an input depends on the other inputs of its batch, as after BatchNorm in train mode; such "
-                "layers cannot be trained with a design: leave them out."
+                "the prior at an input depends on the other inputs of its batch, as after BatchNorm in train mode; "
+                "such layers cannot be trained with a design: leave them out."
             )
         sites = None
     if sites is None:
