@@ -15,6 +15,7 @@ from gpext.plots.fitted import fitted, fitted_outliers
 from gpext.plots.intensity import intensity
 from gpext.plots.maps import class_map, surface_map
 from gpext.plots.outliers import outliers
+from gpext.plots.preference import preference_ladder
 from gpext.plots.regression import observations, predictive_band
 from gpext.plots.simplex import simplex_grid, ternary_frame, ternary_points, ternary_region
 from gpext.plots.style import BLUE, COLORS, GREEN, GREY, MARKERS, ORANGE, RED
@@ -44,6 +45,7 @@ __all__ = [
     "outliers",
     "pit_histogram",
     "predictive_band",
+    "preference_ladder",
     "reliability",
     "simplex_grid",
     "surface_map",
