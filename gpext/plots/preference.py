@@ -25,13 +25,15 @@ def preference_ladder(
 ) -> Axes:
     """Draw the utilities of items as a ladder, the most preferred on top, each with its interval.
 
-    Utilities are known up to a constant: they are drawn less their average over all items, and so is the truth. An
-    interval is that of one utility by itself; whether one item is preferred to another also depends on how the two are
-    correlated, see `win_probability` of the pairwise likelihoods.
+    Comparisons say nothing of a constant that is added to all utilities: they are drawn less their average over the
+    items, and so is the truth. The intervals should be those of the same differences, which
+    `gpext.designs.rows_of(torch.eye(P) - 1 / P)(model(x))` has; those of f itself also have the uncertainty of the
+    constant. Whether one item is preferred to another depends on how the two are correlated, too, see `win_probability`
+    of the pairwise likelihoods.
 
     Args:
-        mean: posterior means of f at the items.
-        std: posterior standard deviations.
+        mean: posterior means of the utilities.
+        std: posterior standard deviations, of the utilities less their average.
         names: of the items; their numbers, from 0, by default.
         truth: known utilities, as crosses.
         width: of an interval to either side, in standard deviations.
