@@ -167,8 +167,9 @@ class ManyUtilities(gpytorch.models.ApproximateGP):
 
 likelihood = PairwiseLogitLikelihood()
 many = ManyUtilities(kmeans_inducing_points(x, 20 if SMOKE else 150))
+many.covar_module.base_kernel.lengthscale = 0.5
 mll = AugmentedELBO(likelihood, many, num_data=number)
-result = gpext.fit(mll, x, outcome, design=design, batch_size=500, max_steps=20 if SMOKE else 300, progress=False)
+result = gpext.fit(mll, x, outcome, design=design, batch_size=500, max_steps=20 if SMOKE else None, progress=False)
 print(result.message)
 
 # %% [markdown]

@@ -16,6 +16,7 @@ from gpext.likelihoods.heteroscedastic import (
 from gpext.likelihoods.joint import JointLikelihood
 from gpext.likelihoods.laplace import LaplaceLikelihood
 from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.linear_mixing import LinearMixing
 from gpext.likelihoods.log_logistic import LogLogisticLikelihood
 from gpext.likelihoods.log_normal import LogNormalLikelihood
 from gpext.likelihoods.matern32 import Matern32Likelihood
@@ -55,6 +56,7 @@ __all__ = [
     "JointLikelihood",
     "LaplaceLikelihood",
     "LatentLikelihood",
+    "LinearMixing",
     "LogLogisticLikelihood",
     "LogNormalLikelihood",
     "Matern32Likelihood",

@@ -49,6 +49,7 @@ def fit(
     y: Tensor,
     *,
     design: Design | None = None,
+    task_indices: Tensor | None = None,
     batch_size: int | None = None,
     max_steps: int | None = None,
     learning_rate: float = 0.05,
@@ -82,6 +83,8 @@ def fit(
         design: A (N, P), a :class:`gpext.designs.Design`, if datum i depends on (A f)_i of the values f at P inputs x:
             comparisons, sums. For site strategies; a LatentGP is made with its own. Objectives and predictions of data
             take `design(model(x))` in eval mode: in train mode gpytorch's strategies return variances alone.
+        task_indices: (N,), whole numbers, if a model with gpytorch's LMCVariationalStrategy around a
+            SiteVariationalStrategy has observed one task at each input; without it all of them, y (N, T).
         batch_size: None for the full batch, or the size of minibatches, over all ranks, of which each draws its share
             from what it holds; see the table in :mod:`gpext.training`.
         max_steps: maximum number of steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
@@ -125,7 +128,7 @@ def fit(
     def checked() -> tuple[SiteData | None, Tensor]:
         goes_on = state is not None or checkpoint is not None
         _check_options(mll, batch_size, max_steps, learning_rate, tolerance, hyperparameters, goes_on=goes_on)
-        found = _checked(mll, x, y, design, batch_size, hyperparameters)
+        found = _checked(mll, x, y, design, task_indices, batch_size, hyperparameters)
         if initial not in ("given", "data"):
             raise ValueError(f"initial must be 'given' or 'data'; got {initial!r}.")
         if found[0] is None and ranks.size > 1:
@@ -257,6 +260,7 @@ def _checked(
     x: Tensor,
     y: Tensor,
     design: Design | None,
+    task_indices: Tensor | None,
     batch_size: int | None,
     hyperparameters: str,
 ) -> tuple[SiteData | None, Tensor]:
@@ -274,11 +278,16 @@ def _checked(
     _check_data(mll.likelihood, x, y, own if design is None else design)
     if x.dim() == 1 and (batch_size is not None or has_sites(mll)):
         x = x.unsqueeze(-1)  # as gpytorch's models do; an ExactGP requires its own training inputs
-    sites = site_data(mll, x, y, design)
+    sites = site_data(mll, x, y, design, task_indices)
     if sites is None and design is not None and own is None:
         raise ValueError(
             "a design is served with a gpext.variational.SiteVariationalStrategy, under an AugmentedELBO or a "
             "VariationalELBO with a likelihood of gpext and beta = 1, and by a gpext.models.LatentGP(..., design=...)."
+        )
+    if sites is None and task_indices is not None:
+        raise ValueError(
+            "task_indices are served with gpytorch's LMCVariationalStrategy around a gpext.variational."
+            "SiteVariationalStrategy, under a VariationalELBO with a likelihood of gpext and beta = 1."
         )
     if sites is not None and sites.bound == "exact" and hyperparameters != "exact":
         raise ValueError("a VariationalELBO is the exact ELBO: for hyperparameters='augmented' take an AugmentedELBO.")
