@@ -1,6 +1,7 @@
-"""Kernels evaluated faster than by way of gpytorch's lazy tensors, and in `keops` kernels that are never stored."""
+"""Kernels evaluated faster than by gpytorch's lazy tensors, `keops` kernels never stored, and partial derivatives."""
 
 from gpext.kernels import keops
+from gpext.kernels.partial_derivatives import PartialDerivativeKernel
 from gpext.kernels.squared_exponential import direct_covariance, squared_exponential
 
-__all__ = ["direct_covariance", "keops", "squared_exponential"]
+__all__ = ["PartialDerivativeKernel", "direct_covariance", "keops", "squared_exponential"]

@@ -151,7 +151,7 @@ class MixedLikelihood(ComposedLikelihood):
         everywhere = joined.new_zeros(number, *joined.shape[:-1])  # 0 is the least that harms
         for rows, knots in found:
             if knots is not None:
-                everywhere[..., rows] = knots[-1:].expand(number, *knots.shape[1:]).clone()
+                everywhere[..., rows] = knots[-1:].expand(number, *knots.shape[1:]).to(everywhere)
                 everywhere[: len(knots), ..., rows] = knots.to(everywhere)
         return everywhere
 
