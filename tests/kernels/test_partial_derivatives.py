@@ -4,7 +4,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Matern52KernelGrad, PolynomialKernelGrad, RBFKernelGrad, RBFKernelGradGrad, ScaleKernel
+from gpytorch.kernels import Matern52KernelGrad, PolynomialKernelGrad, RBFKernelGrad, ScaleKernel
 
 import gpext
 from gpext import designs
