@@ -11,6 +11,7 @@ variance of the difference under the joint posterior. "Truth" has the true utili
 
     OMP_NUM_THREADS=1 python -m benchmarks.preferences --output preferences.jsonl
     python -m benchmarks.preferences --quick
+    OMP_NUM_THREADS=1 python -m benchmarks.preferences --many      # 100,000 comparisons of 5000 items, by minibatches
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from tqdm import tqdm
 
 import gpext
 from benchmarks.ledger import Ledger, Row, measure_and_report
-from benchmarks.tables import table
+from benchmarks.tables import table, table_of
 from gpext.inference import EP, KL, Laplace, Rule
-from gpext.likelihoods import PairwiseProbitLikelihood
+from gpext.likelihoods import PairwiseLogitLikelihood, PairwiseProbitLikelihood
+from gpext.variational import SiteVariationalStrategy
 
 PROBLEMS = ((50, 2), (50, 6), (200, 2), (200, 6), (500, 2), (500, 6))  # items, inputs
 RULES: dict[str, Rule] = {"Laplace": Laplace(), "KL": KL(), "EP": EP()}
@@ -49,7 +51,7 @@ _NEW = 400
 class Problem:
     """Items, comparisons (winner first), and held-out comparisons of new items."""
 
-    def __init__(self, num_items: int, dim: int, seed: int, num_test: int) -> None:
+    def __init__(self, num_items: int, dim: int, seed: int, num_test: int, num_pairs: int | None = None) -> None:
         generator = torch.Generator().manual_seed(seed)
         draw = partial(torch.randn, generator=generator, dtype=torch.float64)
         x = torch.rand(num_items + _NEW, dim, generator=generator, dtype=torch.float64)
@@ -60,7 +62,7 @@ class Problem:
         utility = 2 * math.sqrt(2 / 2000) * torch.cos(x @ frequencies + phases) @ draw(2000)
         self.x, self.new_x = x[:num_items], x[num_items:]
         self.new_utility = utility[num_items:]
-        self.pairs = _compared(utility[:num_items], 3 * num_items, generator)
+        self.pairs = _compared(utility[:num_items], num_pairs or 3 * num_items, generator)
         self.new_pairs = _compared(self.new_utility, num_test, generator)
 
 
@@ -139,6 +141,40 @@ def _scores(problem: Problem, f: MultivariateNormal) -> Row:
     return {"log_predictive": float(p.log().mean()), "accuracy": float((p > 0.5).double().mean())}
 
 
+class ManyPreferencesGP(gpytorch.models.ApproximateGP):
+    """The same prior with inducing points."""
+
+    def __init__(self, inducing_points: Tensor) -> None:
+        super().__init__(SiteVariationalStrategy(self, inducing_points))
+        self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), kernel(inducing_points.size(-1)).float()
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior at x."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def measure_many(num_items: int = 5000, num_pairs: int = 100_000, max_steps: int | None = 300) -> Row:
+    """Return the scores and the time of the logit link in float32, 200 inducing points, minibatches of 1000."""
+    problem = Problem(num_items, 4, 0, 4000, num_pairs)
+    x, likelihood = problem.x.float(), PairwiseLogitLikelihood()
+    model = ManyPreferencesGP(x[:200].clone())
+    design, won = gpext.designs.pairs(problem.pairs, num_items), torch.ones(num_pairs)
+    started = time.process_time()
+    mll = gpext.mlls.AugmentedELBO(likelihood, model, num_pairs)
+    found = gpext.fit(mll, x, won, design=design, batch_size=1000, max_steps=max_steps, progress=False)
+    seconds = time.process_time() - started
+    with torch.no_grad():
+        p = likelihood.win_probability(model(problem.new_x.float()), problem.new_pairs)
+    known = MultivariateNormal(problem.new_utility, DiagLinearOperator(torch.zeros_like(problem.new_utility)))
+    return {
+        "steps": found.num_steps,
+        "process seconds": seconds,
+        "log predictive": float(p.log().mean()),
+        "accuracy": float((p > 0.5).double().mean()),
+        "log predictive of the truth": _scores(problem, known)["log_predictive"],
+    }
+
+
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
     """Measure every problem."""
     problems, seeds, num_test = (((20, 2),), 1, 200) if options.quick else (PROBLEMS, SEEDS, 4000)
@@ -174,10 +210,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="one small problem")
+    parser.add_argument("--many", action="store_true", help="100,000 comparisons, by minibatches")
     parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
     parser.add_argument("--report-only", action="store_true", help="print the table of what is there")
     parser.add_argument("--threads", type=int, default=1)
-    measure_and_report(parser.parse_args(arguments), run, report)
+    options = parser.parse_args(arguments)
+    if options.many:
+        torch.set_num_threads(options.threads)
+        print(table_of([measure_many()]))
+    else:
+        measure_and_report(options, run, report)
     return 0
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.ledger import Ledger
-from benchmarks.preferences import METHODS, Problem, measure, report
+from benchmarks.preferences import METHODS, Problem, measure, measure_many, report
 
 
 def test_comparisons_favour_the_better_item_as_often_as_the_probit_says():
@@ -27,3 +27,9 @@ def test_every_method_predicts_better_than_a_coin_and_laplace_is_botorchs():
 
 def test_an_empty_report_is_a_head():
     assert report(Ledger(None)).count("\n") == 1
+
+
+@pytest.mark.slow
+def test_many_comparisons_are_learned_by_minibatches():
+    row = measure_many(300, 3000, 15)
+    assert row["log predictive"] > -0.65
