@@ -38,7 +38,8 @@ def test_whatever_is_wrong_is_a_value_error_and_nothing_has_changed(directory, m
     monkeypatch.setattr("gpext.training.fitting.Checkpoint", reading)
     mll, x, y = problem()
     gpext.fit(mll, x, y, max_steps=5, checkpoint=directory, **OPTIONS)  # nothing remains to be done
-    stepper = SiteStepper(mll, mll.model.variational_strategy, 60, rate=1.0, learning_rate=0.05, bound=0, gradient=0)
+    strategy, options = mll.model.variational_strategy, {"bound": "exact", "gradient": "exact"}
+    stepper = SiteStepper(mll, strategy, mll.likelihood, 60, rate=1.0, learning_rate=0.05, **options)
     before, messages = copy.deepcopy(mll.state_dict()), []
     monkeypatch.setattr(module, "load", lambda *_: (wrong, ""))
     for fault, spoilt_content in spoilt(content):
