@@ -218,8 +218,8 @@ class DesignLinearOperator(LinearOperator):
 def pairs(index: Tensor, num_inputs: int) -> Design:
     """Return the design of comparisons: datum i depends on f_a - f_b for a row (a, b) of the index (N, 2).
 
-    With a Bernoulli likelihood the class 1 then means that a was preferred to b, by a logit or a probit of the
-    difference [Chu & Ghahramani 2005, Bradley & Terry 1952].
+    With a :class:`gpext.likelihoods.PairwiseLogitLikelihood` or `PairwiseProbitLikelihood` a target of 1 then means
+    that a was preferred to b [Bradley & Terry 1952, Chu & Ghahramani 2005].
 
     Args:
         index: of the inputs compared (N, 2).

@@ -6,6 +6,8 @@ AugmentedELBO, or VariationalELBO and a likelihood of gpext, with a SiteVariatio
     None   q(u) of many data at the hyperparameters given, then L-BFGS on the collapsed bound of growing subsets of the
            data, up to all of them
     B      minibatches: closed-form steps in q(u), Adam for the hyperparameters every few steps
+    Around it may be gpytorch's IndependentMultitaskVariationalStrategy, or, under a VariationalELBO, an
+    LMCVariationalStrategy; a `design` makes the data depend on linear functions of f.
 any other gpytorch objective
     None   L-BFGS on the full batch
     B      minibatches: Adam, and NGD where q(u) has natural parameters
