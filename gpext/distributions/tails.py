@@ -217,15 +217,17 @@ class _LogTail(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, s: Tensor, compute: Tail, log_slope: Tail, sign: int) -> Tensor:
-        ctx.save_for_backward(x, s)
+        value = compute(x, s)
+        ctx.save_for_backward(x, s, value)
         ctx.compute, ctx.log_slope, ctx.sign = compute, log_slope, sign
-        return compute(x, s)
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        x, s = ctx.saved_tensors
+        x, s, value = ctx.saved_tensors
         compute, log_slope, sign = ctx.compute, ctx.log_slope, ctx.sign
-        value = _LogTail.apply(x, s, compute, log_slope, sign)
+        if torch.is_grad_enabled():  # for derivatives of the derivative
+            value = _LogTail.apply(x, s, compute, log_slope, sign)
         is_known = value > -torch.inf
         slope = sign * torch.exp(log_slope(x, s) - torch.where(is_known, value, 0.0))
         by_x = grad * torch.where(is_known, slope, 0.0)
@@ -292,6 +294,8 @@ def _log_poisson_survival(log_rate: Tensor, count: Tensor) -> Tensor:
     from scipy import special
 
     rate = log_rate.exp()
+    if not bool(count.any()):
+        return torch.where(rate < _SMALLEST, log_rate, torch.log(-torch.expm1(-rate)))
     known = by_scipy(special.gammainc, count + 1, rate)
     log_mass = (count + 1) * log_rate - rate - torch.lgamma(count + 2)
     return _log_or_sum(known, log_mass, lambda j: rate / (count + 2 + j))

@@ -13,6 +13,7 @@ from gpext.augmentations import Augmentation, SechRadial
 from gpext.bounds import SoftplusTerms
 from gpext.distributions import Bernoulli
 from gpext.likelihoods.checks import check_binary, floating
+from gpext.likelihoods.latent import STRIP
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -38,6 +39,10 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(targets | f) (..., N), for targets in the support."""
         return torch.nn.functional.logsigmoid((2 * floating(targets) - 1) * f)
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of a strip in which the logistic function has no pole: those are at +- i pi."""
+        return torch.full_like(floating(targets), STRIP)
 
     def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
         """Return log p(y | f) = y f - softplus(f)."""

@@ -17,6 +17,7 @@ from gpext.likelihoods.composed import (
     inner_log_prob,
     inner_point,
 )
+from gpext.likelihoods.latent import strip_of
 
 
 class Censored(WrappedLikelihood):
@@ -118,6 +119,13 @@ class Censored(WrappedLikelihood):
         found = [inner_knots(self.likelihood, limit) for limit in limits]
         pairs = zip(limits, found, strict=True)
         return torch.cat([limit.unsqueeze(0) if knots is None else knots for limit, knots in pairs])
+
+    def strip(self, targets: Tensor) -> Tensor | None:
+        """Return the narrower strip of the likelihood inside at both limits: its tails are as smooth as its density."""
+        lower, upper = targets.unbind(-1)
+        limits = torch.stack([_finite(lower, upper), _finite(upper, lower)])
+        strips = strip_of(self.likelihood, limits)
+        return None if strips is None else strips.amin(0)
 
     def expansion_point(self, targets: Tensor) -> Tensor:
         """Return that of the likelihood inside, halfway between two finite limits, else at the finite one."""

@@ -42,6 +42,10 @@ class GammaLikelihood(PositiveLikelihood):
         half = 0.5 * variance.double()
         return (log_poisson(a, d + half + a.log()) - a * half + a.log() - log_y).to(dtype)
 
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of the strip in which exp(-a y e^-f) is bounded, less where the density is narrow."""
+        return (1.2 / self.shape.detach().clamp(min=1).sqrt()).expand(targets.shape)
+
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f)."""
         a = self.shape.to(function_samples)

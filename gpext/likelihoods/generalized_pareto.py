@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from gpext.distributions import GeneralizedPareto
+from gpext.likelihoods.checks import floating
+from gpext.likelihoods.latent import STRIP
 from gpext.likelihoods.positive import PositiveLikelihood
 
 
@@ -29,6 +31,10 @@ class GeneralizedParetoLikelihood(PositiveLikelihood):
         log_y, d, xi, dtype = self.terms(targets, f)
         # log(1 + xi e^d) as a softplus: e^d may overflow
         return (d - log_y - (1 / xi + 1) * torch.nn.functional.softplus(d + xi.log(), threshold=700)).to(dtype)
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of a strip in which 1 + xi y e^-f has no zeros."""
+        return torch.full_like(floating(targets), STRIP)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> GeneralizedPareto:
         """Return p(y | f)."""

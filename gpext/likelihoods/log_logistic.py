@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from gpext.distributions import LogLogistic
+from gpext.likelihoods.latent import STRIP
 from gpext.likelihoods.positive import PositiveLikelihood
 
 
@@ -27,6 +28,10 @@ class LogLogisticLikelihood(PositiveLikelihood):
         """Return log p(targets | f) (..., N), for targets in the support."""
         log_y, d, k, dtype = self.terms(targets, f)
         return (k.log() - log_y + logsigmoid(k * d) + logsigmoid(-k * d)).to(dtype)
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of a strip in which the logistic function of k f has no poles."""
+        return (STRIP / self.shape.detach()).expand(targets.shape)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> LogLogistic:
         """Return p(y | f)."""

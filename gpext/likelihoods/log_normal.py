@@ -9,6 +9,7 @@ from gpytorch.distributions import base_distributions
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.likelihoods.latent import STRIP
 from gpext.likelihoods.positive import PositiveLikelihood
 
 
@@ -48,6 +49,10 @@ class LogNormalLikelihood(PositiveLikelihood):
         self.check(targets)
         log_y, d, s, dtype = self.terms(targets, mean)
         return (_log_normal(d, s.square() + variance.double()) - log_y).to(dtype)
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of the strip in which the normal density of log y grows little."""
+        return (STRIP * self.shape.detach()).expand(targets.shape)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f)."""

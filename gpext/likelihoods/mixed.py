@@ -24,6 +24,7 @@ from gpext.likelihoods.composed import (
     inner_numbers,
     inner_point,
 )
+from gpext.likelihoods.latent import strip_of
 
 
 class MixedLikelihood(ComposedLikelihood):
@@ -154,6 +155,16 @@ class MixedLikelihood(ComposedLikelihood):
                 everywhere[..., rows] = knots[-1:].expand(number, *knots.shape[1:]).to(everywhere)
                 everywhere[: len(knots), ..., rows] = knots.to(everywhere)
         return everywhere
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return that of each datum's family, 0 where it is not known."""
+        joined = self.join(targets)
+        strips = joined.new_zeros(joined.shape[:-1])
+        for _, likelihood, rows in self._families(joined):
+            strip = strip_of(likelihood, joined[..., rows, 0])
+            if strip is not None:
+                strips[..., rows] = strip.to(strips)
+        return strips
 
     def expansion_point(self, targets: Tensor) -> Tensor:
         """Return where Taylor expands each datum's family."""

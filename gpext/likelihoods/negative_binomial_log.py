@@ -123,6 +123,11 @@ class NegativeBinomialLogLikelihood(AugmentedLikelihood):
         peak, edge = torch.broadcast_tensors(y.log(), y.log() + r.clamp_max(1).log())
         return torch.stack([peak, edge]).to(floating_like(targets, self.dispersion).dtype)
 
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of a strip without poles, less where the mass is narrow or next to a Poisson one."""
+        y, r = targets.double(), self._r.detach()
+        return 1.2 / (y * r / (y + r)).clamp(min=1).sqrt()
+
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:
         """Return p(y | f)."""
         r = self._r

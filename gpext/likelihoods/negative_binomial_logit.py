@@ -15,7 +15,7 @@ from gpext.augmentations import Augmentation, SechRadial
 from gpext.bounds import Quadrature, SoftplusTerms
 from gpext.distributions import NegativeBinomial
 from gpext.likelihoods.checks import check_counts, floating_like
-from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.latent import STRIP, LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -106,6 +106,11 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
         """Return latent values about which p(y | f) may be narrow."""
         # The likelihood peaks at log(y / r) with a width of about 1 / sqrt(y); sigma(-f)^r falls off near -log r.
         return ((targets + 0.5) / self.total_count.detach()).log().unsqueeze(0)
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of a strip without poles, less where the mass is narrow."""
+        y, r = targets.double(), self.total_count.detach().double()
+        return STRIP / (y * r / (y + r)).clamp(min=1).sqrt()
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> NegativeBinomial:
         """Return p(y | f)."""

@@ -23,6 +23,7 @@ from gpext.likelihoods.composed import (
     inner_log_prob,
     inner_point,
 )
+from gpext.likelihoods.latent import strip_of
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -88,6 +89,10 @@ class Offset(ArgumentLikelihood):
         knots = inner_knots(self.likelihood, y)
         return None if knots is None else knots - offset
 
+    def strip(self, targets: Tensor) -> Tensor | None:
+        """Return that of the likelihood inside."""
+        return strip_of(self.likelihood, self.parts(targets)[0])
+
     def expansion_point(self, targets: Tensor) -> Tensor:
         """Return that of the likelihood inside, less the offset."""
         y, offset = self.parts(targets)
@@ -128,6 +133,8 @@ class AugmentedOffset(Offset, AugmentedLikelihood):
     def knots(self, targets: Tensor) -> Tensor:
         """Return where h^2 is least: phi may have a kink there."""
         return AugmentedLikelihood.knots(self, targets)
+
+    strip = Offset.strip  # the augmented density is the same
 
     def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
         """Return the augmentation of p(y | f + o)."""

@@ -24,8 +24,8 @@ from torch.nn.functional import logsigmoid
 from gpext.bounds import Quadrature, SoftplusTerms
 from gpext.checks import whole_number
 from gpext.distributions import OrderedCategorical
-from gpext.likelihoods.checks import check_classes
-from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.checks import check_classes, floating
+from gpext.likelihoods.latent import STRIP, LatentLikelihood
 from gpext.quadrature import gauss_legendre
 from gpext.special import log_ndtr
 
@@ -168,6 +168,10 @@ class OrdinalLogitLikelihood(OrdinalLikelihood):
         above = torch.where(edges.is_first, 0.0, logsigmoid(f - edges.lower))
         return below + above + edges.log_width()
 
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of a strip in which the logistic function has no poles."""
+        return torch.full_like(floating(targets), STRIP)
+
     def softplus_terms(self, targets: Tensor) -> SoftplusTerms:
         """Return log p(y | f) as two softplus functions, of f - b_k and of b_{k-1} - f.
 
@@ -200,6 +204,10 @@ class OrdinalProbitLikelihood(OrdinalLikelihood):
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(targets | f) (..., N), for targets in the support."""
         return self._log_interval(targets, f, torch.ones((), dtype=f.dtype, device=f.device))
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of a strip in which normal probabilities of intervals have no zeros."""
+        return torch.full_like(floating(targets), STRIP)
 
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, variance) df, elementwise, in closed form.

@@ -42,6 +42,10 @@ class PoissonLikelihood(LatentLikelihood):
         # The likelihood peaks at log y with width 1 / sqrt(y); exp(-e^f) falls off near f = 0.
         return floating(targets).clamp(min=1).log().unsqueeze(0)
 
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of the strip in which exp(-e^f) is bounded, less where the mass is narrow."""
+        return 1.2 / floating(targets).clamp(min=1).sqrt()
+
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Poisson:
         """Return p(y | f)."""
         return Poisson(rate=function_samples.exp())

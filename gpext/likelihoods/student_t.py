@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpext.augmentations import Augmentation, StudentTRadial
 from gpext.distributions import StudentT
+from gpext.likelihoods.latent import STRIP
 from gpext.likelihoods.super_gaussian import AdditiveNoiseLikelihood
 
 
@@ -27,6 +28,11 @@ class StudentTLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.StudentTL
     def expansion_point(self, targets: Tensor) -> Tensor:
         """Return where Taylor expands: the target, the mode of p(y | f), where its curvature is positive."""
         return targets
+
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of the strip in which p(y | f) is analytic: it has a pole at y +- i s sqrt(nu)."""
+        width = self.noise.sqrt() * (0.8 * self.deg_free.sqrt()).clamp(max=STRIP)
+        return width.detach().expand(targets.shape)
 
     def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
         """Return the augmentation of targets in the support."""

@@ -16,7 +16,7 @@ from gpext.checks import show_index
 from gpext.distributions import Truncated as TruncatedDistribution
 from gpext.distributions import log_interval
 from gpext.likelihoods.composed import Observed, WrappedLikelihood, inner_log_prob, require_one_number
-from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.latent import LatentLikelihood, strip_of
 
 
 class Truncated(WrappedLikelihood):
@@ -77,6 +77,13 @@ class Truncated(WrappedLikelihood):
         found = value - torch.where(lost, masses.amax(0), inside.to(value.dtype))
         is_end = functools.reduce(torch.logical_or, (targets == end for end in ends))
         return torch.where(found.isnan(), torch.where(is_end, 0.0, -torch.inf), found)
+
+    def strip(self, targets: Tensor) -> Tensor | None:
+        """Return the narrowest strip of the likelihood inside at the targets and at the limits."""
+        ends = [torch.full_like(targets, end) for end in (self.lower, self.upper) if math.isfinite(end)]
+        strips = [strip_of(self.likelihood, value) for value in (targets, *ends)]
+        found = [strip for strip in strips if strip is not None]
+        return functools.reduce(torch.minimum, found) if len(found) == len(strips) else None
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> TruncatedDistribution:
         """Return p(y | f), truncated."""

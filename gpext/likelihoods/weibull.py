@@ -39,6 +39,10 @@ class WeibullLikelihood(PositiveLikelihood):
         log_y, d, k, dtype = self.terms(targets, mean)
         return (k.log() - log_y + k * d - (k * d + 0.5 * k.square() * variance.double()).exp()).to(dtype)
 
+    def strip(self, targets: Tensor) -> Tensor:
+        """Return half the width of the strip in which exp(-(y e^-f)^k) is bounded."""
+        return (1.2 / self.shape.detach()).expand(targets.shape)
+
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return p(y | f)."""
         k = self.shape.to(function_samples)

@@ -17,6 +17,7 @@ from gpext.likelihoods.composed import (
     inner_log_prob,
     inner_point,
 )
+from gpext.likelihoods.latent import strip_of
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 
 
@@ -99,6 +100,12 @@ class Weighted(ArgumentLikelihood):
         """Return those of the likelihood inside."""
         return inner_knots(self.likelihood, self.parts(targets)[0])
 
+    def strip(self, targets: Tensor) -> Tensor | None:
+        """Return that of the likelihood inside, of which a power is the narrower the larger the weight is."""
+        y, weights = self.parts(targets)
+        inside = strip_of(self.likelihood, y)
+        return None if inside is None else inside / weights.clamp(min=1).sqrt()
+
     def expansion_point(self, targets: Tensor) -> Tensor:
         """Return that of the likelihood inside."""
         return inner_point(self.likelihood, self.parts(targets)[0])
@@ -116,6 +123,8 @@ class AugmentedWeighted(Weighted, AugmentedLikelihood):
     def knots(self, targets: Tensor) -> Tensor:
         """Return where h^2 is least: phi may have a kink there."""
         return AugmentedLikelihood.knots(self, targets)
+
+    strip = Weighted.strip  # the augmented density is the same
 
     def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
         """Return the augmentation of p(y | f)^w."""

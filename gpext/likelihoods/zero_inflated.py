@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributions import Distribution
 
 from gpext.distributions import ZeroInflated as ZeroInflatedDistribution
 from gpext.likelihoods.composed import Observed, WrappedLikelihood, inner_log_prob, require_one_number
-from gpext.likelihoods.latent import LatentLikelihood
+from gpext.likelihoods.latent import LatentLikelihood, strip_of
 from gpext.likelihoods.truncated import Truncated
 
 
@@ -66,6 +67,11 @@ class ZeroInflated(WrappedLikelihood):
         inside = torch.log1p(-pi) + inner_log_prob(self.likelihood, targets, f)
         return torch.where(is_zero, torch.logaddexp(pi.log(), inside), inside)
 
+    def strip(self, targets: Tensor) -> Tensor | None:
+        """Return that of the likelihood inside, less where pi + (1 - pi) exp(-e^f) has zeros."""
+        inside, raw = strip_of(self.likelihood, targets), self.raw_zero_probability.detach()
+        return None if inside is None else inside.clamp(max=float(0.8 * torch.atan2(torch.tensor(math.pi), -raw)))
+
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> ZeroInflatedDistribution:
         """Return p(y | f)."""
         inside = self.likelihood.forward(function_samples)
@@ -114,6 +120,10 @@ class Hurdle(ZeroInflated):
     def knots(self, targets: Tensor) -> Tensor | None:
         """Return those of the likelihood inside."""
         return super().knots(targets.clamp_min(1))
+
+    def strip(self, targets: Tensor) -> Tensor | None:
+        """Return that of the likelihood inside."""
+        return strip_of(self.likelihood, targets.clamp_min(1))
 
 
 def _zero_probability(module: ZeroInflated) -> Tensor:

@@ -26,7 +26,9 @@ from gpext.quadrature.adaptive import (
     integrate,
     log_expectation,
 )
+from gpext.quadrature.analytic import Part, analytic_expectation, analytic_tilted_moments
 from gpext.quadrature.closed_tilted import gaussian_tilted_moments, laplace_tilted_moments, probit_tilted_moments
+from gpext.quadrature.gauss_kronrod import Function
 from gpext.quadrature.joint import (
     SecondOrder,
     in_parts,
@@ -56,9 +58,11 @@ from gpext.quadrature.tilted import (
 )
 
 __all__ = [
+    "Function",
     "GivenScale",
     "Jet",
     "JointMoments",
+    "Part",
     "QuadratureResult",
     "QuadratureStatus",
     "QuadratureWarning",
@@ -66,6 +70,8 @@ __all__ = [
     "ScaleNoise",
     "SecondOrder",
     "TiltedMoments",
+    "analytic_expectation",
+    "analytic_tilted_moments",
     "expectation",
     "expected_log_gamma_of_sum",
     "expected_log_square_sum",

@@ -3,6 +3,7 @@ r"""The tilted distributions of EP, N(f | m, v) p(y | f)^eta / Z^, for any likel
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gpytorch
@@ -12,8 +13,10 @@ from torch import Tensor
 from gpext import likelihoods
 from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.bounds.contracts import HasCurvature, HasKnots
+from gpext.likelihoods.latent import strip_of
 from gpext.quadrature import (
     TiltedMoments,
+    analytic_tilted_moments,
     gaussian_tilted_moments,
     laplace_tilted_moments,
     probit_tilted_moments,
@@ -76,6 +79,10 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         return lambda mean, variance: probit_tilted_moments(2 * targets.to(mean) - 1, mean, variance)
     if has_density_of(likelihood, *_PAIRWISE) and rate == 1:
         return lambda mean, variance: _pairwise(2 * targets.to(mean) - 1, mean, variance)
+    strip = strip_of(likelihood, targets) if isinstance(likelihood, likelihoods.LatentLikelihood) else None
+    if strip is not None:
+        return partial(analytic_tilted_moments, likelihood.part(targets, rate), strip=strip)
+
     knots = likelihood.knots(targets) if isinstance(likelihood, HasKnots) else None
 
     def adaptive(mean: Tensor, variance: Tensor) -> TiltedMoments:
