@@ -74,6 +74,7 @@ def _by_width(
 ) -> Tensor:  # (K, ..., N)
     """Return K integrals for each datum: by fixed rules where they resolve it, else adaptively."""
     mean, variance = torch.broadcast_tensors(mean, variance)
+    dtype = torch.promote_types(mean.dtype, variance.dtype)
     with torch.no_grad():
         relative = (variance.sqrt() / strip).expand(mean.shape).reshape(-1, mean.size(-1))
         widest, alive = relative.amax(0), (relative > 0).all(0)
@@ -90,12 +91,12 @@ def _by_width(
             rest.append(rows[~resolved])
             rows = rows[resolved]
             values, _ = fixed(part(rows)[0], mean[..., rows], variance[..., rows], width)
-        found.append(values.to(mean.dtype))
+        found.append(values.to(dtype))
         rows_of.append(rows)
     left = torch.cat(rest)
     if len(left) or not len(rows_of):
         function, knots = part(left)
-        found.append(adaptive(function, mean[..., left], variance[..., left], knots))
+        found.append(adaptive(function, mean[..., left], variance[..., left], knots).to(dtype))
         rows_of.append(left)
     return torch.cat(found, -1)[..., torch.cat(rows_of).argsort()]
 
