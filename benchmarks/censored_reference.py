@@ -1,4 +1,4 @@
-r"""Censored data under every rule, against data augmentation by Gibbs sampling and independent estimates of the evidence.
+r"""Censored data under every rule, against Gibbs sampling and independent estimates of the evidence.
 
 Thirty data on [0, 1] from a Matern-5/2 prior (variance 1, length scale 0.3): exact, censored on the left, on the right,
 and in an interval, a quarter each; noise of scale 0.4, Gaussian (the Tobit model) or Student-t with 4 degrees of
@@ -121,7 +121,7 @@ def gibbs(p: Problem, sweeps: int, warmup: int, generator: torch.Generator) -> t
             root = torch.linalg.cholesky(p.covariance)
         prior = torch.randn(CHAINS, n, generator=generator, dtype=torch.float64) @ root.mT
         error = noise.sqrt() * torch.randn(CHAINS, n, generator=generator, dtype=torch.float64)
-        if p.deg_free is None and sweep == 0 or p.deg_free is not None:
+        if sweep == 0 or p.deg_free is not None:
             factor = torch.linalg.cholesky(p.covariance + torch.diag_embed(noise))
         f = prior + torch.cholesky_solve((y - prior - error).unsqueeze(-1), factor).squeeze(-1) @ p.covariance
         if sweep >= warmup:

@@ -1,0 +1,297 @@
+r"""gpext beside GPBoost on four families of its examples: held-out log densities, errors and times, one thread each.
+
+A Matern-3/2 field of variance 1 and range 0.15 on the unit square, as in GPBoost's examples for non-Gaussian data, is
+observed at 500 inputs and predicted at 500 others:
+
+* zero-inflated Poisson counts: rate e^{1 + f}, 30 % of them zero for another reason;
+* Tobit: max(0, 0.3 + f + 0.4 e), e standard normal. GPBoost's `zero_censored_power_transformed_normal` has a power of
+  the observation as a further parameter, which is 1 here and which it estimates;
+* negative binomial counts of mean e^{1 + f} and shape 2;
+* Gaussian noise of variance e^{-1.5 + g} about f, g another field: GPBoost by its Vecchia approximation, the only one
+  it has for that.
+
+Both train all parameters and a constant mean, and give means and variances of the latent field at the test inputs; log
+p(y) is the integral of the same formula of p(y | f) over both, by Gauss-Hermite quadrature, at the parameters of each.
+Of the heteroscedastic model GPBoost returns the mean and the variance of the response alone, and log p(y) is that of
+the normal law with these. The times are CPU seconds. GPBoost runs in a process of its own, of the interpreter that
+`--gpboost-python` names (`pip install gpboost==1.8.0` there), on the same data, turn by turn with gpext.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.gpboost_families --gpboost-python PYTHON --output gpboost_families.jsonl
+    python -m benchmarks.gpboost_families --quick --gpboost-python PYTHON     # 60 data, one seed
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.distributions import MultivariateNormal
+from scipy import special, stats
+from torch import Tensor
+
+import gpext
+from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.tables import table
+from gpext import likelihoods
+from gpext.inference import EP, KL, Laplace, Rule
+
+Array = Any
+RULES: dict[str, Rule] = {"Laplace": Laplace(), "KL": KL(), "EP": EP()}
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How data are drawn, p(y | f) with its parameters by name, and the models of both packages.
+
+    `ours` returns a likelihood, the targets that it takes, and a function that reads the parameters; None where there
+    is none yet. `peer` are names of GPBoost's likelihoods, the next one taken if one fails.
+    """
+
+    draw: Callable[[np.random.Generator, Array, Array], Array]
+    log_prob: Callable[[Array, Array, dict[str, float]], Array] | None
+    response_mean: Callable[[Array, Array, dict[str, float]], Array] | None
+    ours: Callable[[Array], tuple[Any, Tensor, Callable[[], dict[str, float]]]] | None
+    peer: tuple[str, ...]
+    approximation: str = "none"
+
+
+def _zero_inflated(rng: np.random.Generator, f: Array, g: Array) -> Array:
+    return np.where(rng.uniform(size=len(f)) < 0.3, 0, rng.poisson(np.exp(1 + f)))
+
+
+def _zero_inflated_log_prob(y: Array, f: Array, p: dict[str, float]) -> Array:
+    inside = np.log1p(-p["p0"]) + stats.poisson.logpmf(y, np.exp(f))
+    return np.where(y == 0, np.logaddexp(np.log(p["p0"]), inside), inside)
+
+
+def _our_zero_inflated(y: Array) -> tuple[Any, Tensor, Callable[[], dict[str, float]]]:
+    likelihood = likelihoods.ZeroInflated(likelihoods.PoissonLikelihood()).double()
+    return likelihood, torch.from_numpy(y), lambda: {"p0": float(likelihood.zero_probability)}
+
+
+def _tobit(rng: np.random.Generator, f: Array, g: Array) -> Array:
+    return np.maximum(0, 0.3 + f + 0.4 * rng.standard_normal(len(f)))
+
+
+def _tobit_log_prob(y: Array, f: Array, p: dict[str, float]) -> Array:
+    power, sd = p.get("lambda", 1.0), p["sigma"]
+    some = np.where(y > 0, y, 1.0)
+    inside = stats.norm.logpdf(some ** (1 / power), f, sd) - np.log(power) + (1 / power - 1) * np.log(some)
+    return np.where(y > 0, inside, special.log_ndtr(-f / sd))
+
+
+def _tobit_mean(mean: Array, variance: Array, p: dict[str, float]) -> Array:
+    z = np.linspace(-9, 9, 2001)[:, None]
+    x = mean + np.sqrt(variance + p["sigma"] ** 2) * z
+    weights = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
+    return (weights * np.maximum(x, 0) ** p.get("lambda", 1.0)).sum(0)
+
+
+def _our_tobit(y: Array) -> tuple[Any, Tensor, Callable[[], dict[str, float]]]:
+    inside = gpytorch.likelihoods.GaussianLikelihood().double()
+    targets = torch.from_numpy(np.stack([np.where(y > 0, y, -np.inf), y], -1))
+    return likelihoods.Censored(inside), targets, lambda: {"sigma": float(inside.noise.sqrt())}
+
+
+def _negative_binomial(rng: np.random.Generator, f: Array, g: Array) -> Array:
+    return rng.negative_binomial(2, 2 / (2 + np.exp(1 + f)))
+
+
+def _negative_binomial_log_prob(y: Array, f: Array, p: dict[str, float]) -> Array:
+    return stats.nbinom.logpmf(y, p["shape"], special.expit(np.log(p["shape"]) - f))
+
+
+def _our_negative_binomial(y: Array) -> tuple[Any, Tensor, Callable[[], dict[str, float]]]:
+    likelihood = likelihoods.NegativeBinomialLogLikelihood().double()
+    return likelihood, torch.from_numpy(y), lambda: {"shape": 1 / float(likelihood.dispersion)}
+
+
+def _heteroscedastic(rng: np.random.Generator, f: Array, g: Array) -> Array:
+    return f + np.exp(0.5 * (-1.5 + g)) * rng.standard_normal(len(f))
+
+
+def _log_normal_mean(mean: Array, variance: Array, p: dict[str, float]) -> Array:
+    return (1 - p.get("p0", 0.0)) * np.exp(mean + variance / 2)
+
+
+FAMILIES = {
+    "zero-inflated Poisson": Family(
+        _zero_inflated,
+        _zero_inflated_log_prob,
+        _log_normal_mean,
+        _our_zero_inflated,
+        ("zero_inflated_poisson", "zero_inflated_poisson_fisher_laplace"),
+    ),
+    "Tobit": Family(_tobit, _tobit_log_prob, _tobit_mean, _our_tobit, ("zero_censored_power_transformed_normal",)),
+    "negative binomial": Family(
+        _negative_binomial,
+        _negative_binomial_log_prob,
+        _log_normal_mean,
+        _our_negative_binomial,
+        ("negative_binomial",),
+    ),
+    "heteroscedastic Gaussian": Family(
+        _heteroscedastic, None, None, None, ("gaussian_heteroscedastic_fixed_and_random",), "vecchia"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inputs on the unit square and observations, to train on and to predict."""
+
+    x: Array  # (n, 2)
+    y: Array  # (n,)
+    x_test: Array
+    y_test: Array
+
+
+def data_of(family: Family, size: int, seed: int) -> Data:
+    """Return observations at `size` inputs and at as many others."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(size=(2 * size, 2))
+    distance = 3**0.5 * np.linalg.norm(x[:, None] - x, axis=-1) / 0.15
+    root = np.linalg.cholesky((1 + distance) * np.exp(-distance) + 1e-8 * np.eye(2 * size))
+    f, g = (root @ rng.standard_normal(2 * size) for _ in range(2))
+    y = family.draw(rng, f, g).astype(float)
+    return Data(x[:size], y[:size], x[size:], y[size:])
+
+
+def scores(family: Family, data: Data, mean: Array, variance: Array, parameters: dict[str, float]) -> Row:
+    """Return the mean log density of the test data, and the root mean squared error of the predicted mean."""
+    assert family.log_prob is not None
+    assert family.response_mean is not None
+    f = mean + np.sqrt(variance) * _NODES[:, None]
+    log_weights = np.log(_WEIGHTS / _WEIGHTS.sum())[:, None]
+    log_p = special.logsumexp(log_weights + family.log_prob(data.y_test, f, parameters), 0)
+    error = family.response_mean(mean, variance, parameters) - data.y_test
+    return {"log_density": float(log_p.mean()), "rmse": float(np.sqrt((error**2).mean())), "parameters": parameters}
+
+
+class _Model(gpext.models.LatentGP):
+    def __init__(self, x: Tensor, y: Tensor, likelihood: Any, rule: Rule) -> None:
+        super().__init__(x, y, likelihood, rule)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5))
+        self.double()
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior at inputs."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def by_gpext(family: Family, data: Data, rule: Rule) -> Row:
+    """Return scores and times of gpext under a rule."""
+    assert family.ours is not None
+    likelihood, y, read = family.ours(data.y)
+    x, x_test = torch.from_numpy(data.x), torch.from_numpy(data.x_test)
+    started = time.process_time()
+    model = _Model(x, y, likelihood, rule)
+    mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
+    result = gpext.fit(mll, x, y, progress=False, initial="data")
+    train = time.process_time() - started
+    model.eval()
+    started = time.process_time()
+    with torch.no_grad():
+        f = model(x_test)
+        mean, variance = f.mean.numpy(), f.variance.numpy()
+        predict = time.process_time() - started
+        found = scores(family, data, mean, variance, read())
+    return {**found, "train": train, "predict": predict, "steps": result.num_steps, "status": result.status.name}
+
+
+def by_gpboost(family: Family, data: Data, python: str) -> Row:
+    """Return scores and times of GPBoost by the first of its likelihoods that does not fail."""
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "data.npz", Path(folder) / "result.npz"
+        np.savez(given, x=data.x, y=data.y, x_test=data.x_test)
+        for name in family.peer:
+            command = [python, str(Path(__file__).with_name("gpboost_peer.py")), str(given), str(made), name]
+            ended = subprocess.run([*command, family.approximation], capture_output=True, text=True, check=False)
+            if ended.returncode == 0:
+                break
+            failures.append(f"{name}: {ended.stderr.strip().splitlines()[-1][:200]}")
+        else:
+            raise RuntimeError(f"GPBoost failed: {failures}")
+        with np.load(made) as loaded:
+            found = dict(loaded)
+    train, predict = found["seconds"].tolist()
+    row = {
+        "train": train,
+        "predict": predict,
+        "likelihood": name,
+        "failures": failures,
+        "version": str(found["version"]),
+    }
+    if family.log_prob is not None:
+        parameters = {key[10:]: float(value) for key, value in found.items() if key.startswith("parameter_")}
+        return {**row, **scores(family, data, found["mean"], found["variance"], parameters)}
+    mean, variance = found["response_mean"], found["response_variance"]
+    log_p = -0.5 * ((data.y_test - mean) ** 2 / variance + np.log(2 * math.pi * variance))
+    return {**row, "log_density": float(log_p.mean()), "rmse": float(np.sqrt(((mean - data.y_test) ** 2).mean()))}
+
+
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Measure the missing rows."""
+    size, seeds = (60, 1) if options.quick else (500, options.seeds)
+    for seed in range(seeds):
+        for name, family in FAMILIES.items():
+            data = data_of(family, size, seed)
+            if options.gpboost_python:
+                ledger.get(f"{name}/GPBoost/{seed}", lambda f=family, d=data: by_gpboost(f, d, options.gpboost_python))
+            if family.ours is not None:
+                for rule in RULES:
+                    key = f"{name}/gpext, {rule}/{seed}"
+                    ledger.get(key, lambda f=family, d=data, r=rule: by_gpext(f, d, RULES[r]))
+
+
+def report(ledger: Ledger) -> str:
+    """Return the table: means over the seeds, log densities and errors with their difference from GPBoost's."""
+    rows = []
+    for name in FAMILIES:
+        base = ledger.of(f"{name}/GPBoost/")
+        for method in ("GPBoost", *(f"gpext, {rule}" for rule in RULES)):
+            found = ledger.of(f"{name}/{method}/")
+            if not found:
+                continue
+            cells = [name, method]
+            for score in ("log_density", "rmse"):
+                values = np.array([row[score] for row in found])
+                cells.append(f"{values.mean():.4f}")
+                if method != "GPBoost" and len(base) == len(found) > 1:
+                    gap = values - np.array([row[score] for row in base])
+                    cells[-1] += f" ({gap.mean():+.4f} +- {gap.std(ddof=1) / math.sqrt(len(gap)):.4f})"
+            cells += [f"{np.mean([row[key] for row in found]):.2f}" for key in ("train", "predict")]
+            rows.append(cells)
+    head = ["family", "method", "log density of a test datum", "RMSE", "seconds to train", "seconds to predict"]
+    return table(head, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="60 data, one seed")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--gpboost-python", default=None, help="interpreter that has gpboost; without it, gpext alone")
+    parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
+    parser.add_argument("--report-only", action="store_true", help="print the table of what is there")
+    parser.add_argument("--threads", type=int, default=1)
+    measure_and_report(parser.parse_args(arguments), run, report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""GPBoost's side of `benchmarks.gpboost_families`, in a process of its own: numpy and gpboost are all it imports.
+
+    python benchmarks/gpboost_peer.py DATA.npz RESULT.npz LIKELIHOOD APPROXIMATION
+
+DATA has x, y and x_test; RESULT gets the latent predictive means and variances, those of the response, the parameters
+and the CPU seconds. The model is a Matern-3/2 field with a constant mean at GPBoost's default options, on one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+
+def measure(x: Any, y: Any, x_test: Any, likelihood: str, approximation: str) -> dict[str, Any]:
+    """Return predictions, parameters and times of a model trained on x (n, 2) and y (n,)."""
+    import gpboost
+
+    model = gpboost.GPModel(
+        gp_coords=x,
+        cov_function="matern",
+        cov_fct_shape=1.5,
+        likelihood=likelihood,
+        gp_approx=approximation,
+        num_parallel_threads=1,
+    )
+    started = time.process_time()
+    model.fit(y=y, X=np.ones((len(x), 1)))
+    train = time.process_time() - started
+    at = {"gp_coords_pred": x_test, "X_pred": np.ones((len(x_test), 1)), "predict_var": True}
+    started = time.process_time()
+    latent = model.predict(**at, predict_response=False)
+    predict = time.process_time() - started
+    response = model.predict(**at, predict_response=True)
+    found = {
+        "mean": latent["mu"],
+        "variance": latent["var"],
+        "response_mean": response["mu"],
+        "response_variance": response["var"],
+        "seconds": np.array([train, predict]),
+        "version": np.array(gpboost.__version__),
+    }
+    auxiliary = model.get_aux_pars()
+    if auxiliary is not None:
+        for name in auxiliary.columns:
+            found[f"parameter_{name}"] = np.array(float(auxiliary[name].iloc[0]))
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Measure and write; the message of a failure goes to the standard error."""
+    data, result, likelihood, approximation = arguments
+    with np.load(data) as given:
+        found = measure(given["x"], given["y"], given["x_test"], likelihood, approximation)
+    np.savez(result, **found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
