@@ -95,7 +95,7 @@ def between(mean: Tensor, sd: Tensor, lower: Tensor, upper: Tensor, u: Tensor) -
     a, b = (lower - mean) / sd, (upper - mean) / sd
     flip = a + b > 0  # nan for none of both limits, which does not occur
     a, b = torch.where(flip, -b, a), torch.where(flip, -a, b)
-    low, high = torch.special.ndtr(a), torch.special.ndtr(b)
+    low, high = (0.5 * torch.special.erfc(-math.sqrt(0.5) * limit) for limit in (a, b))  # not ndtr: it is 1 + erf
     z = torch.special.ndtri(low + u * (high - low))
     return mean + sd * torch.where(flip, -z, z), torch.log(high - low)
 

@@ -78,7 +78,7 @@ def _zero_inflated_log_prob(y: Array, f: Array, p: dict[str, float]) -> Array:
 
 def _our_zero_inflated(y: Array) -> tuple[Any, Tensor, Callable[[], dict[str, float]]]:
     likelihood = likelihoods.ZeroInflated(likelihoods.PoissonLikelihood()).double()
-    return likelihood, torch.from_numpy(y), lambda: {"p0": float(likelihood.zero_probability)}
+    return likelihood, torch.from_numpy(y), lambda: {"p0": likelihood.zero_probability.item()}
 
 
 def _tobit(rng: np.random.Generator, f: Array, g: Array) -> Array:
@@ -102,7 +102,7 @@ def _tobit_mean(mean: Array, variance: Array, p: dict[str, float]) -> Array:
 def _our_tobit(y: Array) -> tuple[Any, Tensor, Callable[[], dict[str, float]]]:
     inside = gpytorch.likelihoods.GaussianLikelihood().double()
     targets = torch.from_numpy(np.stack([np.where(y > 0, y, -np.inf), y], -1))
-    return likelihoods.Censored(inside), targets, lambda: {"sigma": float(inside.noise.sqrt())}
+    return likelihoods.Censored(inside), targets, lambda: {"sigma": inside.noise.sqrt().item()}
 
 
 def _negative_binomial(rng: np.random.Generator, f: Array, g: Array) -> Array:
@@ -115,7 +115,7 @@ def _negative_binomial_log_prob(y: Array, f: Array, p: dict[str, float]) -> Arra
 
 def _our_negative_binomial(y: Array) -> tuple[Any, Tensor, Callable[[], dict[str, float]]]:
     likelihood = likelihoods.NegativeBinomialLogLikelihood().double()
-    return likelihood, torch.from_numpy(y), lambda: {"shape": 1 / float(likelihood.dispersion)}
+    return likelihood, torch.from_numpy(y), lambda: {"shape": 1 / likelihood.dispersion.item()}
 
 
 def _heteroscedastic(rng: np.random.Generator, f: Array, g: Array) -> Array:

@@ -115,7 +115,9 @@ class Censored(WrappedLikelihood):
     def knots(self, targets: Tensor) -> Tensor:
         """Return those of the likelihood inside at both limits; or the limits."""
         lower, upper = targets.unbind(-1)
-        limits = (_finite(lower, upper), _finite(upper, lower))
+        limits = [_finite(lower, upper), _finite(upper, lower)]
+        if bool((limits[0] == limits[1]).all()):
+            limits = limits[:1]
         found = [inner_knots(self.likelihood, limit) for limit in limits]
         pairs = zip(limits, found, strict=True)
         return torch.cat([limit.unsqueeze(0) if knots is None else knots for limit, knots in pairs])

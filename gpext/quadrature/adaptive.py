@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpext.callers import warn_caller
-from gpext.quadrature.gauss_kronrod import LOG_SQRT_2PI, Function, Panels, initial_edges
+from gpext.quadrature.gauss_kronrod import FINEST, LOG_SQRT_2PI, Function, Panels, initial_edges
 
 
 class QuadratureWarning(UserWarning):
@@ -61,6 +61,7 @@ def expectation(
     relative_tolerance: float | None = None,
     absolute_tolerance: float = 0.0,
     max_rounds: int = 40,
+    finest: float = FINEST,
 ) -> Tensor:
     """E[function(f)] for f ~ N(mean, variance), elementwise.
 
@@ -72,6 +73,7 @@ def expectation(
         relative_tolerance: accepted error over E|function(f)|; default 1e-10 in float64, 1e-6 in float32.
         absolute_tolerance: accepted error whatever E|function(f)| is.
         max_rounds: rounds of refinement before a `QuadratureWarning`.
+        finest: the smallest initial panel at a knot, in standard deviations, where the narrowest feature is known.
 
     Returns:
         (*shape), in the dtype of mean and variance; differentiable in them and in what `function` closes over.
@@ -87,6 +89,7 @@ def expectation(
         relative_tolerance=relative_tolerance,
         absolute_tolerance=absolute_tolerance,
         max_rounds=max_rounds,
+        finest=finest,
     )
     warn_unresolved(result)
     return result.value
@@ -129,6 +132,7 @@ def integrate(
     relative_tolerance: float | None = None,
     absolute_tolerance: float = 0.0,
     max_rounds: int = 40,
+    finest: float = FINEST,
 ) -> QuadratureResult:
     """`expectation` (`log_expectation` if log_space) as a result with its error estimate, rule and status; never warns.
 
@@ -145,7 +149,7 @@ def integrate(
     with torch.no_grad():
         sd = variance.sqrt()
         centres = _standardised_knots(knots, mean, sd)
-        panels = Panels(function, mean, sd, log_space, initial_edges(centres, mean, log_space))
+        panels = Panels(function, mean, sd, log_space, initial_edges(centres, mean, log_space, finest))
         num_rounds = 0
         while num_rounds < max_rounds and panels.refine(relative_tolerance, absolute_tolerance):
             num_rounds += 1

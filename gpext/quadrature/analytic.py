@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpext.quadrature.adaptive import expectation
-from gpext.quadrature.gauss_kronrod import Function
+from gpext.quadrature.gauss_kronrod import FINEST, Function
 from gpext.quadrature.tilted import TiltedMoments, tilted_moments
 
 Part = Callable[[Tensor], tuple[Function, Tensor | None]]
@@ -33,7 +33,7 @@ _NEXT_TO_NOTHING = 1e-6  # absolute expectations below which their relative accu
 _CUT = 1e-12  # share of the integral at the outermost nodes
 
 _Fixed = Callable[[Function, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-_Adaptive = Callable[[Function, Tensor, Tensor, Tensor | None], Tensor]
+_Adaptive = Callable[[Function, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
 def analytic_expectation(part: Part, mean: Tensor, variance: Tensor, strip: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ def analytic_expectation(part: Part, mean: Tensor, variance: Tensor, strip: Tens
         strip: a (..., N), half the width of the strip in which g is analytic and grows little.
     """
 
-    def adaptive(function: Function, m: Tensor, v: Tensor, knots: Tensor | None) -> Tensor:
-        return expectation(function, m, v, knots=knots).unsqueeze(0)
+    def adaptive(function: Function, m: Tensor, v: Tensor, knots: Tensor | None, finest: float) -> Tensor:
+        return expectation(function, m, v, knots=knots, finest=finest).unsqueeze(0)
 
     return _by_width(part, mean, variance, strip, _fixed_expectation, adaptive)[0]
 
@@ -62,8 +62,8 @@ def analytic_tilted_moments(part: Part, mean: Tensor, variance: Tensor, strip: T
         strip: a (..., N), half the width of the strip in which exp(l) is analytic and grows little.
     """
 
-    def adaptive(function: Function, m: Tensor, v: Tensor, knots: Tensor | None) -> Tensor:
-        found = tilted_moments(function, m, v, knots=knots)
+    def adaptive(function: Function, m: Tensor, v: Tensor, knots: Tensor | None, finest: float) -> Tensor:
+        found = tilted_moments(function, m, v, knots=knots, finest=finest)
         return torch.stack([found.log_normalizer, found.mean, found.variance, found.third, found.fourth])
 
     return TiltedMoments(*_by_width(part, mean, variance, strip, _fixed_moments, adaptive))
@@ -96,7 +96,9 @@ def _by_width(
     left = torch.cat(rest)
     if len(left) or not len(rows_of):
         function, knots = part(left)
-        found.append(adaptive(function, mean[..., left], variance[..., left], knots).to(dtype))
+        # The narrowest feature at a knot is as wide as the strip.
+        finest = min(max(1 / float(widest[left].amax()), FINEST), 1.0) if len(left) else 1.0
+        found.append(adaptive(function, mean[..., left], variance[..., left], knots, finest).to(dtype))
         rows_of.append(left)
     return torch.cat(found, -1)[..., torch.cat(rows_of).argsort()]
 

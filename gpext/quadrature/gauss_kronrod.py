@@ -40,7 +40,7 @@ _GAUSS = (
 )
 _CORE_EDGES = (0.0, 1.2, 2.5, 4.0, 6.0, 8.5, 12.0)  # panel edges about the mean in sd: beyond 12 a Gaussian has 2e-33
 _REACH = _CORE_EDGES[-1]
-_FINEST = 1e-9  # smallest initial panel at a knot, in sd
+FINEST = 1e-9  # smallest initial panel at a knot, in sd
 _GRADING = 8.0  # ratio of neighbouring panels next to a knot
 _MAX_LADDER = (
     24  # panels on one side of a knot; a knot that is very far away gets a steeper ladder instead of a longer one
@@ -52,7 +52,9 @@ LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 Function = Callable[[Tensor], Tensor]
 
 
-def initial_edges(centres: Tensor, mean: Tensor, log_space: bool) -> Tensor:  # (E, *shape), increasing along dim 0
+def initial_edges(
+    centres: Tensor, mean: Tensor, log_space: bool, finest: float
+) -> Tensor:  # (E, *shape), increasing along dim 0
     """Edges about the mean and ladders towards each knot, in z; duplicates make empty panels, which are harmless."""
     column = (-1,) + (1,) * mean.dim()
     core = mean.new_tensor(_CORE_EDGES)
@@ -65,9 +67,9 @@ def initial_edges(centres: Tensor, mean: Tensor, log_space: bool) -> Tensor:  # 
         lower, upper = torch.full_like(mean, -_REACH), torch.full_like(mean, _REACH)
     span = upper - lower  # (*shape)
     widest = float(span.max()) if span.numel() else 2 * _REACH
-    length = min(math.ceil(math.log(widest / _FINEST, _GRADING)), _MAX_LADDER)
+    length = min(math.ceil(math.log(widest / finest, _GRADING)), _MAX_LADDER)
     fraction = torch.arange(length, dtype=mean.dtype, device=mean.device).view(column) / length
-    ladder = _FINEST * (span / _FINEST) ** fraction  # (L, *shape)
+    ladder = finest * (span / finest) ** fraction  # (L, *shape)
     edges = [core, centres, lower.unsqueeze(0), upper.unsqueeze(0)]
     for centre in centres:
         edges += [centre - ladder, centre + ladder]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gpext.quadrature.adaptive import integrate, warn_unresolved
-from gpext.quadrature.gauss_kronrod import Function
+from gpext.quadrature.gauss_kronrod import FINEST, Function
 from gpext.quadrature.softmax.gumbel import DIGITS, gumbel_step
 
 _CHUNK = 2**19  # numbers at a time
@@ -43,7 +43,12 @@ class TiltedMoments:
 
 
 def tilted_moments(
-    log_function: Function, mean: Tensor, variance: Tensor, *, knots: Tensor | None = None
+    log_function: Function,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    knots: Tensor | None = None,
+    finest: float = FINEST,
 ) -> TiltedMoments:
     """Return the moments of N(f | mean, variance) exp(log_function(f)), to about 1e-10 of their scale.
 
@@ -52,8 +57,9 @@ def tilted_moments(
         mean: m (...).
         variance: v (...), positive.
         knots: where l has a kink or a narrow feature, (J, ...).
+        finest: how narrow at the least, in standard deviations.
     """
-    result = integrate(log_function, mean, variance, log_space=True, knots=knots)
+    result = integrate(log_function, mean, variance, log_space=True, knots=knots, finest=finest)
     warn_unresolved(result)
     with torch.no_grad():
         weights = (result.log_weights + log_function(result.nodes)).softmax(0)
