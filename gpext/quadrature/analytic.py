@@ -97,7 +97,7 @@ def _by_width(
     if len(left) or not len(rows_of):
         function, knots = part(left)
         # The narrowest feature at a knot is as wide as the strip.
-        finest = min(max(1 / float(widest[left].amax()), FINEST), 1.0) if len(left) else 1.0
+        finest = float(torch.cat([widest.new_ones(1), 1 / widest[left]]).amin().clamp(min=FINEST))
         found.append(adaptive(function, mean[..., left], variance[..., left], knots, finest).to(dtype))
         rows_of.append(left)
     return torch.cat(found, -1)[..., torch.cat(rows_of).argsort()]
