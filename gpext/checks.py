@@ -53,12 +53,13 @@ def check_tensor(name: str, values: object) -> None:
         )
 
 
-def check_finite(name: str, values: Tensor) -> None:
-    """Raise ValueError, with the first offending index, if there are NaN or infinite values."""
+def check_finite(name: str, values: Tensor, *, remedy: str = "") -> None:
+    """Raise ValueError, with the first offending index and advice, if there are NaN or infinite values."""
     if not values.is_floating_point() or is_finite(values):
         return
     index = tuple((~values.isfinite()).nonzero()[0].tolist())
-    raise ValueError(f"{name} must be finite; got {values[index].item()} at index {show_index(index)}.")
+    advice = f" {remedy}" if remedy else ""
+    raise ValueError(f"{name} must be finite; got {values[index].item()} at index {show_index(index)}.{advice}")
 
 
 def is_finite(values: Tensor) -> bool:

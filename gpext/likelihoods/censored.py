@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpext.checks import show_index
+from gpext.checks import check_tensor, show_index
 from gpext.distributions import log_interval
 from gpext.likelihoods.composed import (
     Observed,
@@ -16,6 +17,7 @@ from gpext.likelihoods.composed import (
     inner_knots,
     inner_log_prob,
     inner_point,
+    require_one_number,
 )
 from gpext.likelihoods.latent import strip_of
 
@@ -46,6 +48,10 @@ class Censored(WrappedLikelihood):
         tensor([-0.9189, -1.8410])
     """
 
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__(likelihood)
+        require_one_number(self)
+
     @property
     def target_numbers(self) -> int:
         """Two."""
@@ -63,19 +69,36 @@ class Censored(WrappedLikelihood):
             ValueError: other shapes; nan; a lower limit above the upper one; both infinite; or a limit that is outside
                 the support of the likelihood inside.
         """
+        check_tensor("targets", targets)
         if targets.dim() < 2 or targets.size(-1) != 2:
-            raise ValueError(f"expected pairs (lower, upper), targets (..., N, 2); got {tuple(targets.shape)}.")
+            raise ValueError(
+                f"expected pairs (lower, upper), targets (..., N, 2); got {tuple(targets.shape)}. Of data that are all "
+                "exact take the likelihood inside, or torch.stack([y, y], -1)."
+            )
         lower, upper = targets.unbind(-1)
-        for wrong, what in (
-            (targets.isnan().any(-1), "limits must be numbers, or infinite; got"),
-            (lower > upper, "the lower limit must not be above the upper one; got"),
-            ((lower == -torch.inf) & (upper == torch.inf), "a datum must have a finite limit; got"),
-            ((lower == torch.inf) | (upper == -torch.inf), "a lower limit may be -inf and an upper one inf; got"),
+        for wrong, what, remedy in (
+            (targets.isnan().any(-1), "limits must be numbers, or infinite", "Leave out a datum that is missing."),
+            (lower > upper, "the lower limit must not be above the upper one", "Targets are (lower, upper)."),
+            (
+                (lower == -torch.inf) & (upper == torch.inf),
+                "a datum must have a finite limit",
+                "Leave out a datum that has none.",
+            ),
+            (
+                (lower == torch.inf) | (upper == -torch.inf),
+                "a lower limit may be -inf and an upper one inf",
+                "Not below u is (u, inf), not above l is (-inf, l).",
+            ),
         ):
             if bool(wrong.any()):
                 index = tuple(wrong.nonzero()[0].tolist())
-                raise ValueError(f"{what} ({float(lower[index]):g}, {float(upper[index]):g}) at {show_index(index)}.")
-        check_inner(self.likelihood, torch.cat([lower[lower > -torch.inf], upper[upper < torch.inf]]))
+                pair = f"({float(lower[index]):g}, {float(upper[index]):g})"
+                raise ValueError(f"{what}; got {pair} at index {show_index(index)}. {remedy}")
+        for which, limit in (("lower", _finite(lower, upper)), ("upper", _finite(upper, lower))):
+            try:
+                check_inner(self.likelihood, limit)
+            except ValueError as error:
+                raise ValueError(f"of the {which} limits: {error}") from error
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return the log probability of the intervals given f, or the log density of the exact data, (..., N)."""

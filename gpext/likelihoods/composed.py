@@ -120,12 +120,13 @@ class ArgumentLikelihood(WrappedLikelihood):
 
     argument: Tensor | None
     argument_name = "argument"
+    argument_remedy = ""
 
     def __init__(self, likelihood: Likelihood, argument: Tensor | None) -> None:
         super().__init__(likelihood)
         if argument is not None:
             check_tensor(self.argument_name, argument)
-            check_finite(self.argument_name, argument)
+            check_finite(self.argument_name, argument, remedy=self.argument_remedy)
             if argument.dim() != 1:
                 raise ValueError(
                     f"{self.argument_name} must be a vector (N,), one of each datum; got shape {tuple(argument.shape)}."
@@ -195,7 +196,7 @@ class ArgumentLikelihood(WrappedLikelihood):
         """
         inner, argument = self.parts(targets)
         check_inner(self.likelihood, inner)
-        check_finite(self.argument_name, argument)
+        check_finite(self.argument_name, argument, remedy=self.argument_remedy)
         self.check_argument(argument)
 
 
@@ -239,10 +240,10 @@ def inner_numbers(name: str, likelihood: Any) -> int:
 
 def require_one_number(likelihood: WrappedLikelihood) -> None:
     """Raise TypeError if the targets of the likelihood inside are several numbers."""
-    if likelihood.target_numbers != 1:
+    if likelihood._inner_numbers != 1:
         inside, name = type(likelihood.likelihood).__name__, type(likelihood).__name__
         raise TypeError(
-            f"{name} takes a likelihood whose target is one number; that of {inside} is {likelihood.target_numbers}. "
+            f"{name} takes a likelihood whose target is one number; that of {inside} is {likelihood._inner_numbers}. "
             f"Put it inside: {inside}({name}(...))."
         )
 

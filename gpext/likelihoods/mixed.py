@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.checks import check_tensor, show_index
+from gpext.checks import check_tensor, show_index, whole_number
 from gpext.likelihoods.checks import floating
 from gpext.likelihoods.composed import (
     ComposedLikelihood,
@@ -71,7 +72,7 @@ class MixedLikelihood(ComposedLikelihood):
             if index.is_floating_point() or index.dim() != 1:
                 raise TypeError(
                     f"index must be whole numbers (N,), the family of each datum; got {index.dtype} of shape "
-                    f"{tuple(index.shape)}."
+                    f"{tuple(index.shape)}. Convert with index.long()."
                 )
             self._check_families(index)
             index = index.detach().clone()
@@ -118,7 +119,8 @@ class MixedLikelihood(ComposedLikelihood):
                 check_inner(likelihood, y)
             except ValueError as error:
                 row = next(int(i) for k, i in enumerate(rows) if not _is_allowed(likelihood, y[..., k : k + 1]))
-                raise ValueError(f"row {row}, of family {number} ({type(likelihood).__qualname__}): {error}") from error
+                what = re.sub(r",? (first )?at index (\d+|\([\d, ]+\))", "", str(error))  # an index within the family
+                raise ValueError(f"row {row}, of family {number} ({type(likelihood).__qualname__}): {what}") from error
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(y | f) (..., N) of each datum's family."""
@@ -205,6 +207,8 @@ class MixedLikelihood(ComposedLikelihood):
             raise NotImplementedError(
                 "data of several families are not one distribution: name one, likelihood(model(x), family=0)."
             )
+        if not 0 <= whole_number("family", family, 0) < len(self.likelihoods):
+            raise ValueError(f"family must be from 0 to {len(self.likelihoods) - 1}; got {family}.")
         return self.likelihoods[family]
 
     def _is_joined(self, targets: Tensor) -> bool:

@@ -51,6 +51,7 @@ class Offset(ArgumentLikelihood):
     """
 
     argument_name = "offset"
+    argument_remedy = "An exposure must be positive for its logarithm to be an offset: leave out a datum without one."
 
     def __new__(cls, likelihood: Any = None, *args: Any, **kwargs: Any) -> Offset:
         """Return one that keeps the augmentation of a likelihood that has one."""
@@ -115,7 +116,7 @@ class Offset(ArgumentLikelihood):
         """
         if offset is not None:
             check_tensor("offset", offset)
-            check_finite("offset", offset)
+            check_finite("offset", offset, remedy=self.argument_remedy)
             function_dist = LatentNormal(function_dist.mean + offset, function_dist.lazy_covariance_matrix)
         return super().marginal(function_dist, *args, **kwargs)
 

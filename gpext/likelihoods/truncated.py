@@ -58,7 +58,7 @@ class Truncated(WrappedLikelihood):
             index = tuple(wrong[0].tolist())
             raise ValueError(
                 f"targets must be between {self.lower:g} and {self.upper:g}; got {float(targets[index]):g} at index "
-                f"{show_index(index)}."
+                f"{show_index(index)}. Move the limit, or leave out data that it would have hidden."
             )
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from gpext.distributions import ZeroInflated as ZeroInflatedDistribution
-from gpext.likelihoods.composed import Observed, WrappedLikelihood, inner_log_prob, require_one_number
+from gpext.distributions.tails import is_count
+from gpext.likelihoods.composed import Observed, WrappedLikelihood, check_inner, inner_log_prob, require_one_number
 from gpext.likelihoods.latent import LatentLikelihood, strip_of
 from gpext.likelihoods.truncated import Truncated
 
@@ -43,6 +44,7 @@ class ZeroInflated(WrappedLikelihood):
     def __init__(self, likelihood: Likelihood, zero_probability_prior: Prior | None = None) -> None:
         super().__init__(likelihood)
         require_one_number(self)
+        _require_counts(self)
         self.register_parameter("raw_zero_probability", torch.nn.Parameter(torch.zeros(())))
         self.register_constraint("raw_zero_probability", Interval(0.0, 1.0))
         if zero_probability_prior is not None:
@@ -109,7 +111,7 @@ class Hurdle(ZeroInflated):
         Raises:
             TypeError, ValueError: as the likelihood inside.
         """
-        self.likelihood.likelihood.check(targets)
+        check_inner(self.likelihood.likelihood, targets)
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log P(y | f) (..., N)."""
@@ -124,6 +126,20 @@ class Hurdle(ZeroInflated):
     def strip(self, targets: Tensor) -> Tensor | None:
         """Return that of the likelihood inside."""
         return strip_of(self.likelihood, targets.clamp_min(1))
+
+
+def _require_counts(composed: ZeroInflated) -> None:
+    """Raise TypeError if the likelihood inside has no counts: a density at zero cannot be added to a probability."""
+    inside = composed.likelihood.likelihood if isinstance(composed.likelihood, Truncated) else composed.likelihood
+    try:
+        given = inside.forward(torch.zeros(1))
+    except NotImplementedError:  # one of a user's own, whose density is all that there is
+        return
+    if given.support is not None and not is_count(given):
+        raise TypeError(
+            f"{type(composed).__name__} takes a likelihood of counts; {type(inside).__qualname__} has a density. For "
+            "zeros that are cut-off numbers take gpext.likelihoods.Censored."
+        )
 
 
 def _zero_probability(module: ZeroInflated) -> Tensor:

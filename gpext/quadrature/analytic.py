@@ -90,6 +90,8 @@ def _by_width(
         if not bool(resolved.all()):  # once more without them: their derivatives may be infinite
             rest.append(rows[~resolved])
             rows = rows[resolved]
+            if not len(rows):
+                continue
             values, _ = fixed(part(rows)[0], mean[..., rows], variance[..., rows], width)
         found.append(values.to(dtype))
         rows_of.append(rows)

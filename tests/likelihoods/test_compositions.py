@@ -9,6 +9,7 @@ import math
 import pickle
 
 import gpytorch
+import mpmath
 import numpy as np
 import pyro
 import pytest
@@ -229,6 +230,38 @@ def test_far_censored_data_have_finite_posteriors():
                     assert bool((result.conditioned.mean[:2].abs() > 3).all())
 
 
+FAR = tensor([40.0, torch.inf], [-torch.inf, -40.0], [40.0, 41.0], [0.3, 0.3])
+
+
+@pytest.mark.parametrize("rule", ["EP", "KL", "Laplace", "Taylor"])
+@pytest.mark.parametrize("wrap", [Censored, lambda inner: Weighted(Censored(inner), tensor(1, 3, 0.5, 1))])
+@pytest.mark.parametrize("make", [gpytorch.likelihoods.GaussianLikelihood, StudentTLikelihood])
+def test_far_censored_data_have_finite_derivatives(make, wrap, rule):
+    """Limits forty standard deviations of the noise from where the prior is narrow: nothing is infinite or nan."""
+    likelihood = wrap(make().double().initialize(noise=1.0))
+    assert bool(likelihood.log_prob(FAR, torch.zeros(4, dtype=F64)).isfinite().all())
+    result, gradient = with_gradient(RULES[rule], lambda s: prior_of(MEAN[:4], 1e-2 * s * K[:4, :4]), likelihood, FAR)
+    assert bool(result.log_evidence.isfinite())
+    assert bool(result.conditioned.mean.isfinite().all())
+    assert bool((result.conditioned.variance > 0).all())
+    assert all(bool(each.isfinite().all()) for each in gradient)
+
+
+def test_a_far_censored_datum_is_exact_under_ep():
+    """Forty standard deviations of y: the evidence is the normal tail, its log to 50 digits that of mpmath."""
+    for limit, scale in ((40.0, 1.0), (400.0, 100.0), (13.0, 1e-2)):
+        likelihood = Censored(gpytorch.likelihoods.GaussianLikelihood().double().initialize(noise=scale))
+        y = tensor([limit, torch.inf])
+        result = EP().infer(prior_of(tensor(0.0), tensor([0.09])), likelihood, y)
+        z = mpmath.mpf(limit) / mpmath.sqrt(mpmath.mpf("0.09") + mpmath.mpf(scale))
+        with mpmath.workdps(50):
+            log_tail = mpmath.log(mpmath.ncdf(-z))
+            hazard = mpmath.npdf(z) / mpmath.ncdf(-z)
+            mean = mpmath.mpf("0.09") / mpmath.sqrt(mpmath.mpf("0.09") + mpmath.mpf(scale)) * hazard
+        torch.testing.assert_close(result.log_evidence.item(), float(log_tail), rtol=1e-9, atol=0)
+        torch.testing.assert_close(result.conditioned.mean.item(), float(mean), rtol=1e-7, atol=0)
+
+
 def test_tobit_regression_recovers_what_was_cut_off():
     """Importance sampling from the prior, 200000 draws: EP's posterior means within its error and 2 %."""
     y = tensor([0.4, 0.4], [1.0, torch.inf], [1.0, torch.inf], [0.2, 0.2], [-torch.inf, -0.5], [-0.1, -0.1])
@@ -432,14 +465,45 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"targets must be between 1 and inf; got 0 at index 0"):
         Truncated(PoissonLikelihood(), lower=1).log_prob(y, torch.zeros(6))
     censored = Censored(gpytorch.likelihoods.GaussianLikelihood())
+    fine = [0.2, 0.9]
     for pair, message in (
-        ([1.0, 0.0], r"the lower limit must not be above the upper one; got \(1, 0\) at 0"),
-        ([-torch.inf, torch.inf], "a datum must have a finite limit"),
-        ([torch.nan, 0.0], "limits must be numbers"),
+        ([1.0, 0.0], r"the lower limit must not be above the upper one; got \(1, 0\) at index 1"),
+        ([-torch.inf, torch.inf], r"a datum must have a finite limit; got \(-inf, inf\) at index 1"),
+        ([torch.nan, 0.0], r"limits must be numbers, or infinite; got \(nan, 0\) at index 1"),
+        ([-torch.inf, -torch.inf], "a lower limit may be -inf and an upper one inf"),
         ([torch.inf, torch.inf], "a lower limit may be -inf and an upper one inf"),
     ):
+        for likelihood in (censored, Weighted(censored, tensor(1, 2)), Offset(censored, tensor(1, 2))):
+            with pytest.raises(ValueError, match=message):
+                likelihood.log_prob(torch.tensor([fine, pair]), torch.zeros(2))
+    with pytest.raises(TypeError, match=r"targets must be a torch.Tensor; got list"):
+        censored.log_prob([fine], torch.zeros(1))
+    with pytest.raises(TypeError, match=r"Put it inside: Weighted\(Censored\(...\)\)"):
+        Censored(Weighted(PoissonLikelihood()))
+    counts = torch.tensor([[1.0, 2.0], [-torch.inf, 3.0], [0.0, 4.5]])  # a row is that of the data, whatever is open
+    with pytest.raises(
+        ValueError, match=r"of the upper limits: targets must be counts 0, 1, 2, ...; got 4.5 at index 2"
+    ):
+        Censored(PoissonLikelihood()).log_prob(counts, torch.zeros(3))
+    for offset in (tensor(1, 0), tensor(1, -3)):
+        with pytest.raises(
+            ValueError, match=r"offset must be finite; got \S+ at index 1. An exposure must be positive"
+        ):
+            Offset(PoissonLikelihood(), offset.log())
+    for kind in (ZeroInflated, Hurdle):
+        with pytest.raises(TypeError, match=f"{kind.__name__} takes a likelihood of counts; StudentTLikelihood has"):
+            kind(StudentTLikelihood())
+        with pytest.raises(ValueError, match=r"counts 0, 1, 2, ...; got -2 at index 1"):
+            kind(PoissonLikelihood()).log_prob(tensor(1, -2), torch.zeros(2))
+    with pytest.raises(
+        ValueError, match=r"row 2, of family 0 \(Truncated\): targets must be between 0 and 1; got 2. Move"
+    ):
+        MixedLikelihood([Truncated(StudentTLikelihood(), 0, 1), PoissonLikelihood()]).log_prob(
+            tensor([0.5, 0], [1, 1], [2, 0]), torch.zeros(3)
+        )
+    for family, message in ((5, "family must be from 0 to 2; got 5"), (-1, "family must not be negative; got -1")):
         with pytest.raises(ValueError, match=message):
-            censored.log_prob(torch.tensor([pair]), torch.zeros(1))
+            mixed()(MultivariateNormal(torch.zeros(2), torch.eye(2)), family=family)
     with pytest.raises(ValueError, match=r"expected pairs \(lower, upper\)"):
         censored.log_prob(torch.zeros(3), torch.zeros(3))
     with pytest.raises(TypeError, match="the tails of Bernoulli are not known"):
