@@ -248,18 +248,17 @@ def test_far_censored_data_have_finite_derivatives(make, wrap, rule):
 
 
 def test_a_far_censored_datum_is_exact_under_ep():
-    """Forty standard deviations of y: the evidence is the normal tail, its log to 50 digits that of mpmath."""
-    for limit, scale in ((40.0, 1.0), (400.0, 100.0), (13.0, 1e-2)):
-        likelihood = Censored(gpytorch.likelihoods.GaussianLikelihood().double().initialize(noise=scale))
-        y = tensor([limit, torch.inf])
-        result = EP().infer(prior_of(tensor(0.0), tensor([0.09])), likelihood, y)
-        z = mpmath.mpf(limit) / mpmath.sqrt(mpmath.mpf("0.09") + mpmath.mpf(scale))
+    """Forty standard deviations of y away: evidence and mean from the normal tail with 50 digits."""
+    for limit, noise in ((40.0, 1.0), (400.0, 100.0), (13.0, 1e-2)):
+        likelihood = Censored(gpytorch.likelihoods.GaussianLikelihood().double().initialize(noise=noise))
+        result = EP().infer(prior_of(tensor(0.0), tensor([0.09])), likelihood, tensor([limit, torch.inf]))
         with mpmath.workdps(50):
-            log_tail = mpmath.log(mpmath.ncdf(-z))
-            hazard = mpmath.npdf(z) / mpmath.ncdf(-z)
-            mean = mpmath.mpf("0.09") / mpmath.sqrt(mpmath.mpf("0.09") + mpmath.mpf(scale)) * hazard
-        torch.testing.assert_close(result.log_evidence.item(), float(log_tail), rtol=1e-9, atol=0)
-        torch.testing.assert_close(result.conditioned.mean.item(), float(mean), rtol=1e-7, atol=0)
+            sd = mpmath.sqrt(mpmath.mpf(0.09) + mpmath.mpf(likelihood.likelihood.noise.item()))
+            z = mpmath.mpf(limit) / sd
+            tail = mpmath.ncdf(-z)
+            log_tail, mean = float(mpmath.log(tail)), float(mpmath.mpf(0.09) / sd * mpmath.npdf(z) / tail)
+        torch.testing.assert_close(result.log_evidence.item(), log_tail, rtol=1e-11, atol=0)
+        torch.testing.assert_close(result.conditioned.mean.item(), mean, rtol=1e-9, atol=0)
 
 
 def test_tobit_regression_recovers_what_was_cut_off():
