@@ -270,7 +270,7 @@ class LatentLikelihood(Likelihood, ABC):
         return None
 
     def part(self, targets: Tensor, power: float = 1.0) -> Part:
-        """Return the function of rows (n,) that gives power log p(y | f) of these data, and its knots."""
+        """Return a function of rows (n,): f -> power log p(y | f) of these data, and their knots."""
 
         def part(rows: Tensor) -> tuple[Function, Tensor | None]:
             some = self.take(targets, rows)

@@ -10,6 +10,9 @@ seen, at its target) and towards the mean; each round a datum bisects its worst 
 panel carries mass. The error of a panel is QUADPACK's [Piessens et al. 1983, QUADPACK, section 2.2.3.1]; the tolerance
 is relative to int |g| N.
 
+Likelihoods that are analytic in a strip about the real line of known width take a fixed rule instead, some 40 nodes,
+as long as the Gaussian is not much wider (`analytic_expectation`, `analytic_tilted_moments`).
+
 Derivatives: nodes are placed without autograd and then frozen in f; the frozen sum is evaluated once more with
 autograd, where N(f | m, v) alone carries the derivative in m and v. A kink in g is therefore harmless. In float64 the
 derivative in m (in v) carries rounding noise of about 1e-16 |g| / sd (1e-16 |g| / v): 1e-6 relative at v = 1e-10.

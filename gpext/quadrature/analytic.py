@@ -53,7 +53,7 @@ def analytic_expectation(part: Part, mean: Tensor, variance: Tensor, strip: Tens
 
 
 def analytic_tilted_moments(part: Part, mean: Tensor, variance: Tensor, strip: Tensor) -> TiltedMoments:
-    """Return the moments of N(f | mean, variance) exp(l(f)), to about 1e-10 of their scale.
+    """Return the moments of N(f | mean, variance) exp(l(f)), to about 1e-10 of their scale, as `tilted_moments` does.
 
     Args:
         part: the functions l of some of the data.
@@ -66,7 +66,8 @@ def analytic_tilted_moments(part: Part, mean: Tensor, variance: Tensor, strip: T
         found = tilted_moments(function, m, v, knots=knots, finest=finest)
         return torch.stack([found.log_normalizer, found.mean, found.variance, found.third, found.fourth])
 
-    return TiltedMoments(*_by_width(part, mean, variance, strip, _fixed_moments, adaptive))
+    log_normalizer, *others = _by_width(part, mean, variance, strip, _fixed_moments, adaptive)
+    return TiltedMoments(log_normalizer, *(moment.detach() for moment in others))
 
 
 def _by_width(
@@ -108,9 +109,8 @@ def _by_width(
 def _nodes(mean: Tensor, width: float, reach: float) -> Tensor:  # (Q, 1, ..., 1), an odd number of them
     r = 1 / width
     half = math.ceil(reach * (_DIGITS + 0.5 * r**2) / (2 * math.pi * r))
-    return torch.linspace(-reach, reach, 2 * half + 1, dtype=torch.float64, device=mean.device).view(
-        -1, *mean.dim() * (1,)
-    )
+    z = torch.linspace(-reach, reach, 2 * half + 1, dtype=torch.float64, device=mean.device)
+    return z.view(-1, *mean.dim() * (1,))
 
 
 def _fixed_expectation(function: Function, mean: Tensor, variance: Tensor, width: float) -> tuple[Tensor, Tensor]:
