@@ -1,13 +1,15 @@
 """GPBoost's side of `benchmarks.gpboost_families`, in a process of its own: numpy and gpboost are all it imports.
 
-    python benchmarks/gpboost_peer.py DATA.npz RESULT.npz LIKELIHOOD APPROXIMATION
+    python benchmarks/gpboost_peer.py DATA.npz RESULT.npz LIKELIHOOD APPROXIMATION CPU_SECONDS
 
 DATA has x, y and x_test; RESULT gets the latent predictive means and variances, those of the response, the parameters
-and the CPU seconds. The model is a Matern-3/2 field with a constant mean at GPBoost's default options, on one thread.
+and the CPU seconds of training and prediction; a run of more than CPU_SECONDS ends without. The model is a Matern-3/2
+field with a constant mean at GPBoost's default options, on one thread.
 """
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from typing import Any
@@ -52,7 +54,8 @@ def measure(x: Any, y: Any, x_test: Any, likelihood: str, approximation: str) ->
 
 def main(arguments: list[str]) -> int:
     """Measure and write; the message of a failure goes to the standard error."""
-    data, result, likelihood, approximation = arguments
+    data, result, likelihood, approximation, longest = arguments
+    resource.setrlimit(resource.RLIMIT_CPU, (int(longest), int(longest)))
     with np.load(data) as given:
         found = measure(given["x"], given["y"], given["x_test"], likelihood, approximation)
     np.savez(result, **found)
