@@ -48,7 +48,7 @@ from gpext.inference import EP, KL, Laplace, Rule
 
 Array = Any
 RULES: dict[str, Rule] = {"Laplace": Laplace(), "KL": KL(), "EP": EP()}
-_LONGEST = 120  # CPU seconds of a GPBoost run
+_LONGEST = 30  # CPU seconds of a GPBoost run
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
 
 
