@@ -38,7 +38,8 @@ class Censored(WrappedLikelihood):
             Matern-3/2 or super-Gaussian noise, Poisson and negative binomial counts.
 
     Raises:
-        TypeError: something else than a likelihood of one latent; from its methods, a distribution without known tails.
+        TypeError: something else than a likelihood of one latent, or one whose target is several numbers; from its
+            methods, a distribution without known tails.
 
     Example:
         >>> import gpytorch, torch

@@ -31,7 +31,7 @@ class ZeroInflated(WrappedLikelihood):
         zero_probability_prior: of pi.
 
     Raises:
-        TypeError: something else than a likelihood of one latent.
+        TypeError: something else than a likelihood of counts, of one latent.
 
     Example:
         >>> import torch
@@ -99,7 +99,7 @@ class Hurdle(ZeroInflated):
         zero_probability_prior: of pi.
 
     Raises:
-        TypeError: something else than a likelihood of one latent.
+        TypeError: something else than a likelihood of counts, of one latent.
     """
 
     def __init__(self, likelihood: Likelihood, zero_probability_prior: Prior | None = None) -> None:
