@@ -2,6 +2,7 @@ r"""The tilted distributions of EP, N(f | m, v) p(y | f)^eta / Z^, for any likel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
