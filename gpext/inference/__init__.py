@@ -15,6 +15,7 @@ from gpext.inference.local_terms import (
 )
 from gpext.inference.outliers import OutlierReport, outlier_report
 from gpext.inference.result import InferenceResult, InferenceWarning, Status
+from gpext.inference.robust_conjugate import RobustConjugate
 from gpext.inference.rule import Rule
 from gpext.inference.taylor import Taylor
 
@@ -29,6 +30,7 @@ __all__ = [
     "LikelihoodTerm",
     "LocalTerms",
     "OutlierReport",
+    "RobustConjugate",
     "Rule",
     "Status",
     "Taylor",
