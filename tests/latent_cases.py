@@ -212,6 +212,17 @@ def of_two_families(generator, n):
     return torch.stack([binary(generator, n), (torch.arange(n) % 2).double()], -1)
 
 
+def tweedie():
+    likelihood = likelihoods.TweedieLikelihood().double()
+    likelihood.initialize(dispersion=torch.tensor(0.8, dtype=F64), power=torch.tensor(1.6, dtype=F64))
+    return likelihood
+
+
+def amounts(generator, n):
+    """A third of them zero."""
+    return torch.where(torch.arange(n) % 3 == 1, 0.0, positive(generator, n))
+
+
 JOINT = ("kl", "laplace", "taylor")
 SMOOTH = ("kl", "laplace", "taylor", "ep")
 LOG_SCALE = (1.0, 0.05)  # the logarithm of a noise varies less than the location
@@ -232,6 +243,7 @@ CASES = {
     "weibull": Case(shaped(likelihoods.WeibullLikelihood, 1.7), positive, SMOOTH),
     "log_normal": Case(shaped(likelihoods.LogNormalLikelihood, 0.6), positive, SMOOTH),
     "log_logistic": Case(shaped(likelihoods.LogLogisticLikelihood, 1.7), positive, SMOOTH),
+    "tweedie": Case(tweedie, amounts, SMOOTH),
     "pareto": Case(shaped(likelihoods.GeneralizedParetoLikelihood, 0.4), positive, ("kl", "laplace", "ep")),
     "censored": Case(censored_gaussian, intervals, SMOOTH),
     "weighted": Case(

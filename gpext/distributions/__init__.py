@@ -29,6 +29,7 @@ from gpext.distributions.predictive.simplex_region import SimplexRegion
 from gpext.distributions.survival_times import GeneralizedPareto, LogLogistic
 from gpext.distributions.tails import log_cdf, log_interval, log_survival, log_tail
 from gpext.distributions.truncated import Truncated, ZeroInflated
+from gpext.distributions.tweedie import Tweedie
 from gpext.distributions.with_cdf import Bernoulli, Beta, NegativeBinomial, Poisson, StudentT, with_cdf
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "SimplexRegion",
     "StudentT",
     "Truncated",
+    "Tweedie",
     "VonMises",
     "ZeroInflated",
     "log_cdf",

@@ -17,6 +17,7 @@ from gpext.bounds import conditional_log_prob, has_density_of, num_latents
 from gpext.bounds.contracts import HasJointLogDensity, HasLogDensity
 from gpext.checks import check_tensor
 from gpext.distributions import CompoundDistribution, with_cdf
+from gpext.distributions.tweedie import AMOUNTS
 from gpext.inference.expected_density import expected_log_density
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods import ComposedLikelihood, LatentLikelihood
@@ -319,5 +320,7 @@ def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Ten
         above = 1 - below
         if predictive.support.is_discrete:
             above = above + log_density(likelihood, targets, mean, variance).exp()
+        elif predictive.support is AMOUNTS:
+            above = torch.where(targets == 0, 1.0, above)
         return (2 * torch.minimum(below, above)).clamp(0, 1)
     return torch.full_like(mean if num_latents(likelihood) is None else mean.select(-2, 0), torch.nan)

@@ -34,6 +34,7 @@ from gpext.likelihoods.stick_breaking import StickBreakingLikelihood
 from gpext.likelihoods.student_t import StudentTLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood, SuperGaussianLikelihood
 from gpext.likelihoods.truncated import Truncated
+from gpext.likelihoods.tweedie import TweedieLikelihood
 from gpext.likelihoods.von_mises import VonMisesLikelihood
 from gpext.likelihoods.weibull import WeibullLikelihood
 from gpext.likelihoods.weighted import Weighted
@@ -76,6 +77,7 @@ __all__ = [
     "StudentTLikelihood",
     "SuperGaussianLikelihood",
     "Truncated",
+    "TweedieLikelihood",
     "VonMisesLikelihood",
     "WeibullLikelihood",
     "Weighted",

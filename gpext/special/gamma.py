@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _SERIES = 16.0  # from where Stirling's has full precision
+_TAYLOR, _TERMS = 0.5, 15  # where and how far e^x is expanded
 
 
 def log_gamma(x: Tensor) -> Tensor:
@@ -50,6 +51,15 @@ def stirling_remainder(z: Tensor) -> Tensor:
     return torch.where(is_small, direct, series)
 
 
+def stirling_remainder_slope(z: Tensor) -> Tensor:
+    """Return the derivative of :func:`stirling_remainder`, psi(z + 1) - log z - 1 / (2 z), for z > 0."""
+    is_small = z < _SERIES
+    large, small = torch.where(is_small, _SERIES, z), torch.where(is_small, z, _SERIES)
+    square = large.square().reciprocal()
+    series = -square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square / 240)))
+    return torch.where(is_small, polygamma(0, small + 1) - small.log() - 0.5 / small, series)
+
+
 def log_poisson(y: Tensor, log_rate: Tensor) -> Tensor:
     """Return y f - e^f - log y! at f = log_rate for y >= 0, without differences of numbers as large as y [Loader 2000].
 
@@ -60,3 +70,13 @@ def log_poisson(y: Tensor, log_rate: Tensor) -> Tensor:
     d = log_rate - some.log()
     at_mode = -0.5 * (2 * math.pi * some).log() - stirling_remainder(some)
     return torch.where(positive, some * (d - torch.where(positive, d, 0.0).expm1()) + at_mode, -log_rate.exp())
+
+
+def exp_remainder(x: Tensor) -> Tensor:
+    """Return e^x - 1 - x, with all its digits for small x, differentiable twice."""
+    near = x.abs() < _TAYLOR
+    small, large = torch.where(near, x, 0.0), torch.where(near, 1.0, x)
+    series = torch.ones_like(small)
+    for k in range(_TERMS, 2, -1):
+        series = 1 + small / k * series
+    return torch.where(near, 0.5 * small.square() * series, large.expm1() - large)

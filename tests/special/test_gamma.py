@@ -5,7 +5,14 @@ import pytest
 import torch
 from scipy import special
 
-from gpext.special import log_gamma, log_poisson, polygamma, stirling_remainder
+from gpext.special import (
+    exp_remainder,
+    log_gamma,
+    log_poisson,
+    polygamma,
+    stirling_remainder,
+    stirling_remainder_slope,
+)
 
 
 def test_log_gamma_and_its_derivatives_are_scipys():
@@ -35,6 +42,20 @@ def test_stirling_remainder_and_its_derivative(z):
     assert found.item() == pytest.approx(value, rel=1e-9, abs=1e-13)
     (gradient,) = torch.autograd.grad(found, x)
     assert gradient.item() == pytest.approx(slope, rel=1e-9, abs=1e-13)
+    assert stirling_remainder_slope(x).item() == pytest.approx(slope, rel=1e-9, abs=1e-13)
+
+
+@pytest.mark.parametrize("x", [-700.0, -3.0, -0.5, -0.4999, -1e-9, 0.0, 1e-9, 1e-3, 0.4999, 0.5, 7.0, 700.0])
+def test_exp_remainder_and_its_derivatives_keep_their_digits(x):
+    with mpmath.workdps(60):
+        at = mpmath.mpf(x)
+        expected = [mpmath.exp(at) - 1 - at, mpmath.exp(at) - 1, mpmath.exp(at)]
+    point = torch.tensor(x, dtype=torch.float64).requires_grad_()
+    value = exp_remainder(point)
+    for k in range(3):
+        assert value.item() == pytest.approx(float(expected[k]), rel=1e-14, abs=1e-300)
+        if k < 2:
+            (value,) = torch.autograd.grad(value, point, create_graph=True)
 
 
 @pytest.mark.parametrize("count", [0.0, 1.0, 7.0, 20.0, 1e4, 1e15])

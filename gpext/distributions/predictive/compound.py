@@ -16,6 +16,7 @@ from torch.distributions import constraints
 from gpext.distributions.drawing import drawn_from
 from gpext.distributions.predictive.newton_quantiles import check_probability
 from gpext.distributions.predictive.quantile_search import integer_quantile, real_quantile
+from gpext.distributions.tweedie import AMOUNTS
 from gpext.quadrature import expectation, log_expectation
 
 _CDF_TOLERANCE = 1e-12  # relative; the quantile inherits it
@@ -145,7 +146,7 @@ class CompoundDistribution(Distribution):
             raise NotImplementedError(f"{name} has no cdf; gpext.distributions has some that do.") from error
 
     def icdf(self, value: Tensor | float) -> Tensor:
-        """The quantile: cdf(y) = value; for integers the smallest k with cdf(k) >= value, up to 1e-11. No gradient.
+        """The quantile: the smallest y with cdf(y) >= value, of integers up to 1e-11. No gradient.
 
         Raises:
             ValueError: a probability is not strictly between 0 and 1.
@@ -163,15 +164,16 @@ class CompoundDistribution(Distribution):
             if support.is_discrete:
                 return integer_quantile(cdf, q, support, tolerance=1e-11).to(dtype)
             given = self.conditional(mean)
+            of_zero = cdf(torch.zeros_like(q)) if support is AMOUNTS else torch.zeros_like(q)
+            inside = torch.where(q > of_zero, q, 0.5 + 0.5 * of_zero)
             centre = torch.where(given.mean.isfinite(), given.mean, mean if support is constraints.real else 1.0)
             width = torch.where(given.stddev.isfinite(), given.stddev, 1.0).double() + variance.sqrt()
 
             def log_density(y: Tensor) -> Tensor:
                 return self._log_density(y, mean, variance)
 
-            return real_quantile(cdf, log_density, q, support, centre.double(), width, tolerance=_CDF_TOLERANCE).to(
-                dtype
-            )
+            found = real_quantile(cdf, log_density, inside, support, centre.double(), width, tolerance=_CDF_TOLERANCE)
+            return torch.where(q > of_zero, found, 0.0).to(dtype)
 
     def quantile(self, q: Tensor | float) -> Tensor:
         """The same as `icdf`."""
