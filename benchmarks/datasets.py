@@ -203,6 +203,8 @@ SOURCES: dict[str, Source] = {
     "wind_jfk": Source("angles", "wind_nyc13_hourly", prepare=_wind_by_the_weather),
     "arctic_lake": Source("composition", "arctic_lake", target=("y_sand", "y_silt", "y_clay")),
     "gemas": Source("composition", "gemas_soil_texture", target=("y_sand", "y_silt", "y_clay")),
+    "nmes": Source("counts", "nmes1988_visits"),
+    "drowning": Source("counts", "drowning_monthly"),
     "synthetic_regression": Source("regression", None, fetch=_synthetic(binary=False)),
     "synthetic_binary": Source("binary", None, fetch=_synthetic(binary=True)),
     "leukemia": Source("survival", "leukemia_survival", target=("y_time", "y_event"), prepare=_leukemia),
