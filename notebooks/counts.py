@@ -363,5 +363,5 @@ for ax in axes:
 plt.show()
 
 # %% [markdown]
-# On the drownings the fitted months are calibrated, and of the months ahead the central intervals hold too few: 2011 has
-# 125 drownings, the other complete years have 149 to 182, and a season alone does not foresee that.
+# On the drownings the fitted months are calibrated, and of the months ahead the central intervals hold too few: 2011
+# has 125 drownings, the other complete years have 149 to 182, and a season alone does not foresee that.
