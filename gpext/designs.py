@@ -70,7 +70,8 @@ class Design(torch.nn.Module):
         empty = (torch.bincount(index[0], weights != 0, num_rows) == 0).nonzero()
         if len(empty):
             raise ValueError(
-                f"every datum must see some latent value; row {int(empty[0])} of the design has no entry other than 0."
+                f"row {int(empty[0])} of the design has no entry other than 0, so that its datum depends on no latent "
+                "value. Leave that datum out."
             )
         self.shape = torch.Size((num_rows, num_columns))
         held = {
@@ -231,6 +232,7 @@ def pairs(index: Tensor, num_inputs: int) -> Design:
     check_tensor("index", index)
     if index.dim() != 2 or index.size(-1) != 2:
         raise ValueError(f"expected pairs (N, 2) of indices; got shape {tuple(index.shape)}.")
+    index = _index("pairs", index, num_inputs)
     same = (index[:, 0] == index[:, 1]).nonzero()
     if len(same):
         row = int(same[0])

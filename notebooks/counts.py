@@ -38,7 +38,7 @@ from gpytorch.kernels import PeriodicKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 import gpext
-from benchmarks.datasets import read_table
+from benchmarks.datasets import raw_table
 from gpext import plots
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
@@ -84,7 +84,7 @@ def generated_months(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 # %%
 if HAS_DATA:
-    table = read_table("nmes")
+    table = raw_table("nmes")
     features, visits = table.features, table.targets
 else:
     features, visits = generated_visits(200 if SMOKE else 4406)
@@ -253,7 +253,7 @@ plt.show()
 
 # %%
 if HAS_DATA:
-    table = read_table("drowning")
+    table = raw_table("drowning")
     year, month, _ = table.features.T
     drowned = table.targets
 else:

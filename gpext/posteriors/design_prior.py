@@ -4,27 +4,24 @@ r"""The prior of N linear functions of P < N latent values, h = A f: inference i
 
 :mod:`gpext.posteriors.low_rank` conditions it on sites of h. With its response S = (A K A' + T^-1)^-1 and weights w,
 
-    d(log normaliser)/dK = (u u' - M) / 2,     E[f_*] = mu_* + K_*x u,     V_** = K_** - K_*x M K_x*
-    u = A' w,   M = A' S A
+    d(log normaliser)/dK = (u u' - M) / 2,     u = A' w,   M = A' S A
 
-so that neither derivatives nor predictions need an inverse of K or of R, and K may be singular.
+so that derivatives need no inverse of K or of R, and K may be singular; predictions take the pseudo-inverse of R.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
-from linear_operator.operators import BlockDiagLinearOperator, LinearOperator, MatmulLinearOperator
+from linear_operator.operators import LinearOperator, RootLinearOperator
 from torch import Tensor
 
 from gpext.designs import Design, DesignLinearOperator
-from gpext.distributions import LatentNormal, MultitaskLatentNormal
-from gpext.linalg.products import times
 from gpext.posteriors.dense_prior import DensePrior
 from gpext.posteriors.low_rank import LowRankPosterior, condition_low_rank
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
@@ -107,9 +104,10 @@ class DesignPrior:
     def condition(self, sites: GaussianSites | JointSites) -> LowRankPosterior | LowRankJointPosterior:
         """Return the prior, of D latents for coupled sites, conditioned on them; outside the graph."""
         with torch.no_grad():
+            parts, root = (self.mean.detach(), self.root, self.diagonal), self.latent.square_root
             if isinstance(sites, JointSites):
-                return condition_low_rank_joint(self.mean.detach(), self.root, self.diagonal, sites)
-            return condition_low_rank(self.mean.detach(), self.root, self.diagonal, sites)
+                return replace(condition_low_rank_joint(*parts, sites), latent_root=root)
+            return replace(condition_low_rank(*parts, sites), latent_root=root)
 
     def follow(self, posterior: LowRankPosterior | LowRankJointPosterior, response: Tensor | None) -> Tensor:
         """Return zero (...), with the derivatives of the sites' evidence in A mu and K; see `DensePrior.follow`."""
@@ -126,36 +124,25 @@ class DesignPrior:
 
 def predict_latent(
     posterior: LowRankPosterior | LowRankJointPosterior,
-    design: Design,
     test_mean: Tensor,
     cross_covariance: Tensor,
     test_covariance: LinearOperator,
 ) -> MultivariateNormal:
     """Return the posterior of f at S new inputs, its covariance lazily; differentiable in the last three arguments.
 
+    With c = R^+ K_x* that is N(mu_* + c' E[z], K_** - c'c + c' Cov[z] c), f = mu + R z: no difference of numbers that
+    are larger than the prior's, however sharp the sites are.
+
     Args:
-        posterior: of h = A f.
-        design: A.
+        posterior: of h = A f, conditioned by a :class:`DesignPrior`.
         test_mean: (..., S) prior mean there, or (..., D, S).
         cross_covariance: (..., P, S) prior covariance of f at the training and at the new inputs.
         test_covariance: (..., S, S) prior covariance there.
     """
-    dtype, cross = test_mean.dtype, cross_covariance.double()
-    u = design.transposed_times(posterior.weights)
-    mean = (test_mean.double() + times(cross.mT, u)).to(dtype)
-    M = _response(posterior, design)
-    if isinstance(posterior, LowRankPosterior):
-        reduced = -cross.mT @ M
-        covariance = to_linear_operator(test_covariance) + MatmulLinearOperator(reduced.to(dtype), cross.to(dtype))
-        return LatentNormal(mean, covariance)
-    latents, size = cross.size(-3), cross.size(-1)
-    apart = torch.eye(latents, dtype=cross.dtype, device=cross.device)
-    spread = torch.einsum("de,...eps->...dpes", apart, cross).flatten(-2).flatten(-3, -2)  # (..., D P, D S)
-    reduced = -spread.mT @ M
-    alone = BlockDiagLinearOperator(to_linear_operator(test_covariance))
-    covariance = alone + MatmulLinearOperator(reduced.to(dtype), spread.to(dtype))
-    assert covariance.size(-1) == latents * size
-    return MultitaskLatentNormal(mean.mT, covariance, interleaved=False)
+    assert posterior.latent_root is not None  # of a design
+    root = posterior.latent_root.solve(cross_covariance.double()).mT
+    rest = to_linear_operator(test_covariance) - RootLinearOperator(root.to(test_mean.dtype))
+    return posterior.predict(test_mean, root, rest)
 
 
 def _response(posterior: LowRankPosterior | LowRankJointPosterior, design: Design) -> Tensor:

@@ -34,6 +34,7 @@ from torch import Tensor
 from gpext.distributions import LatentNormal
 from gpext.linalg.added_diagonal import split_diagonal
 from gpext.linalg.products import times
+from gpext.linalg.square_root import SquareRoot
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.sites import GaussianSites, JointSites
 
@@ -126,6 +127,7 @@ class LowRankPosterior:
     sites: GaussianSites
     chol: Tensor  # L (..., M, M)
     positive_definite: Tensor  # (...), bool
+    latent_root: SquareRoot | None = None  # R, of the values that the data are linear functions of
 
     @cached_property
     def mean(self) -> Tensor:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gpext.distributions import MultitaskLatentNormal
 from gpext.linalg.products import times
+from gpext.linalg.square_root import SquareRoot
 from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.sites import JointSites, block_times
 
@@ -42,6 +43,7 @@ class LowRankJointPosterior(JointPosterior):
     noise_log_det: Tensor  # log|B_i| (..., N)
     chol: Tensor  # L (..., D M, D M)
     is_proper: Tensor  # (...), bool
+    latent_root: SquareRoot | None = None  # R, of the values that the data are linear functions of
 
     @property
     def positive_definite(self) -> Tensor:

@@ -229,7 +229,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         if self.design is not None:
             if isinstance(conditioned, LowRankPosterior | LowRankJointPosterior):
                 rest = covariance[..., size:, size:]
-                return predict_latent(conditioned, self.design, joint.mean[..., size:], cross, rest)
+                return predict_latent(conditioned, joint.mean[..., size:], cross, rest)
             cross = self.design.times_matrix(cross)
         return conditioned.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
 
