@@ -1,10 +1,10 @@
-"""Every likelihood of one latent function under every rule: the evidence at two data, the time at a thousand.
+"""Likelihoods of one latent function, and of a location and a log scale, under every rule: evidence and time.
 
 Targets are drawn from the likelihood (or, of compositions, from the one inside) at a latent function drawn from a
 Matern-5/2 prior of unit variance and length scale 0.3 on [0, 1]. The error is that of the log evidence of two data
 whose latent values have a correlation of 0.6, against the trapezoidal rule on 1200 x 1200 nodes, averaged over ten
 pairs of targets; that of KL and CAVI, which are bounds, is never positive. The time is one inference of 1000 data in
-float64 at these hyperparameters, the least of three.
+float64 at these hyperparameters, the least of three. A log scale has a quarter of the location's variance.
 
     OMP_NUM_THREADS=1 python -m benchmarks.likelihood_rules --output likelihood_rules.jsonl
     python -m benchmarks.likelihood_rules --quick     # 50 data in place of 1000, one pair
@@ -30,6 +30,7 @@ from torch import Tensor
 from benchmarks.ledger import Ledger, Row, measure_and_report
 from benchmarks.tables import table
 from gpext import likelihoods as gl
+from gpext.bounds import conditional_log_prob, num_latents
 from gpext.inference import CAVI, EP, KL, Laplace, Rule, Taylor
 
 RULES: dict[str, Rule] = {"Taylor": Taylor(), "Laplace": Laplace(), "KL": KL(), "CAVI": CAVI(), "EP": EP()}
@@ -43,6 +44,17 @@ class Entry:
     make: Callable[[], Any]
     inside: Callable[[Any], Any] = lambda likelihood: likelihood
     targets: Transform = lambda y, generator: y
+    latents: int | None = None
+
+    def prior(self, covariance: Tensor) -> MultivariateNormal:
+        """Return N(0, covariance), of a log scale as well if there is one."""
+        if self.latents is None:
+            return MultivariateNormal(torch.zeros_like(covariance[0]), to_linear_operator(covariance))
+        both = torch.stack([covariance, _OF_SCALE * covariance])
+        return MultivariateNormal(torch.zeros_like(both[..., 0]), to_linear_operator(both))
+
+
+_OF_SCALE = 0.25
 
 
 def _censor(y: Tensor, generator: torch.Generator) -> Tensor:
@@ -86,6 +98,9 @@ ENTRIES = {
     "Weibull": Entry(gl.WeibullLikelihood),
     "LogLogistic": Entry(gl.LogLogisticLikelihood),
     "GeneralizedPareto": Entry(gl.GeneralizedParetoLikelihood),
+    "Tweedie": Entry(gl.TweedieLikelihood),
+    "PairwiseProbit": Entry(gl.PairwiseProbitLikelihood),
+    "PairwiseLogit": Entry(gl.PairwiseLogitLikelihood),
     "Censored(Gaussian)": Entry(lambda: gl.Censored(gpytorch.likelihoods.GaussianLikelihood()), _inner, _censor),
     "Censored(StudentT)": Entry(lambda: gl.Censored(gl.StudentTLikelihood()), _inner, _censor),
     "Weighted(BernoulliLogit)": Entry(
@@ -100,6 +115,8 @@ ENTRIES = {
         lambda likelihood: likelihood.likelihoods[0],
         _families,
     ),
+    "HeteroscedasticGaussian": Entry(gl.HeteroscedasticGaussianLikelihood, latents=2),
+    "HeteroscedasticStudentT": Entry(gl.HeteroscedasticStudentTLikelihood, latents=2),
 }
 _NODES, _REACH = 1200, 9.0
 PAIR = torch.tensor([[1.0, 0.6], [0.6, 1.0]], dtype=torch.float64)
@@ -108,7 +125,9 @@ PAIR = torch.tensor([[1.0, 0.6], [0.6, 1.0]], dtype=torch.float64)
 def drawn(entry: Entry, likelihood: Any, covariance: Tensor, seed: int) -> Tensor:
     """Return targets at a latent function drawn from N(0, covariance)."""
     generator = torch.Generator().manual_seed(seed)
-    f = torch.linalg.cholesky(covariance) @ torch.randn(len(covariance), generator=generator, dtype=torch.float64)
+    shape = (len(covariance), entry.latents or 1)
+    f = (torch.linalg.cholesky(covariance) @ torch.randn(shape, generator=generator, dtype=torch.float64)).mT
+    f = f.squeeze(0) if entry.latents is None else f * torch.tensor([[1.0], [_OF_SCALE**0.5]], dtype=torch.float64)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         y = entry.inside(likelihood)(f).sample()
@@ -117,6 +136,8 @@ def drawn(entry: Entry, likelihood: Any, covariance: Tensor, seed: int) -> Tenso
 
 def exact(likelihood: Any, y: Tensor) -> float:
     """Return the log evidence of two data by a product rule, the nodes of the first datum one after another."""
+    if num_latents(likelihood) is not None:
+        return _exact_of_two_latents(likelihood, y)
     nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
     log_weights = torch.log(2 * _REACH / (_NODES - 1) * torch.exp(-0.5 * nodes.square()) / (2 * np.pi) ** 0.5)
     root = torch.linalg.cholesky(PAIR)
@@ -129,10 +150,25 @@ def exact(likelihood: Any, y: Tensor) -> float:
     return float(torch.logsumexp(torch.stack(parts), 0))
 
 
+def _exact_of_two_latents(likelihood: Any, y: Tensor) -> float:
+    """Return the log evidence of two data with a location and a log scale each: sum_gh W_gh (P_1 W P_2')_gh."""
+    f = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
+    g = _OF_SCALE**0.5 * torch.linspace(-_REACH, _REACH, _NODES // 4, dtype=torch.float64)
+    of_f, of_g = _joint_weights(f, PAIR), _joint_weights(g, _OF_SCALE * PAIR)
+    at = torch.stack([f.expand(len(g), -1), g.unsqueeze(-1).expand(-1, len(f))]).flatten(1)  # (2, G F)
+    p = [log_prob(likelihood, y[i], at).exp().view(len(g), len(f)) for i in (0, 1)]
+    return float((of_g * (p[0] @ of_f @ p[1].mT)).sum().log())
+
+
+def _joint_weights(nodes: Tensor, covariance: Tensor) -> Tensor:
+    """Return N(a, b | 0, covariance) times the area of a cell for nodes a and b."""
+    grid = torch.stack(torch.meshgrid(nodes, nodes, indexing="ij"), -1)
+    density = torch.distributions.MultivariateNormal(torch.zeros_like(covariance[0]), covariance).log_prob(grid)
+    return density.exp() * (nodes[1] - nodes[0]).square()
+
+
 def log_prob(likelihood: Any, y: Tensor, f: Tensor) -> Tensor:
     """Return log p(y | f) (..., 2) of gpext's or gpytorch's likelihoods."""
-    from gpext.bounds import conditional_log_prob
-
     with torch.no_grad():
         return conditional_log_prob(likelihood, y, f)
 
@@ -156,10 +192,10 @@ def measured(entry: Entry, rule: Rule, covariance: Tensor, pairs: int) -> Row:
     try:
         for seed in range(pairs):
             y = drawn(entry, likelihood, PAIR, seed)
-            found = rule.infer(MultivariateNormal(torch.zeros(2).double(), to_linear_operator(PAIR)), likelihood, y)
+            found = rule.infer(entry.prior(PAIR), likelihood, y)
             errors.append(float(found.log_evidence.detach()) - exact(likelihood, y))
         y = drawn(entry, likelihood, covariance, 0)
-        prior = MultivariateNormal(torch.zeros(len(covariance)).double(), to_linear_operator(covariance))
+        prior = entry.prior(covariance)
         seconds = []
         for _ in range(3):
             started = time.perf_counter()
