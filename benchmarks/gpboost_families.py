@@ -13,7 +13,7 @@ observed at 500 inputs and predicted at 500 others:
 Both train all parameters and a constant mean, and give means and variances of the latent field at the test inputs; log
 p(y) is the integral of the same formula of p(y | f) over both, by Gauss-Hermite quadrature, at the parameters of each.
 Of the heteroscedastic model GPBoost returns the mean and the variance of the response alone, and log p(y) is that of
-the normal law with these. The times are CPU seconds. GPBoost runs in a process of its own, of the interpreter that
+the normal law with these, for gpext too; under `compound` its rows have log p(y) of its own predictive distribution. The times are CPU seconds. GPBoost runs in a process of its own, of the interpreter that
 `--gpboost-python` names (`pip install gpboost==1.8.0` there), on the same data, turn by turn with gpext.
 
     OMP_NUM_THREADS=1 python -m benchmarks.gpboost_families --gpboost-python PYTHON --output gpboost_families.jsonl
@@ -44,6 +44,7 @@ import gpext
 from benchmarks.ledger import Ledger, Row, measure_and_report
 from benchmarks.tables import table
 from gpext import likelihoods
+from gpext.bounds import num_latents
 from gpext.inference import EP, KL, Laplace, Rule
 
 Array = Any
@@ -56,14 +57,14 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
 class Family:
     """How data are drawn, p(y | f) with its parameters by name, and the models of both packages.
 
-    `ours` returns a likelihood, the targets that it takes, and a function that reads the parameters; None where there
-    is none yet. `peer` are names of GPBoost's likelihoods, the next one taken if one fails.
+    `ours` returns a likelihood, the targets that it takes, and a function that reads the parameters. `log_prob` and
+    `response_mean` are None where means and variances of the response are scored. `peer` are names of GPBoost's likelihoods, the next one taken if one fails.
     """
 
     draw: Callable[[np.random.Generator, Array, Array], Array]
     log_prob: Callable[[Array, Array, dict[str, float]], Array] | None
     response_mean: Callable[[Array, Array, dict[str, float]], Array] | None
-    ours: Callable[[Array], tuple[Any, Tensor, Callable[[], dict[str, float]]]] | None
+    ours: Callable[[Array], tuple[Any, Tensor, Callable[[], dict[str, float]]]]
     peer: tuple[str, ...]
     approximation: str = "none"
 
@@ -123,6 +124,10 @@ def _heteroscedastic(rng: np.random.Generator, f: Array, g: Array) -> Array:
     return f + np.exp(0.5 * (-1.5 + g)) * rng.standard_normal(len(f))
 
 
+def _our_heteroscedastic(y: Array) -> tuple[Any, Tensor, Callable[[], dict[str, float]]]:
+    return likelihoods.HeteroscedasticGaussianLikelihood().double(), torch.from_numpy(y), dict
+
+
 def _log_normal_mean(mean: Array, variance: Array, p: dict[str, float]) -> Array:
     return (1 - p.get("p0", 0.0)) * np.exp(mean + variance / 2)
 
@@ -144,7 +149,12 @@ FAMILIES = {
         ("negative_binomial",),
     ),
     "heteroscedastic Gaussian": Family(
-        _heteroscedastic, None, None, None, ("gaussian_heteroscedastic_fixed_and_random",), "vecchia"
+        _heteroscedastic,
+        None,
+        None,
+        _our_heteroscedastic,
+        ("gaussian_heteroscedastic_fixed_and_random",),
+        "vecchia",
     ),
 }
 
@@ -181,11 +191,20 @@ def scores(family: Family, data: Data, mean: Array, variance: Array, parameters:
     return {"log_density": float(log_p.mean()), "rmse": float(np.sqrt((error**2).mean())), "parameters": parameters}
 
 
+def scores_of_response(data: Data, mean: Array, variance: Array) -> Row:
+    """Return the mean log density of the test data under normal laws, and the root mean squared error of `mean`."""
+    log_p = stats.norm.logpdf(data.y_test, mean, np.sqrt(variance))
+    return {"log_density": float(log_p.mean()), "rmse": float(np.sqrt(((mean - data.y_test) ** 2).mean()))}
+
+
 class _Model(gpext.models.LatentGP):
     def __init__(self, x: Tensor, y: Tensor, likelihood: Any, rule: Rule) -> None:
         super().__init__(x, y, likelihood, rule)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5))
+        latents = num_latents(likelihood)
+        batch = torch.Size() if latents is None else torch.Size([latents])
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
+        kernel = gpytorch.kernels.MaternKernel(nu=1.5, batch_shape=batch)
+        self.covar_module = gpytorch.kernels.ScaleKernel(kernel, batch_shape=batch)
         self.double()
 
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -195,7 +214,6 @@ class _Model(gpext.models.LatentGP):
 
 def by_gpext(family: Family, data: Data, rule: Rule) -> Row:
     """Return scores and times of gpext under a rule."""
-    assert family.ours is not None
     likelihood, y, read = family.ours(data.y)
     x, x_test = torch.from_numpy(data.x), torch.from_numpy(data.x_test)
     started = time.process_time()
@@ -209,7 +227,12 @@ def by_gpext(family: Family, data: Data, rule: Rule) -> Row:
         f = model(x_test)
         mean, variance = f.mean.numpy(), f.variance.numpy()
         predict = time.process_time() - started
-        found = scores(family, data, mean, variance, read())
+        if family.log_prob is None:
+            response = likelihood(f)
+            found = scores_of_response(data, response.mean.numpy(), response.variance.numpy())
+            found["compound"] = response.log_prob(torch.from_numpy(data.y_test)).mean().item()
+        else:
+            found = scores(family, data, mean, variance, read())
     return {**found, "train": train, "predict": predict, "steps": result.num_steps, "status": result.status.name}
 
 
@@ -242,23 +265,21 @@ def by_gpboost(family: Family, data: Data, python: str) -> Row:
     if family.log_prob is not None:
         parameters = {key[10:]: float(value) for key, value in found.items() if key.startswith("parameter_")}
         return {**row, **scores(family, data, found["mean"], found["variance"], parameters)}
-    mean, variance = found["response_mean"], found["response_variance"]
-    log_p = -0.5 * ((data.y_test - mean) ** 2 / variance + np.log(2 * math.pi * variance))
-    return {**row, "log_density": float(log_p.mean()), "rmse": float(np.sqrt(((mean - data.y_test) ** 2).mean()))}
+    return {**row, **scores_of_response(data, found["response_mean"], found["response_variance"])}
 
 
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
     """Measure the missing rows."""
     size, seeds = (60, 1) if options.quick else (500, options.seeds)
     for seed in range(seeds):
-        for name, family in FAMILIES.items():
+        for name in options.families:
+            family = FAMILIES[name]
             data = data_of(family, size, seed)
             if options.gpboost_python:
                 ledger.get(f"{name}/GPBoost/{seed}", lambda f=family, d=data: by_gpboost(f, d, options.gpboost_python))
-            if family.ours is not None:
-                for rule in RULES:
-                    key = f"{name}/gpext, {rule}/{seed}"
-                    ledger.get(key, lambda f=family, d=data, r=rule: by_gpext(f, d, RULES[r]))
+            for rule in RULES:
+                key = f"{name}/gpext, {rule}/{seed}"
+                ledger.get(key, lambda f=family, d=data, r=rule: by_gpext(f, d, RULES[r]))
 
 
 def report(ledger: Ledger) -> str:
@@ -289,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="60 data, one seed")
+    parser.add_argument("--families", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--gpboost-python", default=None, help="interpreter that has gpboost; without it, gpext alone")
     parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
