@@ -140,7 +140,8 @@ def _scale_rule(
     """Return nodes u (Q, ..., N), the logarithms of their weights, N(u) du, and the integrals over f there.
 
     The nodes are as far apart as the noise and the Gaussian allow; where the mass is in a few of them, as of an outlier
-    in far too narrow noise, or the range is too long, the range is narrowed to it.
+    in far too narrow noise, or the range is too long, the range is narrowed to it. Where e^{2g} overflows at every node
+    the integral is not finite.
     """
     low, high, most = _scale_range(targets, given, step)
     for _ in range(_MOST_ZOOMS):
@@ -150,10 +151,11 @@ def _scale_rule(
         u = low + width * place
         found = evaluate(*given.arguments(targets, given.scale(u)))
         terms = (found if isinstance(found, Tensor) else found.log_normalizer) - 0.5 * u.square()
-        massive = terms > terms.amax(0) - _NEGLIGIBLE
+        peak = terms.amax(0)
+        massive = terms > peak - _NEGLIGIBLE
         first = torch.where(massive, place, torch.inf).amin(0)
         last = torch.where(massive, place, -torch.inf).amax(0)
-        settled = (width <= 1.01 * most) & (last - first >= _LEAST_IN_MASS)
+        settled = ~peak.isfinite() | (width <= 1.01 * most) & (last - first >= _LEAST_IN_MASS)
         if bool(settled.all()):
             break
         low, high = (

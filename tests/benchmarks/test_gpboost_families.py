@@ -46,7 +46,7 @@ def test_the_side_of_gpext_runs_alone(capsys, tmp_path):
     output = tmp_path / "rows.jsonl"
     assert main(["--quick", "--output", str(output)]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("gpext, EP") == 3
+    assert shown.count("gpext, EP") == 4
     assert "GPBoost" not in shown
     assert main(["--report-only", "--output", str(output)]) == 0
     assert capsys.readouterr().out == shown

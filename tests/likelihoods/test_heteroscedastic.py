@@ -175,6 +175,20 @@ def test_tilted_moments_of_outliers_have_converged(kind, outlier):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_scale_that_overflows_leaves_the_other_data_alone(kind):
+    likelihood = kind().double()
+    y, mean, V = problem(8)
+    alone = likelihood.joint_tilted_moments(y, mean, V, 1.0)
+    mean = mean.clone()
+    mean[1, 2] = 500.0  # e^{2g} is infinite
+    found = likelihood.joint_tilted_moments(y, mean, V, 1.0)
+    others = torch.arange(len(y)) != 2
+    assert not found.log_normalizer[2].isfinite()
+    torch.testing.assert_close(found.log_normalizer[others], alone.log_normalizer[others], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.mean[:, others], alone.mean[:, others], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("correlated", [False, True])
 def test_predictions_are_a_distribution(kind, correlated):
     """The density is the derivative of the distribution function, and quantiles are its inverse."""

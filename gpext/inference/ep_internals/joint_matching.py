@@ -104,7 +104,8 @@ def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockS
     replaced = 0.5 * torch.linalg.slogdet(unit - power * V @ U).logabsdet - 0.5 * power**2 * drawn
     peak = -0.5 * (posterior.weights * (mean - posterior.prior_mean)).sum((-2, -1)) - 0.5 * posterior.log_det
     value = peak + (tilted.log_normalizer - replaced).sum(-1) / power
-    value = torch.where(proper & value.isfinite(), value, -torch.inf)
+    proper = proper & value.isfinite()  # tilted integrals overflow in a cavity of enormous scale
+    value = torch.where(proper, value, -torch.inf)
     return JointMatch(posterior, sites, mean, blocks, cavity_mean, cavity, tilted, proper, value, power)
 
 
