@@ -13,8 +13,9 @@ observed at 500 inputs and predicted at 500 others:
 Both train all parameters and a constant mean, and give means and variances of the latent field at the test inputs; log
 p(y) is the integral of the same formula of p(y | f) over both, by Gauss-Hermite quadrature, at the parameters of each.
 Of the heteroscedastic model GPBoost returns the mean and the variance of the response alone, and log p(y) is that of
-the normal law with these, for gpext too; under `compound` its rows have log p(y) of its own predictive distribution. The times are CPU seconds. GPBoost runs in a process of its own, of the interpreter that
-`--gpboost-python` names (`pip install gpboost==1.8.0` there), on the same data, turn by turn with gpext.
+the normal law with these, for gpext too; under `compound` its rows have log p(y) of its own predictive distribution.
+The times are CPU seconds. GPBoost runs in a process of its own, of the interpreter that `--gpboost-python` names (`pip
+install gpboost==1.8.0` there), on the same data, turn by turn with gpext.
 
     OMP_NUM_THREADS=1 python -m benchmarks.gpboost_families --gpboost-python PYTHON --output gpboost_families.jsonl
     python -m benchmarks.gpboost_families --quick --gpboost-python PYTHON     # 60 data, one seed
@@ -58,7 +59,8 @@ class Family:
     """How data are drawn, p(y | f) with its parameters by name, and the models of both packages.
 
     `ours` returns a likelihood, the targets that it takes, and a function that reads the parameters. `log_prob` and
-    `response_mean` are None where means and variances of the response are scored. `peer` are names of GPBoost's likelihoods, the next one taken if one fails.
+    `response_mean` are None where means and variances of the response are scored. `peer` are names of GPBoost's
+    likelihoods, the next one taken if one fails.
     """
 
     draw: Callable[[np.random.Generator, Array, Array], Array]

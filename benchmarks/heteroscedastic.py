@@ -2,16 +2,17 @@ r"""Noise that varies with the input: gpext's rules beside an SVGP with Monte Ca
 
     y = f(x) + e^{g(x)} e,     f and g two Gaussian processes, e standard normal or Student-t
 
-Every method has the same priors: squared exponentials with a length scale for each column, a constant mean for f and for
-g, and the same initial values, of g's mean log(1/2) for targets of unit variance, half of their spread. All of them are
-trained by maximum (approximate) marginal likelihood:
+Every method has the same priors: squared exponentials with a length scale for each column, a constant mean for f and
+for g, and the same initial values, of g's mean log(1/2) for targets of unit variance, half of their spread. All of them
+are trained by maximum (approximate) marginal likelihood:
 
 * gpext: `LatentGP` under `KL`, `EP` and `Laplace` with `HeteroscedasticGaussianLikelihood`, under `KL` with
   `HeteroscedasticStudentTLikelihood`, all by `gpext.fit`; a sparse model, `SiteVariationalStrategy` with the inducing
   points of k-means, by `gpext.fit` on the full batch;
 * gpytorch, as GPflow's heteroscedastic SVGP: two independent latents on the same inducing points, a likelihood
-  Normal(f, e^g) whose expectations are means over ten draws (gpytorch's default), and Adam with learning rate 0.01 until
-  the bound gains less than 1e-3 nats a datum in 500 steps, or 6000 steps; minibatches of 256 where there are more data;
+  Normal(f, e^g) whose expectations are means over ten draws (gpytorch's default), and Adam with learning rate 0.01
+  until the bound gains less than 1e-3 nats a datum in 500 steps, or 6000 steps; minibatches of 256 where there are more
+  than 512 data;
 * an exact GP with constant noise.
 
 Five folds, the same for all; inputs and targets are standardised by the training part. Log densities are of the

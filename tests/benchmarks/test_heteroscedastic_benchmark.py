@@ -1,4 +1,4 @@
-"""The comparison of heteroscedastic models: the peer's likelihood is gpext's, and every method runs on generated data."""
+"""Heteroscedastic models compared: the peer's likelihood is gpext's, and every method runs on generated data."""
 
 import pytest
 import torch
