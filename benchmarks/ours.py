@@ -75,6 +75,7 @@ class SiteLearner(ScaledKernelParameters):
             self._stepper = SiteStepper(
                 self.mll,
                 self.model.variational_strategy,
+                self.likelihood,
                 self.num_data,
                 rate=default_rate(size / self.num_data),
                 learning_rate=0.05,

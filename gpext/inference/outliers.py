@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.result import InferenceResult
-from gpext.sites import BlockSites
+from gpext.sites import BlockSites, CoupledSites
 
 _ROWS = 20  # of the printed table
 _ERROR = 1e-10  # of a tail probability, with room; smaller ones are sorted by their density
@@ -40,7 +40,8 @@ class OutlierReport:
     Attributes:
         index: the data of each posterior (..., N), the most surprising first, those without a prediction last: sorted
             by `surprise`, equal ones by `log_loo`.
-        precision: of the sites (..., N); of several latents, the least (of dense blocks, the least eigenvalue).
+        precision: of the sites (..., N); of several latents, the least diagonal element (of dense blocks, the least
+            eigenvalue).
         relative_precision: the same over the median of the positive precisions of that posterior; nan if none is.
         log_loo: leave-one-out log predictive density or mass of y_i (..., N), as in :class:`InferenceResult`.
         tail_probability: twice the smaller of P(Y <= y_i) and P(Y >= y_i) under the same prediction, at most 1
@@ -126,6 +127,8 @@ def outlier_report(result: InferenceResult, *, near_zero: float = 0.1) -> Outlie
         raise ValueError(f"near_zero must be finite and at least 0; got {near_zero!r}.")
     sites = result.conditioned.sites
     precision = sites.precision.detach()
+    if isinstance(sites, CoupledSites):
+        precision = precision + sites.coupling.unsqueeze(-2) * sites.direction.square()  # the diagonal of U
     if isinstance(sites, BlockSites):
         precision = torch.linalg.eigvalsh(precision.movedim(-1, -3)).mT  # (..., D, N)
     typical = torch.where(precision > 0, precision, torch.nan).nanmedian(-1, keepdim=True).values

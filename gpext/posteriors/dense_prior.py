@@ -108,8 +108,6 @@ class DensePrior:
             if isinstance(sites, CoupledSites):
                 return condition_coupled(mean, covariance, sites)
             if isinstance(sites, BlockSites):
-                if sites.shift.size(-2) == 2:  # O(N^3) instead of O((2 N)^3)
-                    return condition_coupled(mean, covariance, sites.coupled(self.variance.detach()))
                 return condition_blocks(mean, covariance, sites)
             return condition_dense(mean, covariance, sites)
 

@@ -100,7 +100,7 @@ def test_options(rule, option):
     [
         (CAVI(), PoissonLikelihood(), ["KL()", "EP()", "Laplace()"]),
         (CAVI(), StickBreakingLikelihood(3), ["KL()"]),
-        (EP(), MultinomialLogitLikelihood(2), ["KL()", "Laplace()"]),
+        (EP(), StickBreakingLikelihood(3), ["KL()"]),
         (Laplace(), LaplaceLikelihood(), ["CAVI()", "KL()", "EP()"]),
         (Laplace(), gpytorch.likelihoods.LaplaceLikelihood(), ["KL()", "EP()"]),
     ],

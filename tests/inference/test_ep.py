@@ -26,7 +26,7 @@ from gpext.inference.problem import Problem
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     LaplaceLikelihood,
-    MultinomialLogitLikelihood,
+    StickBreakingLikelihood,
     StudentTLikelihood,
 )
 from gpext.mlls import LatentMarginalLogLikelihood
@@ -289,8 +289,8 @@ def test_errors_say_what_to_do():
             EP(damping=bad)
     with pytest.raises(ValueError, match="shape"):
         EP().infer(prior(), likelihood, y[:-1])
-    with pytest.raises(TypeError, match=r"num_latents = None.*KL"):
-        EP().infer(CASES["multinomial"].problem(5)[1](), MultinomialLogitLikelihood(3), torch.zeros(5))
+    with pytest.raises(TypeError, match=r"joint_tilted_moments.*StickBreakingLikelihood has none.*KL"):
+        EP().infer(CASES["stick_breaking"].problem(5)[1](), StickBreakingLikelihood(3), torch.zeros(5))
 
 
 def test_stopping_early_is_said():

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.problem import Problem
-from gpext.posteriors import JointPosterior
+from gpext.posteriors import DensePrior, JointPosterior
 from gpext.quadrature import JointMoments
 from gpext.sites import BlockSites
 
@@ -86,7 +86,9 @@ JointAt = Callable[[BlockSites], JointMatch]
 @torch.no_grad()
 def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockSites) -> JointMatch:
     """Return where some sites stand: one conditioning, the marginal blocks, and one tilted integral a datum."""
-    posterior = problem.condition(sites)
+    two_dense = isinstance(problem.prior, DensePrior) and sites.shift.size(-2) == 2
+    # Of two latents a block is diagonal plus rank one: O(N^3) instead of O((2 N)^3).
+    posterior = problem.condition(sites.coupled(problem.prior.variance.detach()) if two_dense else sites)
     mean, blocks = posterior.mean, posterior.blocks
     V, U = blocks.movedim(-1, -3), sites.precision.movedim(-1, -3)
     unit = torch.eye(V.size(-1), dtype=V.dtype, device=V.device)
@@ -95,7 +97,8 @@ def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockS
     proper = posterior.positive_definite & fine.all(-1)
     # Substitute safe values where there is no posterior or no cavity, and mask the results.
     good = proper.unsqueeze(-1).unsqueeze(-1)
-    prior_blocks = torch.diag_embed(problem.prior.variance.detach().mT).movedim(-3, -1).expand(blocks.shape)
+    variance = problem.prior.variance.detach().expand(problem.mean.shape)
+    prior_blocks = torch.diag_embed(variance.mT).movedim(-3, -1)
     mean, cavity_mean = (torch.where(good, value, problem.mean.detach()) for value in (mean, cavity_mean))
     blocks, cavity = (torch.where(good.unsqueeze(-1), value, prior_blocks) for value in (blocks, cavity))
     tilted = tilt(cavity_mean, cavity)
