@@ -1,9 +1,9 @@
 """Figures of predictions, data and draws; of plain numbers, or of a fitted model directly.
 
-`fitted(model)` and `fitted_outliers(model)` choose the figure. Every other function takes plain tensors or arrays and
-knows no model. All take an optional matplotlib `Axes`, draw on it and return it, so that figures can be combined; but
-`hyperparameter_draws` makes a figure of its own. Axes have names, and what needs one a legend; both may be replaced.
-matplotlib is imported when a figure is drawn, not with the package.
+`fitted(model)`, `fitted_noise(model)` and `fitted_outliers(model)` take a fitted model. Every other function takes
+plain tensors or arrays and knows no model. All take an optional matplotlib `Axes`, draw on it and return it, so that
+figures can be combined; but `hyperparameter_draws` makes a figure of its own. Axes have names, and what needs one a
+legend; both may be replaced. matplotlib is imported when a figure is drawn, not with the package.
 """
 
 from gpext.plots.calibration import coverage, pit_histogram, reliability
@@ -11,7 +11,7 @@ from gpext.plots.circle import angle_band, compass, headings
 from gpext.plots.classes import class_probabilities
 from gpext.plots.comparison import log_density_trace
 from gpext.plots.draws import hyperparameter_draws
-from gpext.plots.fitted import fitted, fitted_outliers
+from gpext.plots.fitted import fitted, fitted_noise, fitted_outliers
 from gpext.plots.intensity import intensity
 from gpext.plots.maps import class_map, surface_map
 from gpext.plots.outliers import outliers
@@ -35,6 +35,7 @@ __all__ = [
     "compass",
     "coverage",
     "fitted",
+    "fitted_noise",
     "fitted_outliers",
     "hazard",
     "headings",

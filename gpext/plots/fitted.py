@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution
 
 from gpext.distributions.circular.distribution import CircularDistribution
 from gpext.inference import outlier_report
 from gpext.likelihoods.composed import ComposedLikelihood, values_of
+from gpext.likelihoods.heteroscedastic import HeteroscedasticLikelihood
 from gpext.models import LatentGP
 from gpext.plots.circle import angle_band
 from gpext.plots.classes import class_probabilities
 from gpext.plots.maps import class_map, surface_map
 from gpext.plots.outliers import outliers
 from gpext.plots.regression import observations, predictive_band
+from gpext.plots.style import GREEN, axes_or_new, name_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +53,7 @@ def fitted(
         ValueError: the inputs have neither one column nor two, or `level` is not between 0 and 1.
     """
     train_x, train_y = _data(model)
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1; got {level!r}.")
+    _check_level(level)
     columns = train_x.size(-1)
     if train_x.dim() != 2 or columns > 2:
         raise ValueError(
@@ -66,6 +69,50 @@ def fitted(
             train_x = train_x[index]
         draw = _over_one_input if columns == 1 else _over_two_inputs
         return draw(predictive, grid, train_x, train_y, level, ax)
+
+
+def fitted_noise(
+    model: LatentGP,
+    *,
+    level: float = 0.95,
+    num_points: int = 200,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the scale e^g of the noise of a fitted heteroscedastic model over its input: the median and its interval.
+
+    Under q(g) = N(m, v) at an input, e^g is log-normal, with the quantiles exp(m + z_p v^1/2). The scale is in the
+    units of the targets: the standard deviation of Gaussian noise, the scale of a Student-t.
+
+    Args:
+        model: a :class:`gpext.models.LatentGP` with a heteroscedastic likelihood.
+        level: posterior probability of the interval at an input.
+        num_points: of the grid.
+        ax: where to draw; a new figure if None.
+
+    Raises:
+        TypeError: another kind of model or likelihood.
+        ValueError: the inputs have more than one column, or `level` is not between 0 and 1.
+    """
+    train_x, _ = _data(model)
+    if not isinstance(model.likelihood, HeteroscedasticLikelihood):
+        raise TypeError(
+            "expected a HeteroscedasticGaussianLikelihood or HeteroscedasticStudentTLikelihood, whose second latent is "
+            f"the log scale of the noise; got {type(model.likelihood).__name__}."
+        )
+    _check_level(level)
+    if train_x.dim() != 2 or train_x.size(-1) != 1:
+        raise ValueError(f"expected inputs (N, 1); got shape {tuple(train_x.shape)}. Draw a slice by predictive_band.")
+    grid = _line(train_x[:, 0], num_points)
+    with _evaluated(model):
+        latent = model(grid.unsqueeze(-1))
+        tasks = isinstance(latent, MultitaskMultivariateNormal)  # (S, 2), otherwise (2, S)
+        mean, stddev = (t[..., 1] if tasks else t[1] for t in (latent.mean, latent.stddev))
+    z = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+    lower, center, upper = ((mean + z_p * stddev).exp() for z_p in (-z, 0.0, z))
+    ax = axes_or_new(ax)
+    name_axes(ax, "x", "scale of the noise")
+    name = f"{100 * level:g} % interval of the scale"
+    return predictive_band(grid, center, lower, upper, ax=ax, label="median of the scale", band_label=name, color=GREEN)
 
 
 def fitted_outliers(model: LatentGP, *, num_named: int = 5, ax: Axes | None = None) -> Axes:
@@ -167,6 +214,11 @@ def _data(model: Any) -> tuple[Tensor, Tensor]:
         )
     (inputs,) = model.train_inputs
     return inputs if inputs.dim() > 1 else inputs.unsqueeze(-1), model.train_targets
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1; got {level!r}.")
 
 
 def _line(column: Tensor, num_points: int) -> Tensor:

@@ -7,10 +7,12 @@ import torch
 
 import gpext
 from gpext import plots
-from gpext.inference import EP, Laplace
+from gpext.inference import EP, KL, Laplace
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     DirichletLikelihood,
+    HeteroscedasticGaussianLikelihood,
+    HeteroscedasticStudentTLikelihood,
     MultinomialLogitLikelihood,
     PoissonLikelihood,
     StudentTLikelihood,
@@ -106,6 +108,39 @@ def test_the_outlier_report_of_a_model_is_drawn_over_its_input():
     assert ax.get_xlabel() == "x"
     with pytest.raises(TypeError, match="expected a LatentGP"):
         plots.fitted_outliers(Exact(X, y))
+
+
+@pytest.mark.parametrize("rule", [KL(), EP()], ids=["kl", "ep"])  # independent latents, and coupled ones
+@pytest.mark.parametrize("likelihood", [HeteroscedasticGaussianLikelihood, HeteroscedasticStudentTLikelihood])
+def test_the_noise_is_drawn_with_the_log_normal_quantiles_of_its_scale(likelihood, rule, labels):
+    model = Model(X, torch.sin(X) + 0.1 * X * torch.cos(40 * X), likelihood(), rule)
+    ax = plots.fitted_noise(model, level=0.8, num_points=7)
+    assert model.training  # unchanged
+    assert ax.get_ylabel() == "scale of the noise"
+    assert labels(ax) == ["80 % interval of the scale", "median of the scale"]
+    grid = torch.as_tensor(ax.lines[0].get_xdata())
+    with torch.no_grad():
+        mean, covariance = model.likelihood._blocks(model.eval()(grid))
+    scale = torch.distributions.LogNormal(mean[1], covariance[1, 1].sqrt())
+    lower, center, upper = (scale.icdf(mean.new_tensor(q)).numpy() for q in (0.1, 0.5, 0.9))
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), center)
+    corners = ax.collections[0].get_paths()[0].vertices
+    for edge in (lower, upper):
+        gaps = np.abs(corners[:, None] - np.stack([grid, edge], -1)).max(-1)
+        assert gaps.min(0).max() < 1e-9
+    of_data = plots.fitted(model, level=0.8, num_points=7)
+    assert labels(of_data) == ["80 % of new observations", "predictive median", "observations"]
+
+
+def test_noise_of_one_scale_has_no_such_figure():
+    with pytest.raises(TypeError, match="expected a HeteroscedasticGaussianLikelihood"):
+        plots.fitted_noise(Model(X, X, StudentTLikelihood()))
+    noisy = Model(X, X, HeteroscedasticGaussianLikelihood(), KL())
+    with pytest.raises(ValueError, match="level must be between 0 and 1"):
+        plots.fitted_noise(noisy, level=1.0)
+    plane = Model(PLANE, PLANE.sum(-1), HeteroscedasticGaussianLikelihood(), KL())
+    with pytest.raises(ValueError, match=r"expected inputs \(N, 1\)"):
+        plots.fitted_noise(plane)
 
 
 def test_what_has_no_figure_is_said():
