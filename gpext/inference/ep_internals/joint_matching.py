@@ -97,7 +97,7 @@ def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockS
     proper = posterior.positive_definite & fine.all(-1)
     # Substitute safe values where there is no posterior or no cavity, and mask the results.
     good = proper.unsqueeze(-1).unsqueeze(-1)
-    variance = problem.prior.variance.detach().expand(problem.mean.shape)
+    variance = problem.prior.variance.detach().expand(problem.mean.shape)  # one kernel may serve all latents
     prior_blocks = torch.diag_embed(variance.mT).movedim(-3, -1)
     mean, cavity_mean = (torch.where(good, value, problem.mean.detach()) for value in (mean, cavity_mean))
     blocks, cavity = (torch.where(good.unsqueeze(-1), value, prior_blocks) for value in (blocks, cavity))
