@@ -6,12 +6,14 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch.nn.functional import one_hot
 
-from gpext.inference import KL, Laplace, Status, Taylor
+from gpext.inference import EP, KL, Laplace, Status, Taylor
 from gpext.likelihoods import (
     DirichletLikelihood,
+    HeteroscedasticGaussianLikelihood,
     MultinomialLogitLikelihood,
     MultivariatePoissonLikelihood,
     StickBreakingLikelihood,
+    VonMisesLikelihood,
 )
 from gpext.posteriors import LowRankPrior
 from tests.latent_cases import CASES
@@ -193,6 +195,18 @@ def test_a_batch_of_targets_shares_one_prior(rule, name):
         one = rule.infer(prior(), likelihood, each)
         torch.testing.assert_close(both.log_evidence[k], one.log_evidence, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(both.posterior.mean[k], one.posterior.mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [KL(), EP(), Laplace()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("likelihood", [VonMisesLikelihood(), HeteroscedasticGaussianLikelihood()])
+def test_latents_may_share_one_covariance(rule, likelihood):
+    """A prior with means (D, N) and a covariance (N, N) is that of the same covariance D times."""
+    _, covariance, _ = problem(2, 9)
+    mean, y = torch.tensor([[0.4], [-0.3]], dtype=F64).expand(2, 9), torch.linspace(-0.5, 1, 9, dtype=F64)
+    shared = rule.infer(MultivariateNormal(mean, to_linear_operator(covariance[0])), likelihood, y)
+    repeated = rule.infer(prior(mean, covariance[:1].expand(2, 9, 9)), likelihood, y)
+    torch.testing.assert_close(shared.log_evidence, repeated.log_evidence, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(shared.posterior.mean, repeated.posterior.mean, rtol=1e-7, atol=1e-7)
 
 
 def test_where_rounding_leaves_no_determinant_there_is_no_evidence():
