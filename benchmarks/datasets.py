@@ -205,7 +205,6 @@ SOURCES: dict[str, Source] = {
     "wind_texas": Source("angles", "wind_texas_hourly", prepare=_wind_by_the_clock),
     "wind_jfk": Source("angles", "wind_nyc13_hourly", prepare=_wind_by_the_weather),
     "periwinkles": Source("angles", "periwinkles"),
-    "mcycle": Source("regression", "mcycle"),
     "arctic_lake": Source("composition", "arctic_lake", target=("y_sand", "y_silt", "y_clay")),
     "gemas": Source("composition", "gemas_soil_texture", target=("y_sand", "y_silt", "y_clay")),
     "nmes": Source("counts", "nmes1988_visits"),
