@@ -288,7 +288,7 @@ def report(ledger: Ledger) -> str:
     """Return the table: means over the seeds, log densities and errors with their difference from GPBoost's."""
     rows = []
     for name in FAMILIES:
-        base = ledger.of(f"{name}/GPBoost/")
+        base = {row["key"].split("/")[2]: row for row in ledger.of(f"{name}/GPBoost/") if "train" in row}
         for method in ("GPBoost", *(f"gpext, {rule}" for rule in RULES)):
             tried = ledger.of(f"{name}/{method}/")
             found = [row for row in tried if "train" in row]
@@ -297,10 +297,10 @@ def report(ledger: Ledger) -> str:
             ended = "" if len(found) == len(tried) else f" ({len(found)} of {len(tried)} runs ended)"
             cells = [name, method + ended]
             for score in ("log_density", "rmse"):
-                values = np.array([row[score] for row in found])
-                cells.append(f"{values.mean():.4f}")
-                if method != "GPBoost" and len(base) == len(found) > 1:
-                    gap = values - np.array([row[score] for row in base])
+                cells.append(f"{np.mean([row[score] for row in found]):.4f}")
+                both = [(row, base[seed]) for row in found if (seed := row["key"].split("/")[2]) in base]
+                if method != "GPBoost" and len(both) > 1:
+                    gap = np.array([ours[score] - peer[score] for ours, peer in both])
                     cells[-1] += f" ({gap.mean():+.4f} +- {gap.std(ddof=1) / math.sqrt(len(gap)):.4f})"
             cells += [f"{np.mean([row[key] for row in found]):.2f}" for key in ("train", "predict")]
             rows.append(cells)

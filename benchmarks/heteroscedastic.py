@@ -11,8 +11,8 @@ are trained by maximum (approximate) marginal likelihood:
   points of k-means, by `gpext.fit` on the full batch;
 * gpytorch, as GPflow's heteroscedastic SVGP: two independent latents on the same inducing points, a likelihood
   Normal(f, e^g) whose expectations are means over ten draws (gpytorch's default), and Adam with learning rate 0.01
-  until the bound gains less than 1e-3 nats a datum in 500 steps, or 6000 steps; minibatches of 256 where there are more
-  than 512 data;
+  until the bound gains less than 1e-3 nats a datum in 500 steps, or for 6000 steps; with more than 512 data, whose
+  minibatches of 256 give too noisy a bound to stop by, for 6000 steps;
 * an exact GP with constant noise.
 
 Five folds, the same for all; inputs and targets are standardised by the training part. Log densities are of the
@@ -195,7 +195,7 @@ def _by_svgp(data: Dataset, seed: int) -> Row:
         loss.backward()
         optimizer.step()
         bounds.append(-loss.item())
-        if len(bounds) % _PATIENCE == 0:
+        if batch is None and len(bounds) % _PATIENCE == 0:
             recent = float(np.mean(bounds[-_PATIENCE:]))
             if recent - before < _GAIN:
                 break
@@ -247,10 +247,12 @@ def report(ledger: Ledger) -> str:
             ended = "" if converged == len(found) else f" ({converged} of {len(found)} fits converged)"
             cells = [name, method + ended]
             for score in ("log_density", "rmse"):
-                values = np.array([row[score] for row in found])
-                cells.append(f"{values.mean():.3f}")
-                if method != BASELINE and len(folds) > 1 and all(fold in base for fold in folds):
-                    gap = values - np.array([base[fold][score] for fold in folds])
+                cells.append(f"{np.mean([row[score] for row in found]):.3f}")
+                pairs = [
+                    (row[score], base[fold][score]) for row, fold in zip(found, folds, strict=True) if fold in base
+                ]
+                if method != BASELINE and len(pairs) > 1:
+                    gap = np.subtract(*np.transpose(pairs))
                     cells[-1] += f" ({gap.mean():+.3f} +- {gap.std(ddof=1) / math.sqrt(len(gap)):.3f})"
             cells.append(f"{100 * np.mean([row['coverage'] for row in found]):.1f}")
             cells.append(f"{np.mean([row['seconds'] for row in found]):.1f}")
