@@ -248,9 +248,7 @@ def report(ledger: Ledger) -> str:
             cells = [name, method + ended]
             for score in ("log_density", "rmse"):
                 cells.append(f"{np.mean([row[score] for row in found]):.3f}")
-                pairs = [
-                    (row[score], base[fold][score]) for row, fold in zip(found, folds, strict=True) if fold in base
-                ]
+                pairs = [(row[score], base[k][score]) for row, k in zip(found, folds, strict=True) if k in base]
                 if method != BASELINE and len(pairs) > 1:
                     gap = np.subtract(*np.transpose(pairs))
                     cells[-1] += f" ({gap.mean():+.3f} +- {gap.std(ddof=1) / math.sqrt(len(gap)):.3f})"
