@@ -46,6 +46,9 @@ class HeteroscedasticLikelihood(JointLikelihood):
     Latents (..., 2, N) are f, in the units of y, and g, the logarithm of a scale in these units. Give the mean and the
     kernel `batch_shape=torch.Size([2])`. Under zero prior means the noise has a scale of about one: standardise the
     targets, or give the mean of g a constant of its own, log(std) of the noise expected.
+
+    `KL`, `EP` and natural gradients are the rules to use. Under a wide prior of g the joint mode, which `Laplace` takes,
+    may be one where the noise vanishes; and `Taylor` has no point where its posterior is sure to exist.
     """
 
     num_latents = 2
