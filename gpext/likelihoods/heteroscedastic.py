@@ -47,8 +47,8 @@ class HeteroscedasticLikelihood(JointLikelihood):
     kernel `batch_shape=torch.Size([2])`. Under zero prior means the noise has a scale of about one: standardise the
     targets, or give the mean of g a constant of its own, log(std) of the noise expected.
 
-    `KL`, `EP` and natural gradients are the rules to use. Under a wide prior of g the joint mode, which `Laplace` takes,
-    may be one where the noise vanishes; and `Taylor` has no point where its posterior is sure to exist.
+    `KL`, `EP` and natural gradients are the rules to use. Under a wide prior of g the joint mode, which `Laplace`
+    takes, may be one where the noise vanishes; and `Taylor` has no point where its posterior is sure to exist.
     """
 
     num_latents = 2
