@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from gpext.bounds import num_latents
-from gpext.bounds.contracts import HasCurvature
+from gpext.bounds.contracts import HasCurvature, HasJointTiltedMoments
 from gpext.inference.drivers.fixed_point import Terms, climb, conclude
 from gpext.inference.local_terms import LocalTerms, augmented_sites, augmented_terms
 from gpext.inference.problem import Problem
@@ -35,7 +35,8 @@ def require_augmentation(likelihood: Any) -> AugmentedLikelihood:
     """
     if not isinstance(likelihood, AugmentedLikelihood):
         bends = num_latents(likelihood) is None or isinstance(likelihood, HasCurvature)
-        others = ["KL()", *["EP()"] * (num_latents(likelihood) is None), *["Laplace()"] * bends]
+        serves_ep = num_latents(likelihood) is None or isinstance(likelihood, HasJointTiltedMoments)
+        others = ["KL()", *["EP()"] * serves_ep, *["Laplace()"] * bends]
         raise TypeError(
             f"CAVI and Gibbs sampling need a likelihood with a scale-mixture augmentation (a gpext SuperGaussian, "
             f"StudentT, Laplace, Matern32, BernoulliLogit, BayesianSVM or NegativeBinomial likelihood); got "

@@ -102,6 +102,16 @@ def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int
     return values if wanted else [value.detach() for value in values]
 
 
+def warn_of_dense_blocks(reason: str, f: Tensor, remedy: str) -> None:
+    """Warn that all latents f (..., D, N) are conditioned in one dense system, and of its cost."""
+    latents, size = f.shape[-2:]
+    warn_caller(
+        f"{reason}: one dense system of {latents} latents times {size} data, O((n D)^3) = {(latents * size) ** 3:.0e} "
+        f"operations a step and {8 * (latents * size) ** 2 / 2**20:.0f} MB a matrix. {remedy}",
+        DenseBlocksWarning,
+    )
+
+
 def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
     """Raise TypeError if log p(y | f) of one latent turns without bending: its modes are kinks, without curvature.
 
@@ -109,13 +119,10 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
     """
     if num_latents(likelihood) is not None:
         if isinstance(expand(likelihood, targets, f.detach()).sites, BlockSites):
-            latents, size = f.shape[-2:]
-            warn_caller(
-                f"the Hessian of {type(likelihood).__qualname__} has no structure that is known: one dense system of "
-                f"{latents} latents times {size} data, O((n D)^3) = {(latents * size) ** 3:.0e} operations a step and "
-                f"{8 * (latents * size) ** 2 / 2**20:.0f} MB a matrix. A likelihood whose curvature() returns a "
-                "diagonal plus rank one costs O(D n^3).",
-                DenseBlocksWarning,
+            warn_of_dense_blocks(
+                f"the Hessian of {type(likelihood).__qualname__} has no structure that is known",
+                f,
+                "A likelihood whose curvature() returns a diagonal plus rank one costs O(D n^3).",
             )
         return
     data, of_datum = targets.shape, 0

@@ -6,7 +6,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch.nn.functional import one_hot
 
-from gpext.inference import EP, KL, Laplace, Status, Taylor
+from gpext.inference import EP, KL, DenseBlocksWarning, Laplace, Status, Taylor
 from gpext.likelihoods import (
     DirichletLikelihood,
     HeteroscedasticGaussianLikelihood,
@@ -235,3 +235,19 @@ def test_leave_one_out_densities_of_giant_counts_are_right_or_nan(count):
         torch.testing.assert_close(result.log_loo, alone, rtol=1e-2, atol=0)
     else:
         assert bool(result.log_loo.isnan().all())
+
+
+def test_ep_of_three_latents_is_near_the_evidence_of_a_product_rule_and_warns_of_its_cost():
+    """One softmax datum: the cavity is the prior, and the moments are exact."""
+    mean, covariance, y = problem(3, 1)
+    with pytest.warns(DenseBlocksWarning, match="EP couples the latents"):
+        result = EP().infer(prior(mean, covariance), MultinomialLogitLikelihood(3), y)
+    assert result.status is Status.CONVERGED
+    line = torch.linspace(-8, 8, 61, dtype=F64)
+    z = torch.cartesian_prod(line, line, line)
+    f = mean.squeeze(-1) + z * covariance[:, 0, 0].sqrt()
+    log_weight = -0.5 * z.square().sum(-1) + f.log_softmax(-1)[:, int(y)]
+    exact = log_weight.logsumexp(0) + 3 * ((line[1] - line[0]) / (2 * torch.pi) ** 0.5).log()
+    torch.testing.assert_close(result.log_evidence.detach(), exact, rtol=0, atol=1e-6)
+    weight = log_weight.softmax(0)
+    torch.testing.assert_close(result.conditioned.mean.squeeze(-1), weight @ f, rtol=0, atol=1e-5)

@@ -11,8 +11,9 @@ from gpext.bounds.contracts import HasJointTiltedMoments
 from gpext.inference.ep_internals.damped_sweeps import sweep_damped
 from gpext.inference.ep_internals.joint_matching import JointAt, JointMatch, match_jointly
 from gpext.inference.ep_internals.stages import Stages, Start
+from gpext.inference.expansion import warn_of_dense_blocks
 from gpext.inference.result import InferenceResult
-from gpext.posteriors import precision_blocks
+from gpext.posteriors import DensePrior, precision_blocks
 from gpext.quadrature import JointMoments
 from gpext.sites import BlockSites, GaussianSites
 
@@ -31,6 +32,13 @@ class JointSearch(Stages):
                 f"EP takes likelihoods of one latent function per datum, and of several that have a method "
                 f"joint_tilted_moments(targets, mean, covariance, power); {type(self.problem.likelihood).__qualname__} "
                 "has none. Use gpext.inference.KL()."
+            )
+        f = self.problem.mean.detach()
+        if isinstance(self.problem.prior, DensePrior) and f.size(-2) > 2:
+            warn_of_dense_blocks(
+                "EP couples the latents of a datum in any way",
+                f,
+                "Give inducing inputs, or use gpext.inference.Laplace() or KL(), which cost O(D n^3).",
             )
         at = self.at(self.power)
         begin = at(self.begin(start))
