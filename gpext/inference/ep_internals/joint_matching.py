@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.problem import Problem
+from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors import DensePrior, JointPosterior
 from gpext.quadrature import JointMoments
 from gpext.sites import BlockSites
@@ -98,7 +99,7 @@ def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockS
     # Substitute safe values where there is no posterior or no cavity, and mask the results.
     good = proper.unsqueeze(-1).unsqueeze(-1)
     variance = problem.prior.variance.detach().expand(problem.mean.shape)  # one kernel may serve all latents
-    prior_blocks = torch.diag_embed(variance.mT).movedim(-3, -1)
+    prior_blocks = diagonal_blocks(variance)
     mean, cavity_mean = (torch.where(good, value, problem.mean.detach()) for value in (mean, cavity_mean))
     blocks, cavity = (torch.where(good.unsqueeze(-1), value, prior_blocks) for value in (blocks, cavity))
     tilted = tilt(cavity_mean, cavity)

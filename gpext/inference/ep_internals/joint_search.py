@@ -13,6 +13,7 @@ from gpext.inference.ep_internals.joint_matching import JointAt, JointMatch, mat
 from gpext.inference.ep_internals.stages import Stages, Start
 from gpext.inference.expansion import warn_of_dense_blocks
 from gpext.inference.result import InferenceResult
+from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors import DensePrior, precision_blocks
 from gpext.quadrature import JointMoments
 from gpext.sites import BlockSites, GaussianSites
@@ -77,12 +78,11 @@ class JointSearch(Stages):
         """Return the sites to start from."""
         sites = start.sites if isinstance(start, InferenceResult) else start
         if isinstance(sites, GaussianSites):  # of independent latents
-            blocks = torch.diag_embed(sites.precision.mT).movedim(-3, -1)
-            return BlockSites(sites.shift, blocks).to(torch.float64)
+            return BlockSites(sites.shift, diagonal_blocks(sites.precision)).to(torch.float64)
         if sites is not None:
             return BlockSites(sites.shift, precision_blocks(sites)).to(torch.float64)
         shift = torch.zeros_like(self.problem.mean.detach())
-        return BlockSites(shift, shift.unsqueeze(-3).expand(*shift.shape[:-1], *shift.shape[-2:]).clone())
+        return BlockSites(shift, diagonal_blocks(shift))
 
     def at(self, power: float) -> JointAt:
         """Return the function that evaluates sites at a power."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gpext import likelihoods
-from gpext.bounds import conditional_log_prob, has_density_of, num_latents
-from gpext.bounds.contracts import HasCurvature, HasKnots
+from gpext.bounds import conditional_log_prob, has_density_of
+from gpext.bounds.contracts import HasKnots
 from gpext.likelihoods.latent import strip_of
 from gpext.quadrature import (
     TiltedMoments,
@@ -49,16 +49,7 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         power: eta in (0, 1].
         widening: how many times larger the squared scale of Gaussian and Student-t noise is taken to be, and how many
             times smaller the log density of any other likelihood.
-
-    Raises:
-        TypeError: the likelihood has several latents a datum.
     """
-    if num_latents(likelihood) is not None:
-        raise TypeError(
-            "EP takes one latent function per datum, without an axis of its own (num_latents = None); "
-            f"{type(likelihood).__qualname__} has num_latents = {likelihood.num_latents}. "
-            f"Use gpext.inference.KL(){' or Laplace()' * isinstance(likelihood, HasCurvature)}."
-        )
     rate = power / widening
     if has_density_of(likelihood, *_GAUSSIAN):
         return lambda mean, variance: _shifted(
