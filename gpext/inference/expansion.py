@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob, num_latents
-from gpext.bounds.contracts import HasCurvature
+from gpext.bounds.contracts import HasCurvature, HasExpansionPoint
 from gpext.callers import warn_caller
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
 from gpext.likelihoods.curvature import BlockCurvature
@@ -134,6 +134,9 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
     f = f.view(-1, *len(data) * (1,)).expand(-1, *data)
     if not of_datum:
         f = torch.cat([f, f + targets.double()])
+    elif isinstance(likelihood, HasExpansionPoint):  # about which it may bend in a narrow place alone
+        at = likelihood.expansion_point(targets).double()
+        f = torch.cat([f, *(at + scale * f for scale in (1, 1e-2, 1e-4))])
     with torch.no_grad():
         _, *derivatives = log_prob_derivatives(likelihood, targets, f, 2)
     slope, bend = (values.flatten(1)[:, 0] for values in derivatives)

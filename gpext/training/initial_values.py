@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpext.checks import check_finite, check_tensor
+from gpext.kernels import CategoricalKernel
 from gpext.training.kernel_columns import stationary_kernels
 
 _MOST_INPUTS = 500
@@ -56,7 +57,7 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
         points = points[order[:_MOST_INPUTS].to(points.device)]
     found = {}
     for name, kernel, columns in stationary_kernels(module, x.size(-1)):
-        if isinstance(kernel, PeriodicKernel):
+        if isinstance(kernel, PeriodicKernel | CategoricalKernel):
             continue
         raw = kernel.raw_lengthscale
         constraint = kernel.raw_lengthscale_constraint

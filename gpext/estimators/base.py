@@ -1,0 +1,189 @@
+"""The common part of the estimators: tables in, one trained model, predictions a thousand rows at a time."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from gpext.estimators.models import default_kernel, hyperparameters_of
+from gpext.estimators.plan import choose_plan
+from gpext.estimators.report import Report, report_of
+from gpext.estimators.table import fit_columns, read_table
+from gpext.estimators.training import Settings, Task, Trained, train
+from gpext.inference import Laplace, Rule
+from gpext.likelihoods import LatentLikelihood, Weighted
+from gpext.models.latent_gp import check_rule
+from gpext.training import FitStatus
+
+_ROWS = 1000  # predicted at once
+_FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
+
+
+class GPEstimator(BaseEstimator):
+    """The base of the estimators; the options are those of each of them."""
+
+    report_: Report
+
+    def __init__(
+        self,
+        *,
+        kernel: Kernel | None = None,
+        inference: str | Rule = "auto",
+        inducing_points: Any = "auto",
+        batch_size: str | int | None = "auto",
+        priors: bool = True,
+        max_steps: int | None = None,
+        tolerance: float = 1e-3,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.inference = inference
+        self.inducing_points = inducing_points
+        self.batch_size = batch_size
+        self.priors = priors
+        self.max_steps = max_steps
+        self.tolerance = tolerance
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ---- training ----------------------------------------------------------------------------------------------
+
+    def _train(
+        self, raw: np.ndarray, targets: np.ndarray, weights: np.ndarray, likelihoods: dict[str, Callable[[], Any]]
+    ) -> None:
+        """Train a model by each likelihood in turn, each from the one before, and keep that of the best predictions.
+
+        Args:
+            raw: the table of distinct rows, numbers and codes.
+            targets: (n,) or (n, k) as the likelihoods take them.
+            weights: of the rows (n,), positive.
+            likelihoods: makers by name, the most general one last, which is the only one with inducing points.
+        """
+        started = time.perf_counter()
+        self._columns = fit_columns(self, raw, weights)
+        inputs = torch.from_numpy(self._columns.transform(raw))
+        wholes = torch.from_numpy(np.ascontiguousarray(targets, float)), torch.from_numpy(weights)
+        settings = Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
+        start = self._hyperparameters if self.warm_start and hasattr(self, "_trained") else None
+        found: dict[str, Trained] = {}
+        latents = max(getattr(make(), "num_latents", None) or 1 for make in likelihoods.values())
+        plan = choose_plan(len(inputs), latents, self.inducing_points, self.batch_size)
+        if plan.inducing is not None:  # the most general one alone
+            likelihoods = dict([list(likelihoods.items())[-1]])
+        for name, make in likelihoods.items():
+            likelihood, y = self._weighted(make().to(inputs.dtype), *wholes)
+            if plan.inducing is not None and not isinstance(likelihood, LatentLikelihood):
+                likelihood, y = Weighted(likelihood), torch.stack(wholes, -1)  # whose sites are known
+            rule, last_rule = self._rules(likelihood)
+            task = Task(
+                inputs,
+                y,
+                likelihood,
+                self._own_kernel(inputs),
+                rule,
+                last_rule,
+                points=self._given_points(),
+                has_categories=len(self._columns.categorical) > 0,
+                priors=self.priors,
+                start=start,
+            )
+            found[name] = train(task, plan, settings)
+            start = {**hyperparameters_of(found[name].model), **hyperparameters_of(found[name].likelihood)}
+            if found[name].result.status is FitStatus.INTERRUPTED:
+                break
+        chosen = self._choice(found)
+        self._trained, self.likelihood_name_ = found[chosen], chosen
+        self._hyperparameters = {
+            **hyperparameters_of(found[chosen].model),
+            **hyperparameters_of(found[chosen].likelihood),
+        }
+        self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
+        self.fit_result_ = found[chosen].result
+        self.report_ = report_of(
+            self, found, chosen, plan, len(inputs), float(weights.sum()), time.perf_counter() - started
+        )
+        if self.fit_result_.status not in _FINE:
+            warnings.warn(self.fit_result_.message, ConvergenceWarning, stacklevel=3)
+
+    def _weighted(self, likelihood: Any, targets: Tensor, weights: Tensor) -> tuple[Any, Tensor]:
+        """Return the likelihood and the targets of weighted data."""
+        if bool((weights == 1).all()):
+            return likelihood, targets
+        weighted = Weighted(likelihood)
+        rows = targets.unsqueeze(-1) if targets.dim() == 1 else targets
+        return weighted, torch.cat([rows, weights.unsqueeze(-1)], -1)
+
+    def _rules(self, likelihood: Any) -> tuple[Rule, Rule]:
+        """Return the rules for training and for predictions, on the full data."""
+        if isinstance(self.inference, str):
+            if self.inference != "auto":
+                raise ValueError(f"inference must be 'auto' or a rule of gpext.inference; got {self.inference!r}.")
+            return self._default_rules(likelihood)
+        check_rule(self.inference)
+        return self.inference, self.inference
+
+    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
+        return Laplace(), Laplace()
+
+    def _choice(self, found: dict[str, Trained]) -> str:
+        """Return the likelihood of the best leave-one-out predictions; on inducing points, of the best bound."""
+        names = list(found)
+        if len(names) == 1:
+            return names[0]
+        return max(names, key=lambda name: _score(found[name]))
+
+    def _own_kernel(self, inputs: Tensor) -> Kernel:
+        if self.kernel is not None:
+            if not isinstance(self.kernel, Kernel):
+                raise TypeError(f"kernel must be a gpytorch kernel or None; got {self.kernel!r}.")
+            return copy.deepcopy(self.kernel).to(inputs)
+        return default_kernel(len(self._columns.numeric), len(self._columns.categorical)).to(inputs)
+
+    def _given_points(self) -> Tensor | None:
+        if isinstance(self.inducing_points, str) or np.ndim(self.inducing_points) == 0:
+            return None
+        return torch.from_numpy(self._columns.transform(np.asarray(self.inducing_points, float)))
+
+    def _seed(self) -> int:
+        return 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    # ---- prediction --------------------------------------------------------------------------------------------
+
+    def _inputs(self, X: Any) -> Tensor:
+        """Return a table as inputs of the kernel."""
+        check_is_fitted(self, "model_")
+        return torch.from_numpy(self._columns.transform(read_table(self, X, reset=False)))
+
+    @torch.no_grad()
+    def _by_rows(self, inputs: Tensor, function: Callable[..., Tensor], *others: Tensor) -> np.ndarray:
+        """Return function(q(f) at some rows, of others the same rows), put together for all rows (n, ...)."""
+        parts = zip(*(each.split(_ROWS) for each in (inputs, *others)), strict=True)
+        return torch.cat([function(self.model_(x), *rest) for x, *rest in parts]).numpy()
+
+    @abstractmethod
+    def log_density(self, X: Any, y: Any) -> np.ndarray:
+        """Return the log predictive density of each target (n,)."""
+
+
+def _score(trained: Trained) -> float:
+    """Return the mean leave-one-out log density, or the bound, of a trained model."""
+    result = getattr(trained.model, "result", None)
+    if result is None:
+        return trained.result.objective
+    return float(result.log_loo.mean())

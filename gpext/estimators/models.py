@@ -1,0 +1,99 @@
+"""The Gaussian processes of the estimators: one kernel, shared by all latent functions, and constant means."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from gpytorch.models import ApproximateGP
+from gpytorch.variational import NaturalVariationalDistribution
+from torch import Tensor
+from torch.nn import Module
+
+from gpext.inference import Rule
+from gpext.kernels import CategoricalKernel
+from gpext.likelihoods import LatentLikelihood
+from gpext.models import LatentGP
+from gpext.variational import SiteVariationalStrategy
+
+
+class DenseGP(LatentGP):
+    """A process on all data, or with the sparse prior of inducing inputs, whose latents share one kernel."""
+
+    def __init__(
+        self,
+        train_inputs: Tensor,
+        train_targets: Tensor,
+        likelihood: LatentLikelihood,
+        inference: Rule,
+        kernel: Kernel,
+        *,
+        inducing_inputs: Tensor | None = None,
+    ) -> None:
+        super().__init__(train_inputs, train_targets, likelihood, inference, inducing_inputs=inducing_inputs)
+        self.mean_module = _mean(likelihood)
+        self.covar_module = kernel
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior of the latents at inputs (N, d)."""
+        return _prior(self, x)
+
+
+class SparseGP(ApproximateGP):
+    """A process with inducing points, trained by natural gradients, whose latents share one kernel."""
+
+    def __init__(self, inducing_points: Tensor, likelihood: LatentLikelihood, kernel: Kernel) -> None:
+        latents = likelihood.num_latents
+        distribution = None
+        if latents is not None:
+            distribution = NaturalVariationalDistribution(
+                len(inducing_points), batch_shape=torch.Size([latents]), mean_init_std=0.0
+            ).to(inducing_points)
+        super().__init__(SiteVariationalStrategy(self, inducing_points, distribution))
+        self.mean_module = _mean(likelihood)
+        self.covar_module = kernel
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior of the latents at inputs (N, d)."""
+        return _prior(self, x)
+
+
+def _mean(likelihood: Module) -> ConstantMean:
+    latents = getattr(likelihood, "num_latents", None)
+    return ConstantMean() if latents is None else ConstantMean(batch_shape=torch.Size([latents]))
+
+
+def _prior(model: DenseGP | SparseGP, x: Tensor) -> MultivariateNormal:
+    mean, covariance = model.mean_module(x), model.covar_module(x)
+    if covariance.shape[:-1] != mean.shape:
+        covariance = covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])
+    return MultivariateNormal(mean, covariance)
+
+
+def default_kernel(num_numeric: int, num_categorical: int) -> ScaleKernel:
+    """Return a Matern-5/2 kernel with a lengthscale for each numeric column, times one of the categorical columns."""
+    parts: list[Kernel] = []
+    if num_numeric:
+        parts.append(MaternKernel(2.5, ard_num_dims=num_numeric, active_dims=tuple(range(num_numeric))))
+    if num_categorical:
+        columns = tuple(range(num_numeric, num_numeric + num_categorical))
+        parts.append(CategoricalKernel(ard_num_dims=num_categorical, active_dims=columns))
+    return ScaleKernel(parts[0] if len(parts) == 1 else ProductKernel(*parts))
+
+
+def hyperparameters_of(model: Module) -> dict[str, Tensor]:
+    """Return copies of the parameters of mean, kernel and likelihood, by name."""
+    return {
+        name: value.detach().clone()
+        for name, value in model.named_parameters()
+        if not name.startswith("variational_strategy.")
+    }
+
+
+@torch.no_grad()
+def start_from(model: Module, values: dict[str, Tensor]) -> None:
+    """Set the parameters that have these names and the shapes of these values."""
+    for name, parameter in model.named_parameters():
+        if name in values and values[name].shape == parameter.shape:
+            parameter.copy_(values[name])

@@ -1,0 +1,284 @@
+"""Regression with Gaussian, heavy-tailed, input-dependent or any other noise, a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.distributions import MultivariateNormal
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, column_or_1d
+from torch import Tensor
+from torch.distributions import Distribution, Normal
+
+from gpext.checks import whole_number
+from gpext.estimators.base import GPEstimator
+from gpext.estimators.rows import distinct_rows, read_weights
+from gpext.estimators.table import read_table
+from gpext.inference import EP, KL, Laplace, Rule
+from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood, Weighted
+from gpext.likelihoods.composed import ArgumentLikelihood
+
+_NOISES: dict[str, Callable[[], Any]] = {
+    "gaussian": gpytorch.likelihoods.GaussianLikelihood,
+    "student_t": StudentTLikelihood,
+    "laplace": LaplaceLikelihood,
+    "heteroscedastic": HeteroscedasticGaussianLikelihood,
+}
+
+
+class TargetEstimator(RegressorMixin, GPEstimator):
+    """The common part of estimators of numbers: predictive moments, quantiles, densities and draws."""
+
+    _center, _scale = 0.0, 1.0  # of the targets
+
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return a training table, its targets (n,) as they are, and weights, of the rows that have any."""
+        raw = read_table(self, X, reset=True)
+        targets = self._targets(y, len(raw))
+        weights = read_weights(sample_weight, raw)
+        used = weights > 0
+        return raw[used], targets[used], weights[used]
+
+    def _targets(self, y: Any, size: int) -> np.ndarray:
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None.")
+        targets = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
+        if len(targets) != size:
+            raise ValueError(f"X and y must be equally long; got {size} rows and {len(targets)} targets.")
+        return targets
+
+    def _predictive(self, q: MultivariateNormal, offset: Tensor) -> Distribution:
+        """Return p(y), of standardised targets, at the marginals of q plus an offset (n,)."""
+        found = self.likelihood_(q)
+        return Normal(found.mean, found.variance.sqrt()) if isinstance(found, MultivariateNormal) else found
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the predictive means (n,), in the units of y, and with `return_std` the standard deviations.
+
+        They are moments of a new observation: noise is part of the deviation.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: before `fit`, or another table than at training.
+        """
+        return self._moments(*self._places(X), return_std)
+
+    def predict_quantiles(self, X: Any, q: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Return the predictive quantiles (n, Q) at probabilities q (Q,), or (n,) of one probability.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict`, or a probability outside (0, 1).
+        """
+        return self._quantiles(*self._places(X), q)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
+        """Return central predictive intervals (n, 2), which contain a new observation with probability `coverage`.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict_quantiles`.
+        """
+        return self._quantiles(*self._places(X), _ends(coverage))
+
+    def log_density(self, X: Any, y: Any) -> np.ndarray:
+        """Return the log predictive density (n,) of targets, in the units of y.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict`, or targets that are not finite.
+        """
+        return self._log_density(*self._places(X), y)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
+        """Return draws (n, n_samples) of new observations: f jointly at all rows, then y given f.
+
+        Args:
+            X: of few thousand rows at most, whose joint covariance is dense.
+            n_samples: number of draws.
+            random_state: a seed or a RandomState; None for NumPy's global one.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict`.
+        """
+        return self._draws(*self._places(X), n_samples, random_state)
+
+    def _places(self, X: Any, offset: Any = None) -> tuple[Tensor, Tensor]:
+        """Return the inputs of the kernel (n, d) and offsets of the latent function (n,)."""
+        inputs = self._inputs(X)
+        return inputs, inputs.new_zeros(len(inputs)) if offset is None else torch.from_numpy(offset).to(inputs)
+
+    def _moments(self, inputs: Tensor, offset: Tensor, return_std: bool) -> Any:
+        def moments(q: MultivariateNormal, some: Tensor) -> Tensor:
+            found = self._predictive(q, some)
+            return torch.stack([found.mean, found.variance.sqrt()], -1) if return_std else found.mean
+
+        found = self._by_rows(inputs, moments, offset)
+        if not return_std:
+            return self._center + self._scale * found
+        return self._center + self._scale * found[:, 0], self._scale * found[:, 1]
+
+    def _quantiles(self, inputs: Tensor, offset: Tensor, q: Any) -> np.ndarray:
+        levels = np.atleast_1d(np.asarray(q, float))
+        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"q must be probabilities between 0 and 1; got {q!r}.")
+
+        def quantiles(latent: MultivariateNormal, some: Tensor) -> Tensor:
+            found = self._predictive(latent, some)
+            return torch.stack([found.icdf(inputs.new_tensor(level)) for level in levels], -1)
+
+        found = self._center + self._scale * self._by_rows(inputs, quantiles, offset)
+        return found[:, 0] if np.ndim(q) == 0 else found
+
+    def _log_density(self, inputs: Tensor, offset: Tensor, y: Any) -> np.ndarray:
+        targets = torch.from_numpy((self._targets(y, len(inputs)) - self._center) / self._scale)
+        found = self._by_rows(inputs, lambda q, o, t: self._predictive(q, o).log_prob(t), offset, targets)
+        return found - math.log(self._scale)
+
+    def _draws(self, inputs: Tensor, offset: Tensor, n_samples: int, random_state: Any) -> np.ndarray:
+        number = whole_number("n_samples", n_samples, 1)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            f = self.model_(inputs).sample(torch.Size([number]))
+            draws = self._conditional(f + offset).sample()
+        return self._center + self._scale * draws.mT.numpy()
+
+    def _conditional(self, f: Tensor) -> Distribution:
+        """Return p(y | f)."""
+        likelihood = self.likelihood_
+        while isinstance(likelihood, ArgumentLikelihood):
+            likelihood = likelihood.likelihood
+        return likelihood.forward(f)
+
+    def _calibration(self) -> Iterator[str]:
+        tail = self.model_.result.loo_tail.double()
+        tail = tail[~tail.isnan()]  # unknown of several latents, and where a cavity is not proper
+        if len(tail) == 0:
+            return
+        for level in (0.5, 0.9):
+            inside = 100 * float((tail > 1 - level).double().mean())
+            yield f"{100 * level:.0f} % intervals contain {inside:.1f} % of the data"
+
+
+def _ends(coverage: float) -> list[float]:
+    """Return the probabilities of the ends of a central interval."""
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be between 0 and 1; got {coverage!r}.")
+    return [0.5 * (1 - coverage), 0.5 * (1 + coverage)]
+
+
+class GPRegressor(TargetEstimator):
+    """Gaussian process regression with a choice of noise.
+
+    Inputs and targets are standardised inside; predictions are in the units of y. Outliers do not spoil a fit under
+    noise "student_t" or "laplace".
+
+    Args:
+        noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
+            scale is another latent function; "auto", the better of the first two by leave-one-out log density; or any
+            likelihood of gpext or gpytorch for standardised targets, which is copied.
+        kernel: a gpytorch kernel over the standardised columns, numeric ones before categorical ones. None: Matern-5/2
+            with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
+        inference: a rule of :mod:`gpext.inference` for the full data; "auto" is exact for Gaussian noise, and else
+            trains by Laplace's and predicts by EP.
+        inducing_points: "auto": none while the full data are few enough, then 64 or more; None for the full data; a
+            number; or points (M, d) in the units of X.
+        batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
+        priors: whether kernels get the priors of :mod:`gpext.priors` where they have none.
+        max_steps: of each training; None for the default of :func:`gpext.fit`.
+        tolerance: of the objective a datum, as in :func:`gpext.fit`.
+        warm_start: whether another `fit` starts from the hyperparameters of the last.
+        random_state: of inducing points, subsets and minibatches; None is one fixed seed.
+        verbose: 1 shows progress.
+
+    Attributes:
+        model_, likelihood_: the gpytorch modules of the standardised targets, in eval mode.
+        likelihood_name_: the noise that was chosen.
+        report_: what was chosen and why; print it.
+        fit_result_: of the training, a :class:`gpext.FitResult`.
+        n_features_in_, feature_names_in_: of the table.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.linspace(0, 6, 50)[:, None]
+        >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).standard_normal(50)
+        >>> mean, deviation = GPRegressor().fit(X, y).predict(X[:2], return_std=True)
+        >>> mean.shape, deviation.shape
+        ((2,), (2,))
+    """
+
+    def __init__(
+        self,
+        noise: Any = "auto",
+        *,
+        kernel: Any = None,
+        inference: Any = "auto",
+        inducing_points: Any = "auto",
+        batch_size: Any = "auto",
+        priors: bool = True,
+        max_steps: int | None = None,
+        tolerance: float = 1e-3,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            kernel=kernel,
+            inference=inference,
+            inducing_points=inducing_points,
+            batch_size=batch_size,
+            priors=priors,
+            max_steps=max_steps,
+            tolerance=tolerance,
+            warm_start=warm_start,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.noise = noise
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GPRegressor:
+        """Train on a table and targets.
+
+        Args:
+            X: (n, d), an array or a DataFrame of pandas or Polars, whose other than numeric columns are categories.
+            y: targets (n,).
+            sample_weight: weights (n,) of the rows, not negative: the density of a row is raised to that power.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            TypeError, ValueError: bad data or options.
+        """
+        likelihoods = self._candidates()
+        raw, targets, weights = distinct_rows(*self._read(X, y, sample_weight))
+        self._center = float(np.average(targets, weights=weights))
+        spread = math.sqrt(np.average((targets - self._center) ** 2, weights=weights))
+        self._scale = spread if spread > 10 * np.finfo(float).eps * abs(self._center) else 1.0
+        self._train(raw, (targets - self._center) / self._scale, weights, likelihoods)
+        return self
+
+    def _candidates(self) -> dict[str, Callable[[], Any]]:
+        """Return the makers of the likelihoods to try, by name."""
+        if isinstance(self.noise, gpytorch.likelihoods.Likelihood):
+            return {type(self.noise).__name__: lambda: copy.deepcopy(self.noise)}
+        if isinstance(self.noise, str) and self.noise == "auto":
+            return {name: _NOISES[name] for name in ("gaussian", "student_t")}
+        if isinstance(self.noise, str) and self.noise in _NOISES:
+            return {self.noise: _NOISES[self.noise]}
+        raise ValueError(
+            f"noise must be 'auto', {', '.join(map(repr, _NOISES))}, or a likelihood of gpext or gpytorch; got "
+            f"{self.noise!r}."
+        )
+
+    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
+        if isinstance(likelihood, HeteroscedasticGaussianLikelihood):
+            return KL(), KL()
+        inside = likelihood.likelihood if isinstance(likelihood, Weighted) else likelihood
+        if isinstance(inside, gpytorch.likelihoods.GaussianLikelihood):
+            return Laplace(), Laplace()
+        return Laplace(), EP()

@@ -1,0 +1,47 @@
+"""Distinct rows with weights: equal rows are one row of a larger weight, in an order that is theirs alone.
+
+A likelihood is a product over data, so that w equal rows (x, y) are one row whose density is raised to the power w. Put
+together and sorted, data in another order, repeated data and data with whole weights are one and the same problem.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def read_weights(sample_weight: Any, raw: np.ndarray) -> np.ndarray:
+    """Return the weights (n,) of the rows of a table.
+
+    Raises:
+        ValueError: weights that are negative, not finite, all zero or not one for each row.
+    """
+    if sample_weight is None:
+        return np.ones(len(raw))
+    weights = np.asarray(sample_weight, float)
+    if weights.ndim == 0:
+        weights = np.full(len(raw), weights)
+    if weights.shape != (len(raw),):
+        raise ValueError(f"sample_weight must be one number for each of {len(raw)} rows; got shape {weights.shape}.")
+    wrong = ~np.isfinite(weights) | (weights < 0)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise ValueError(f"sample_weight must be finite and not negative; got {weights[row]} in row {row}.")
+    if not weights.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return weights
+
+
+def distinct_rows(raw: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the distinct rows: their table (m, d), targets and summed weights (m,).
+
+    Args:
+        raw: (n, d).
+        targets: (n,) or (n, k), numbers.
+        weights: (n,), positive.
+    """
+    rows = np.concatenate([raw, targets.reshape(len(raw), -1)], 1)
+    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    total = np.bincount(group.reshape(-1), weights)
+    return raw[first], targets[first], total

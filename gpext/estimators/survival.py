@@ -1,0 +1,244 @@
+"""Survival times, some of them censored, an estimator with scikit-survival's conventions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.priors import LogNormalPrior
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_array, column_or_1d
+from torch import Tensor
+
+from gpext.estimators.base import GPEstimator
+from gpext.estimators.rows import distinct_rows, read_weights
+from gpext.estimators.table import read_table
+from gpext.inference import EP, Laplace, Rule
+from gpext.likelihoods import (
+    Censored,
+    LogLogisticLikelihood,
+    LogNormalLikelihood,
+    WeibullLikelihood,
+    Weighted,
+)
+from gpext.survival import ParametricHazard, concordance_index
+
+_FAMILIES = {"weibull": WeibullLikelihood, "log_logistic": LogLogisticLikelihood, "log_normal": LogNormalLikelihood}
+
+
+class _Maker:
+    """Makes a likelihood of censored times of one family."""
+
+    def __init__(self, family: Callable[..., Any]) -> None:
+        self.family = family
+
+    def __call__(self) -> Censored:
+        # Few times, all of them exact, may be explained without noise: the shape stays where times vary by 1 % or more.
+        return Censored(
+            self.family(shape_prior=LogNormalPrior(0.0, 1.0), shape_constraint=Interval(1e-2, 1e2, initial_value=1.0))
+        )
+
+
+class GPSurvival(GPEstimator):
+    """Gaussian process regression of survival times: log T = f(x) + noise of a family, right-censored.
+
+    Targets are as in scikit-survival: a structured array (n,) whose first field says whether the event was observed and
+    whose second is the time of the event or of censoring. A plain array of times is one without censoring.
+
+    Args:
+        family: "weibull", "log_logistic", "log_normal", or "auto", the best of the three by leave-one-out log density.
+        kernel, inference, inducing_points, batch_size, priors, max_steps, tolerance, warm_start, random_state, verbose:
+            as of :class:`gpext.estimators.GPRegressor`.
+
+    Attributes:
+        likelihood_name_: the family that was chosen.
+        unique_times_: the times at training, sorted.
+        model_, likelihood_, report_, fit_result_, n_features_in_, feature_names_in_: as of
+            :class:`gpext.estimators.GPRegressor`.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X, end = rng.standard_normal((40, 2)), rng.uniform(0, 3, 40)
+        >>> time = np.exp(X[:, 0]) * rng.weibull(2.0, 40)
+        >>> y = np.array(list(zip(time <= end, np.minimum(time, end))), dtype=[("event", bool), ("time", float)])
+        >>> GPSurvival("weibull").fit(X, y).predict_survival_function(X[:2], times=[0.5, 1.0]).shape
+        (2, 2)
+    """
+
+    def __init__(
+        self,
+        family: str = "auto",
+        *,
+        kernel: Any = None,
+        inference: Any = "auto",
+        inducing_points: Any = "auto",
+        batch_size: Any = "auto",
+        priors: bool = True,
+        max_steps: int | None = None,
+        tolerance: float = 1e-3,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            kernel=kernel,
+            inference=inference,
+            inducing_points=inducing_points,
+            batch_size=batch_size,
+            priors=priors,
+            max_steps=max_steps,
+            tolerance=tolerance,
+            warm_start=warm_start,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.family = family
+
+    def __sklearn_tags__(self) -> Tags:
+        """Return the tags of scikit-learn: targets are required, and positive."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.positive_only = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GPSurvival:
+        """Train on a table and times.
+
+        Args:
+            X: (n, d), an array or a DataFrame.
+            y: events and times (n,), see the class.
+            sample_weight: weights (n,) of the rows, not negative.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            TypeError, ValueError: bad data or options.
+        """
+        names = tuple(_FAMILIES) if self.family == "auto" else (self.family,)
+        if any(name not in _FAMILIES for name in names):
+            raise ValueError(f"family must be 'auto', {', '.join(map(repr, _FAMILIES))}; got {self.family!r}.")
+        raw = read_table(self, X, reset=True)
+        event, time = read_survival(y, len(raw))
+        weights = read_weights(sample_weight, raw)
+        used = weights > 0
+        limits = np.stack([time, np.where(event, time, np.inf)], 1)
+        raw, limits, weights = distinct_rows(raw[used], limits[used], weights[used])
+        self.unique_times_ = np.unique(limits[:, 0])
+        # In units of the geometric mean of the times a latent function about zero is of the size of the data.
+        self._unit = math.exp(np.average(np.log(limits[:, 0]), weights=weights))
+        self._train(raw, limits / self._unit, weights, {name: _Maker(_FAMILIES[name]) for name in names})
+        return self
+
+    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
+        return Laplace(), EP()
+
+    def _hazard(self, X: Any) -> ParametricHazard:
+        inputs = self._inputs(X)
+        found = self._by_rows(inputs, lambda q: torch.stack([q.mean, q.variance], -1))
+        inside = self.likelihood_.likelihood if isinstance(self.likelihood_, Weighted) else self.likelihood_
+        return ParametricHazard(inside, *torch.from_numpy(found).unbind(-1))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return risk scores (n,), minus the logarithm of the median survival time: the larger, the sooner.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: before `fit`, or another table than at training.
+        """
+        return -np.log(np.asarray(self.predict_quantiles(X, 0.5)))
+
+    def predict_quantiles(self, X: Any, q: Any = (0.25, 0.5, 0.75)) -> np.ndarray:
+        """Return the times (n, Q) until which an event has probability q (Q,), or (n,) of one probability.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict`, or a probability outside (0, 1).
+        """
+        levels = np.atleast_1d(np.asarray(q, float))
+        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"q must be probabilities between 0 and 1; got {q!r}.")
+
+        def quantiles(latent: MultivariateNormal) -> Tensor:
+            found = self.likelihood_(latent)
+            return torch.stack([found.icdf(latent.mean.new_tensor(level)) for level in levels], -1)
+
+        inputs = self._inputs(X)
+        found = self._unit * self._by_rows(inputs, quantiles)
+        return found[:, 0] if np.ndim(q) == 0 else found
+
+    def predict_survival_function(self, X: Any, times: Any = None) -> np.ndarray:
+        """Return the predictive probabilities (n, T) of no event until each time.
+
+        Args:
+            X: (n, d).
+            times: (T,), not negative; `unique_times_` if None.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict`, or times that are negative or not finite.
+        """
+        hazard = self._hazard(X)
+        at = torch.as_tensor(np.asarray(self.unique_times_ if times is None else times, float) / self._unit)
+        return hazard.survival(at).mean.numpy()
+
+    def predict_cumulative_hazard_function(self, X: Any, times: Any = None) -> np.ndarray:
+        """Return the mean cumulative hazards (n, T) at times (T,); see :meth:`predict_survival_function`."""
+        hazard = self._hazard(X)
+        at = torch.as_tensor(np.asarray(self.unique_times_ if times is None else times, float) / self._unit)
+        return hazard.cumulative_hazard(at).mean.numpy()
+
+    def log_density(self, X: Any, y: Any) -> np.ndarray:
+        """Return the log predictive density (n,) of each time, or the log probability of living longer if censored.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict`, or bad targets.
+        """
+        hazard = self._hazard(X)
+        event, time = read_survival(y, len(hazard.mean))
+        found = hazard.log_density(torch.from_numpy(time / self._unit), torch.from_numpy(event))
+        return found.numpy() - event * math.log(self._unit)
+
+    def score(self, X: Any, y: Any) -> float:
+        """Return the concordance index of the risk scores: the probability to order two comparable subjects rightly.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict`, or targets of which no two can be compared.
+        """
+        risk = self.predict(X)
+        event, time = read_survival(y, len(risk))
+        return float(concordance_index(torch.from_numpy(time), torch.from_numpy(event), torch.from_numpy(risk)).index)
+
+    def _calibration(self) -> Iterator[str]:
+        return iter(())
+
+
+def read_survival(y: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return events (n,), logical values, and times (n,) of targets as in scikit-survival.
+
+    Raises:
+        ValueError: targets of another form, missing, or times that are not positive and finite.
+    """
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None.")
+    names = getattr(getattr(y, "dtype", None), "names", None)
+    if names is not None:
+        if len(names) != 2 or y[names[0]].dtype.kind != "b":
+            raise ValueError(
+                "a structured y has two fields, first whether the event was observed (bool), then the time; got "
+                f"{names}."
+            )
+        event, time = np.asarray(y[names[0]]), np.asarray(y[names[1]], float)
+    else:
+        time = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
+        event = np.ones(len(time), bool)
+    if len(time) != size:
+        raise ValueError(f"X and y must be equally long; got {size} rows and {len(time)} times.")
+    wrong = ~np.isfinite(time) | (time <= 0)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise ValueError(f"times in y must be positive and finite; got {time[row]} in row {row}.")
+    return event, time

@@ -1,0 +1,189 @@
+"""Training of one model as its plan says: on a subset first, or with a growing number of inducing points.
+
+Hyperparameters cost most where all data are used, and most of what is to be learned about them a part of the data can
+tell: the full data begin from those of a random quarter. Inducing points are doubled until the bound gains less than
+`WORTH` nats a datum by it.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
+from torch import Tensor
+from torch.nn import Module
+
+from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start_from
+from gpext.estimators.plan import Plan
+from gpext.estimators.stub_priors import add_priors
+from gpext.inference import Rule
+from gpext.likelihoods.super_gaussian import AugmentedLikelihood
+from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
+from gpext.training import FitResult, FitStatus, fit
+from gpext.variational import kmeans_inducing_points
+
+WORTH = 0.003  # nats a datum
+_SUBSET = 400  # rows from which training begins on a quarter of them
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model to train.
+
+    Attributes:
+        inputs: of the kernel (N, d), distinct rows.
+        targets: as the likelihood takes them.
+        likelihood: p(y | f), as initialised.
+        kernel: of its own, to be trained.
+        rule: of the full data, for training.
+        last_rule: of the full data, for the predictions.
+        points: inducing points given by the user (M, d).
+        has_categories: whether inputs have codes of categories, so that inducing points are rows.
+        priors: whether to add the priors of :mod:`gpext.priors` to parameters without any.
+        start: hyperparameters by name to start from.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    likelihood: Module
+    kernel: Kernel
+    rule: Rule
+    last_rule: Rule
+    points: Tensor | None = None
+    has_categories: bool = False
+    priors: bool = True
+    start: dict[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, in eval mode.
+
+    Attributes:
+        model: the process.
+        likelihood: p(y | f).
+        result: of the last training.
+        objectives: evidence or bound a datum by the number of inducing points, or of rows on the way to all.
+        reasons: what was decided while training.
+    """
+
+    model: DenseGP | SparseGP
+    likelihood: Module
+    result: FitResult
+    objectives: dict[int, float]
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train: as the arguments of :func:`gpext.fit`."""
+
+    max_steps: int | None
+    tolerance: float
+    seed: int
+    progress: bool
+
+
+def train(task: Task, plan: Plan, settings: Settings) -> Trained:
+    """Train a model as planned.
+
+    Raises:
+        ValueError: data that the likelihood cannot take.
+    """
+    if plan.inducing is None:
+        return _train_dense(task, settings)
+    return _train_sparse(task, plan, settings)
+
+
+def _train_dense(task: Task, settings: Settings) -> Trained:
+    size = len(task.inputs)
+    model = DenseGP(task.inputs, task.targets, task.likelihood, task.rule, task.kernel).to(task.inputs.dtype)
+    if task.priors:
+        add_priors(model)
+    objective = LatentMarginalLogLikelihood(task.likelihood, model)
+    if task.start is not None:
+        start_from(model, task.start)
+    objectives: dict[int, float] = {}
+    if task.start is None and size > _SUBSET:
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[: max(size // 4, _SUBSET)]
+        some = task.likelihood.take(task.targets, order)
+        model.set_train_data(task.inputs[order], some, strict=False)
+        result = _fit(objective, task.inputs[order], some, task, settings)
+        objectives[len(order)] = result.objective
+        model.set_train_data(task.inputs, task.targets, strict=False)
+        if result.status is FitStatus.INTERRUPTED:
+            return Trained(model.eval(), task.likelihood, result, objectives)
+    result = _fit(objective, task.inputs, task.targets, task, settings)
+    objectives[size] = result.objective
+    model.inference = task.last_rule
+    return Trained(model, task.likelihood, result, objectives)
+
+
+def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
+    assert plan.inducing is not None
+    size, values, objectives = plan.inducing, task.start, {}
+    best: Trained | None = None
+    while True:
+        likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))
+        points = task.points if task.points is not None else _points(task, size, settings.seed)
+        model = SparseGP(points, likelihood, kernel).to(task.inputs.dtype)
+        if task.priors:
+            add_priors(model, likelihood)
+        if values is not None:
+            start_from(model, values)
+            start_from(likelihood, values)
+        objective = _bound(likelihood, model, len(task.inputs))
+        result = _fit(objective, task.inputs, task.targets, task, settings, plan.batch_size)
+        objectives[size] = result.objective
+        gain = result.objective - (best.result.objective if best is not None else -float("inf"))
+        if best is None or gain > 0:
+            best = Trained(model, likelihood, result, objectives)
+        larger = min(2 * size, plan.most, len(task.inputs))
+        if not plan.grows or gain < WORTH or larger <= size or result.status is FitStatus.INTERRUPTED:
+            break
+        values, size = {**hyperparameters_of(model), **hyperparameters_of(likelihood)}, larger
+    reason = _described(objectives, plan)
+    return replace(best, reasons=(reason,) if reason else ())
+
+
+def _described(objectives: dict[int, float], plan: Plan) -> str:
+    """Return a sentence on the growth of the inducing points."""
+    if not plan.grows:
+        return ""
+    steps = ", ".join(f"{value:.4f} with {size}" for size, value in objectives.items())
+    return f"inducing points were doubled while the bound gained {WORTH} nats a datum by it: {steps}"
+
+
+def _bound(likelihood: Module, model: SparseGP, num_data: int) -> MarginalLogLikelihood:
+    kind = AugmentedELBO if isinstance(likelihood, AugmentedLikelihood) else VariationalELBO
+    return kind(likelihood, model, num_data=num_data)
+
+
+def _points(task: Task, size: int, seed: int) -> Tensor:
+    """Return inducing points (M, d): centres of the inputs, or some of them where there are categories."""
+    size = min(size, len(torch.unique(task.inputs[:20_000], dim=0)))
+    return kmeans_inducing_points(task.inputs, size, seed=seed, num_iterations=0 if task.has_categories else 10)
+
+
+def _fit(
+    objective: MarginalLogLikelihood,
+    x: Tensor,
+    y: Tensor,
+    task: Task,
+    settings: Settings,
+    batch_size: int | None = None,
+) -> FitResult:
+    return fit(
+        objective,
+        x,
+        y,
+        batch_size=batch_size,
+        max_steps=settings.max_steps,
+        tolerance=settings.tolerance,
+        generator=torch.Generator().manual_seed(settings.seed),
+        progress=settings.progress,
+        initial="data",
+    )
