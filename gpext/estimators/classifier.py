@@ -18,7 +18,7 @@ from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
 from gpext.estimators.rows import distinct_rows, read_weights
 from gpext.estimators.table import read_table
-from gpext.inference import EP, Laplace, Rule
+from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 
 
@@ -111,8 +111,8 @@ class GPClassifier(ClassEstimator):
     Args:
         kernel: a gpytorch kernel over the standardised columns, numeric ones before categorical ones. None: Matern-5/2
             with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
-        inference: a rule of :mod:`gpext.inference` for the full data; "auto" trains by Laplace's and predicts, of two
-            classes, by EP.
+        inference: a rule of :mod:`gpext.inference` for the full data; "auto" trains by Laplace's and predicts by
+            EP, of more than two classes by KL.
         inducing_points: "auto": none while the full data are few enough, then 64 or more; None for the full data; a
             number; or points (M, d) in the units of X.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
@@ -143,7 +143,7 @@ class GPClassifier(ClassEstimator):
         return MultinomialLogitLikelihood(len(self.classes_))
 
     def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
-        return Laplace(), EP() if len(self.classes_) == 2 else Laplace()
+        return Laplace(), EP() if len(self.classes_) == 2 else KL()
 
     def _weighted(self, likelihood: Any, targets: Tensor, weights: Tensor) -> tuple[Any, Tensor]:
         if len(self.classes_) == 2:

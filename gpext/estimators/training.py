@@ -20,6 +20,7 @@ from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start
 from gpext.estimators.plan import Plan
 from gpext.estimators.stub_priors import add_priors
 from gpext.inference import Rule
+from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.training import FitResult, FitStatus, fit
@@ -109,7 +110,7 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
     objectives: dict[int, float] = {}
     if task.start is None and size > _SUBSET:
         order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[: max(size // 4, _SUBSET)]
-        some = task.likelihood.take(task.targets, order)
+        some = _take(task, order)
         model.set_train_data(task.inputs[order], some, strict=False)
         result = _fit(objective, task.inputs[order], some, task, settings)
         objectives[len(order)] = result.objective
@@ -120,6 +121,12 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
     objectives[size] = result.objective
     model.inference = task.last_rule
     return Trained(model, task.likelihood, result, objectives)
+
+
+def _take(task: Task, index: Tensor) -> Tensor:
+    """Return the targets of some rows."""
+    likelihood = task.likelihood
+    return likelihood.take(task.targets, index) if isinstance(likelihood, LatentLikelihood) else task.targets[index]
 
 
 def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:

@@ -32,7 +32,7 @@ from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.inference.rule import Rule
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.posteriors import DensePrior
-from gpext.sites import GaussianSites
+from gpext.sites import CoupledSites, GaussianSites, JointSites
 
 _START_STEPS = 20
 _START_STEPS_FAR = 200  # where a datum is still more than a standard deviation away
@@ -86,7 +86,7 @@ class KL(Rule):
             raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
         check_options(self.jitter, self.max_steps, self.tolerance)
 
-    def _solve(self, problem: Problem, start: GaussianSites | None) -> InferenceResult:
+    def _solve(self, problem: Problem, start: GaussianSites | JointSites | None) -> InferenceResult:
         likelihood, targets = problem.likelihood, problem.targets
         sequential = self.schedule == "sequential"
         if sequential:
@@ -101,6 +101,8 @@ class KL(Rule):
             return bound_terms(local, mean, variance)
 
         starts = [lambda: independent_sites(problem, terms), lambda: independent_modal_sites(problem), problem.no_sites]
+        if not isinstance(start, GaussianSites):  # those of another rule may couple the latents of a datum
+            start = start.diagonal if isinstance(start, CoupledSites) else None
         if start is not None:
             starts.insert(0, lambda: start)
         curvature = self._curvature(likelihood, targets)
