@@ -10,7 +10,7 @@ Two chains share their linear algebra:
 gpytorch shells around that, `fit` trains, and `fit_grid` trains at each of several values of one hyperparameter.
 `operators`, `kernels.keops` and `solvers` work with large matrices that are not stored; `samplers` draw latent values
 and hyperparameters; `parallel` lets several processes work on one problem, `ppl` is for Pyro programs, and `plots`
-makes figures. `survival` is for times until an event, `point_process` for places of events.
+make figures. `estimators` are for scikit-learn, `survival` is for times until an event, `point_process` for places of events.
 """
 
 import importlib
@@ -50,6 +50,7 @@ __all__ = [
     "bounds",
     "designs",
     "distributions",
+    "estimators",
     "fit",
     "fit_grid",
     "inference",
@@ -74,7 +75,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `botorch`, `ppl` and `plots` when they are first used: the libraries they need import slowly."""
-    if name in ("botorch", "plots", "ppl"):
+    """Import these when they are first used: the libraries they need import slowly."""
+    if name in ("botorch", "estimators", "plots", "ppl"):
         return importlib.import_module(f"gpext.{name}")
     raise AttributeError(f"module 'gpext' has no attribute {name!r}")

@@ -19,9 +19,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from gpext.estimators.models import default_kernel, hyperparameters_of
-from gpext.estimators.plan import choose_plan
+from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
-from gpext.estimators.table import fit_columns, read_table
+from gpext.estimators.table import Columns, fit_columns, read_table
 from gpext.estimators.training import Settings, Task, Trained, train
 from gpext.inference import Laplace, Rule
 from gpext.likelihoods import LatentLikelihood, Weighted
@@ -29,6 +29,7 @@ from gpext.models.latent_gp import check_rule
 from gpext.training import FitStatus
 
 _ROWS = 1000  # predicted at once
+_TRIED = 300  # rows of the models that decide about a transform
 _FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
 
 
@@ -36,6 +37,7 @@ class GPEstimator(BaseEstimator):
     """The base of the estimators; the options are those of each of them."""
 
     report_: Report
+    _hyperparameters: dict[str, Tensor]
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class GPEstimator(BaseEstimator):
         inference: str | Rule = "auto",
         inducing_points: Any = "auto",
         batch_size: str | int | None = "auto",
+        skewed_columns: str = "auto",
         priors: bool = True,
         max_steps: int | None = None,
         tolerance: float = 1e-3,
@@ -55,6 +58,7 @@ class GPEstimator(BaseEstimator):
         self.inference = inference
         self.inducing_points = inducing_points
         self.batch_size = batch_size
+        self.skewed_columns = skewed_columns
         self.priors = priors
         self.max_steps = max_steps
         self.tolerance = tolerance
@@ -76,10 +80,10 @@ class GPEstimator(BaseEstimator):
             likelihoods: makers by name, the most general one last, which is the only one with inducing points.
         """
         started = time.perf_counter()
-        self._columns = fit_columns(self, raw, weights)
+        self._columns, transform_reason = self._choose_columns(raw, targets, weights, next(iter(likelihoods.values())))
         inputs = torch.from_numpy(self._columns.transform(raw))
         wholes = torch.from_numpy(np.ascontiguousarray(targets, float)), torch.from_numpy(weights)
-        settings = Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
+        settings = self._settings()
         start = self._hyperparameters if self.warm_start and hasattr(self, "_trained") else None
         found: dict[str, Trained] = {}
         latents = max(getattr(make(), "num_latents", None) or 1 for make in likelihoods.values())
@@ -95,7 +99,7 @@ class GPEstimator(BaseEstimator):
                 inputs,
                 y,
                 likelihood,
-                self._own_kernel(inputs),
+                self._own_kernel(inputs, self._columns),
                 rule,
                 last_rule,
                 points=self._given_points(),
@@ -116,10 +120,53 @@ class GPEstimator(BaseEstimator):
         self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
         self.fit_result_ = found[chosen].result
         self.report_ = report_of(
-            self, found, chosen, plan, len(inputs), float(weights.sum()), time.perf_counter() - started
+            self,
+            found,
+            chosen,
+            plan,
+            len(inputs),
+            float(weights.sum()),
+            time.perf_counter() - started,
+            [transform_reason],
         )
         if self.fit_result_.status not in _FINE:
             warnings.warn(self.fit_result_.message, ConvergenceWarning, stacklevel=3)
+
+    def _choose_columns(
+        self, raw: np.ndarray, targets: np.ndarray, weights: np.ndarray, make: Callable[[], Any]
+    ) -> tuple[Columns, str]:
+        """Return the columns as they are or with skewed ones transformed, and why.
+
+        With "auto" a model of a few hundred rows is trained with each, and the leave-one-out predictions decide.
+        """
+        if self.skewed_columns not in ("auto", "keep", "yeo_johnson"):
+            raise ValueError(f"skewed_columns must be 'auto', 'keep' or 'yeo_johnson'; got {self.skewed_columns!r}.")
+        plain = fit_columns(self, raw, weights, power=False)
+        if self.skewed_columns == "keep" or len(plain.skewed) == 0:
+            return plain, ""
+        power = fit_columns(self, raw, weights, power=True)
+        if self.skewed_columns == "yeo_johnson":
+            return power, ""
+        some = np.random.default_rng(self._seed()).permutation(len(raw))[:_TRIED]
+        scores = []
+        for columns in (plain, power):
+            inputs = torch.from_numpy(columns.transform(raw[some]))
+            parts = torch.from_numpy(np.ascontiguousarray(targets[some], float)), torch.from_numpy(weights[some])
+            likelihood, y = self._weighted(make().to(inputs.dtype), *parts)
+            kernel = self._own_kernel(inputs, columns)
+            task = Task(inputs, y, likelihood, kernel, *self._rules(likelihood), priors=self.priors)
+            scores.append(_score(train(task, Plan(None, False, 0, None), self._settings())))
+        names = [plain.names[j] for j in plain.skewed]
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        verb = "transformed" if scores[1] > scores[0] else "left as they are"
+        reason = (
+            f"skewed columns {verb} ({shown}): leave-one-out log density of {len(some)} rows {scores[0]:.4f} as they "
+            f"are, {scores[1]:.4f} transformed"
+        )
+        return (power, reason) if scores[1] > scores[0] else (plain, reason)
+
+    def _settings(self) -> Settings:
+        return Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
 
     def _weighted(self, likelihood: Any, targets: Tensor, weights: Tensor) -> tuple[Any, Tensor]:
         """Return the likelihood and the targets of weighted data."""
@@ -148,12 +195,12 @@ class GPEstimator(BaseEstimator):
             return names[0]
         return max(names, key=lambda name: _score(found[name]))
 
-    def _own_kernel(self, inputs: Tensor) -> Kernel:
+    def _own_kernel(self, inputs: Tensor, columns: Columns) -> Kernel:
         if self.kernel is not None:
             if not isinstance(self.kernel, Kernel):
                 raise TypeError(f"kernel must be a gpytorch kernel or None; got {self.kernel!r}.")
             return copy.deepcopy(self.kernel).to(inputs)
-        return default_kernel(len(self._columns.numeric), len(self._columns.categorical)).to(inputs)
+        return default_kernel(len(columns.numeric), len(columns.categorical)).to(inputs)
 
     def _given_points(self) -> Tensor | None:
         if isinstance(self.inducing_points, str) or np.ndim(self.inducing_points) == 0:

@@ -116,6 +116,8 @@ class GPClassifier(ClassEstimator):
         inducing_points: "auto": none while the full data are few enough, then 64 or more; None for the full data; a
             number; or points (M, d) in the units of X.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
+        skewed_columns: numeric columns of a skewness above 1: "keep"; "yeo_johnson", transformed before they are
+            standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.
         priors: whether kernels get the priors of :mod:`gpext.priors` where they have none.
         max_steps: of each training; None for the default of :func:`gpext.fit`.
         tolerance: of the objective a datum, as in :func:`gpext.fit`.

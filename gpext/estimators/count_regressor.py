@@ -55,8 +55,8 @@ class GPCountRegressor(TargetEstimator):
     Args:
         family: "poisson"; "negative_binomial", over-dispersed; "zero_inflated", Poisson with additional zeros; "auto",
             the better of the first two by leave-one-out log density; or a likelihood of counts, which is copied.
-        kernel, inference, inducing_points, batch_size, priors, max_steps, tolerance, warm_start, random_state, verbose:
-            as of :class:`GPRegressor`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors, max_steps, tolerance, warm_start,
+            random_state, verbose: as of :class:`GPRegressor`.
 
     `fit(X, y, exposure=...)` takes exposures (n,): times, areas, numbers at risk. `predict(X, exposure=...)` is for
     these, and for exposures of one without. Targets that are not whole are taken as counts of a likelihood whose y! is
@@ -84,6 +84,7 @@ class GPCountRegressor(TargetEstimator):
         inference: Any = "auto",
         inducing_points: Any = "auto",
         batch_size: Any = "auto",
+        skewed_columns: str = "auto",
         priors: bool = True,
         max_steps: int | None = None,
         tolerance: float = 1e-3,
@@ -96,6 +97,7 @@ class GPCountRegressor(TargetEstimator):
             inference=inference,
             inducing_points=inducing_points,
             batch_size=batch_size,
+            skewed_columns=skewed_columns,
             priors=priors,
             max_steps=max_steps,
             tolerance=tolerance,
@@ -204,7 +206,8 @@ class GPCountRegressor(TargetEstimator):
         """
         inputs, offset = self._places(X, exposure)
         targets = torch.stack([torch.from_numpy(self._targets(y, len(inputs))), offset], -1)
-        likelihood = self.likelihood_.likelihood if isinstance(self.likelihood_, Weighted) else self.likelihood_
+        likelihood: Any = self.likelihood_
+        likelihood = likelihood.likelihood if isinstance(likelihood, Weighted) else likelihood
         return self._by_rows(inputs, lambda q, some: likelihood.log_marginal(some, q), targets)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None, *, exposure: Any = None) -> np.ndarray:

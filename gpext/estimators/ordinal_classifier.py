@@ -19,8 +19,8 @@ class GPOrdinalClassifier(ClassEstimator):
     Args:
         categories: the classes, lowest first; None for the labels in sorted order. Classes without a datum are allowed
             between others.
-        kernel, inference, inducing_points, batch_size, priors, max_steps, tolerance, warm_start, random_state, verbose:
-            as of :class:`GPClassifier`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors, max_steps, tolerance, warm_start,
+            random_state, verbose: as of :class:`GPClassifier`.
 
     Attributes:
         classes_: labels (K,), lowest first.
@@ -43,6 +43,7 @@ class GPOrdinalClassifier(ClassEstimator):
         inference: Any = "auto",
         inducing_points: Any = "auto",
         batch_size: Any = "auto",
+        skewed_columns: str = "auto",
         priors: bool = True,
         max_steps: int | None = None,
         tolerance: float = 1e-3,
@@ -55,6 +56,7 @@ class GPOrdinalClassifier(ClassEstimator):
             inference=inference,
             inducing_points=inducing_points,
             batch_size=batch_size,
+            skewed_columns=skewed_columns,
             priors=priors,
             max_steps=max_steps,
             tolerance=tolerance,

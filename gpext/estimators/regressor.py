@@ -188,6 +188,8 @@ class GPRegressor(TargetEstimator):
         inducing_points: "auto": none while the full data are few enough, then 64 or more; None for the full data; a
             number; or points (M, d) in the units of X.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
+        skewed_columns: numeric columns of a skewness above 1: "keep"; "yeo_johnson", transformed before they are
+            standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.
         priors: whether kernels get the priors of :mod:`gpext.priors` where they have none.
         max_steps: of each training; None for the default of :func:`gpext.fit`.
         tolerance: of the objective a datum, as in :func:`gpext.fit`.
@@ -219,6 +221,7 @@ class GPRegressor(TargetEstimator):
         inference: Any = "auto",
         inducing_points: Any = "auto",
         batch_size: Any = "auto",
+        skewed_columns: str = "auto",
         priors: bool = True,
         max_steps: int | None = None,
         tolerance: float = 1e-3,
@@ -231,6 +234,7 @@ class GPRegressor(TargetEstimator):
             inference=inference,
             inducing_points=inducing_points,
             batch_size=batch_size,
+            skewed_columns=skewed_columns,
             priors=priors,
             max_steps=max_steps,
             tolerance=tolerance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def report_of(
     num_rows: int,
     total: float,
     seconds: float,
+    reasons: Sequence[str],
 ) -> Report:
     """Return the report of a fit.
 
@@ -72,9 +74,10 @@ def report_of(
         num_rows: distinct rows.
         total: sum of their weights.
         seconds: of the fit.
+        reasons: of choices made before training.
     """
     trained = found[chosen]
-    choices = [*plan.reasons, *trained.reasons]
+    choices = [*filter(None, reasons), *plan.reasons, *trained.reasons]
     if num_rows != total:
         choices.insert(0, f"{num_rows} distinct rows of total weight {total:g}")
     dense = isinstance(trained.model, LatentGP)

@@ -33,7 +33,9 @@ def read_weights(sample_weight: Any, raw: np.ndarray) -> np.ndarray:
     return weights
 
 
-def distinct_rows(raw: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+def distinct_rows(
+    raw: np.ndarray, targets: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the distinct rows: their table (m, d), targets and summed weights (m,).
 
     Args:

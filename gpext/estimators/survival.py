@@ -52,8 +52,8 @@ class GPSurvival(GPEstimator):
 
     Args:
         family: "weibull", "log_logistic", "log_normal", or "auto", the best of the three by leave-one-out log density.
-        kernel, inference, inducing_points, batch_size, priors, max_steps, tolerance, warm_start, random_state, verbose:
-            as of :class:`gpext.estimators.GPRegressor`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors, max_steps, tolerance, warm_start,
+            random_state, verbose: as of :class:`gpext.estimators.GPRegressor`.
 
     Attributes:
         likelihood_name_: the family that was chosen.
@@ -79,6 +79,7 @@ class GPSurvival(GPEstimator):
         inference: Any = "auto",
         inducing_points: Any = "auto",
         batch_size: Any = "auto",
+        skewed_columns: str = "auto",
         priors: bool = True,
         max_steps: int | None = None,
         tolerance: float = 1e-3,
@@ -91,6 +92,7 @@ class GPSurvival(GPEstimator):
             inference=inference,
             inducing_points=inducing_points,
             batch_size=batch_size,
+            skewed_columns=skewed_columns,
             priors=priors,
             max_steps=max_steps,
             tolerance=tolerance,
@@ -142,7 +144,8 @@ class GPSurvival(GPEstimator):
     def _hazard(self, X: Any) -> ParametricHazard:
         inputs = self._inputs(X)
         found = self._by_rows(inputs, lambda q: torch.stack([q.mean, q.variance], -1))
-        inside = self.likelihood_.likelihood if isinstance(self.likelihood_, Weighted) else self.likelihood_
+        inside: Any = self.likelihood_
+        inside = inside.likelihood if isinstance(inside, Weighted) else inside
         return ParametricHazard(inside, *torch.from_numpy(found).unbind(-1))
 
     def predict(self, X: Any) -> np.ndarray:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.preprocessing import PowerTransformer
 from sklearn.utils.validation import check_array, validate_data
+
+SKEWED = 1.0  # the skewness of a column from which a transform is tried
 
 
 @dataclass(frozen=True)
@@ -17,24 +20,25 @@ class Columns:
     Attributes:
         numeric: indices of the numeric columns.
         categorical: indices of the categorical columns.
-        categories: the values of each categorical column at training; a later value that is not among them gets the
-            next code.
-        center: weighted means of the numeric columns.
+        skewed: indices of skewed columns among the numeric ones, which `power` makes less so.
+        power: Yeo and Johnson's transform of these columns, or None.
+        center: weighted means of the numeric columns, transformed.
         scale: their weighted standard deviations, 1 for a constant column.
         names: of the numeric and the categorical columns, in the order of the kernel.
     """
 
     numeric: np.ndarray
     categorical: np.ndarray
-    categories: tuple[np.ndarray, ...]
+    skewed: np.ndarray
+    power: PowerTransformer | None
     center: np.ndarray
     scale: np.ndarray
     names: tuple[str, ...]
 
     def transform(self, raw: np.ndarray) -> np.ndarray:
         """Return the inputs of the kernel (n, d) for a table of numbers and codes."""
-        numbers = (raw[:, self.numeric] - self.center) / self.scale
-        return np.concatenate([numbers, raw[:, self.categorical]], 1)
+        numbers = _transformed(raw[:, self.numeric], self.skewed, self.power)
+        return np.concatenate([(numbers - self.center) / self.scale, raw[:, self.categorical]], 1)
 
 
 def read_table(estimator: BaseEstimator, X: Any, *, reset: bool) -> np.ndarray:
@@ -79,24 +83,37 @@ def read_table(estimator: BaseEstimator, X: Any, *, reset: bool) -> np.ndarray:
     return check_array(table, estimator=estimator, input_name="X")
 
 
-def fit_columns(estimator: BaseEstimator, raw: np.ndarray, weights: np.ndarray) -> Columns:
-    """Return the columns of a training table, standardised with weights (n,)."""
+def fit_columns(estimator: BaseEstimator, raw: np.ndarray, weights: np.ndarray, *, power: bool) -> Columns:
+    """Return the columns of a training table, standardised with weights (n,), skewed ones transformed with `power`."""
     names = getattr(estimator, "feature_names_in_", np.array([f"x{j}" for j in range(raw.shape[1])]))
     is_category = np.isin(names, list(estimator.categories_))
     numeric, categorical = np.flatnonzero(~is_category), np.flatnonzero(is_category)
     numbers = raw[:, numeric]
+    center, scale, constant = _moments(numbers, weights)
+    cubes = np.average(((numbers - center) / scale) ** 3, axis=0, weights=weights)
+    skewed = np.flatnonzero(~constant & (np.abs(cubes) > SKEWED))
+    transformer = None
+    if power and len(skewed):
+        transformer = PowerTransformer(standardize=False).fit(numbers[:, skewed])
+        center, scale, _ = _moments(_transformed(numbers, skewed, transformer), weights)
+    kept = tuple(str(name) for name in names[np.concatenate([numeric, categorical])])
+    return Columns(numeric, categorical, skewed, transformer, center, scale, kept)
+
+
+def _moments(numbers: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return weighted means and deviations (d,), and which columns are constant but for rounding: they have scale 1."""
     center = np.average(numbers, axis=0, weights=weights)
     scale = np.sqrt(np.average((numbers - center) ** 2, axis=0, weights=weights))
-    # A column is constant if it varies by no more than rounding.
     constant = scale <= 10 * np.finfo(float).eps * np.abs(center)
-    return Columns(
-        numeric,
-        categorical,
-        tuple(estimator.categories_.values()),
-        center,
-        np.where(constant, 1.0, scale),
-        tuple(str(name) for name in names[np.concatenate([numeric, categorical])]),
-    )
+    return center, np.where(constant, 1.0, scale), constant
+
+
+def _transformed(numbers: np.ndarray, skewed: np.ndarray, power: PowerTransformer | None) -> np.ndarray:
+    if power is None:
+        return numbers
+    numbers = numbers.copy()
+    numbers[:, skewed] = power.transform(numbers[:, skewed])
+    return numbers
 
 
 def _frame_columns(X: Any) -> dict[Any, np.ndarray] | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
-from torch.nn import Module
 
 from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start_from
 from gpext.estimators.plan import Plan
@@ -49,7 +49,7 @@ class Task:
 
     inputs: Tensor
     targets: Tensor
-    likelihood: Module
+    likelihood: Any
     kernel: Kernel
     rule: Rule
     last_rule: Rule
@@ -72,7 +72,7 @@ class Trained:
     """
 
     model: DenseGP | SparseGP
-    likelihood: Module
+    likelihood: Any
     result: FitResult
     objectives: dict[int, float]
     reasons: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ def _described(objectives: dict[int, float], plan: Plan) -> str:
     return f"inducing points were doubled while the bound gained {WORTH} nats a datum by it: {steps}"
 
 
-def _bound(likelihood: Module, model: SparseGP, num_data: int) -> MarginalLogLikelihood:
+def _bound(likelihood: Any, model: SparseGP, num_data: int) -> MarginalLogLikelihood:
     kind = AugmentedELBO if isinstance(likelihood, AugmentedLikelihood) else VariationalELBO
     return kind(likelihood, model, num_data=num_data)
 
