@@ -105,6 +105,12 @@ def _california() -> Table:
     return Table(*fetch_california_housing(return_X_y=True))
 
 
+def _diabetes() -> Table:
+    from sklearn.datasets import load_diabetes
+
+    return Table(*load_diabetes(return_X_y=True))
+
+
 def _synthetic(binary: bool) -> Callable[[], Table]:
     """A smooth surface in 4 dimensions with heavy-tailed noise or logit labels: for tests, and where no data are."""
 
@@ -189,6 +195,20 @@ SOURCES: dict[str, Source] = {
     "mcycle": Source("regression", "mcycle"),
     "yacht": Source("regression", "yacht"),
     "abalone": Source("regression", "abalone"),
+    "diabetes": Source("regression", None, fetch=_diabetes),
+    "energy": Source("regression", "energy", target="y_heating"),
+    "airfoil": Source("regression", "airfoil"),
+    "kin8nm": Source("regression", "kin8nm"),
+    "power_plant": Source("regression", "power_plant"),
+    "wine_red": Source("regression", "wine_quality_red"),
+    **{
+        name: Source("regression", f"ordinal_{name}", target="y_cont") for name in ("auto_mpg", "machine_cpu", "stocks")
+    },
+    "australian": Source("binary", "australian"),
+    "banana": Source("binary", "banana"),
+    "breast_wisconsin": Source("binary", "breast_wisconsin"),
+    "crabs": Source("binary", "crabs", target="y_sex"),
+    **{f"{name}_0": Source("binary", name, positive=0) for name in ("satimage", "segment", "vehicle")},
     "heart": Source("binary", "heart_cleveland"),
     "heart_statlog": Source("binary", "heart_statlog", fetch=_openml(53, positive="present")),
     "ionosphere": Source("binary", "ionosphere", fetch=_openml(59, positive="g")),

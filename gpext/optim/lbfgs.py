@@ -26,7 +26,7 @@ class Outcome(Enum):
 
 
 def minimize_lbfgs(
-    objective: Callable[[], Tensor],
+    objective: Callable[[], Tensor | float],
     parameters: Sequence[Tensor],
     *,
     max_steps: int,
@@ -84,7 +84,7 @@ class _Run:
 
     def __init__(
         self,
-        objective: Callable[[], Tensor],
+        objective: Callable[[], Tensor | float],
         parameters: Sequence[Tensor],
         tolerance: float,
         callback: Callable[[float], bool | None] | None,

@@ -18,6 +18,7 @@ from gpext.parallel import Ranks
 from gpext.training.latent_inference import LatentInference
 from gpext.training.mean_and_root import MeanAndRoot
 from gpext.training.reach import Reach
+from gpext.training.registered_priors import add_log_prior
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.training.site_data import SiteData
 from gpext.variational import CollapsedBound, number_of
@@ -80,7 +81,7 @@ def fit_collapsed(
                 status = FitStatus[outcome.name]
             done = stage.is_last or stage.stopped or not run.steps_left(MAX_STEPS)
             if done:
-                objective = float(stage.collapsed.settle(tolerance=0.1 * tolerance).sum()) / stage.size
+                objective = stage.per_datum(stage.collapsed.settle(tolerance=0.1 * tolerance))
                 stage.collapsed.commit()
         except BREAKDOWNS as error:
             if run.trace and not learns:
@@ -122,8 +123,12 @@ class _Stage:
                 raise FloatingPointError(f"the bound is {float(value.sum())} at the hyperparameters given; {_CURE}.")
             self.step()
 
-    def loss(self) -> Tensor:
-        return -self.collapsed.evaluate().sum() / self.size
+    def per_datum(self, bound: Tensor, *, gradient: bool = False) -> float:
+        """Return a bound of these data and the log densities of registered priors, divided by their number."""
+        return float(bound.sum()) / self.size + add_log_prior(self.run.mll, 1 / self.size, gradient=gradient)
+
+    def loss(self) -> float:
+        return -self.per_datum(self.collapsed.evaluate(), gradient=True)
 
     def step(self, loss: float | None = None) -> bool:
         """Move the sites, report, and return whether to end this stage.
@@ -131,7 +136,7 @@ class _Stage:
         A larger subset lowers KL / size, the price of this one's few data: once a step gains only a small part of that,
         training moves to the next subset.
         """
-        value = float(self.collapsed.refresh().sum()) / self.size
+        value = self.per_datum(self.collapsed.refresh())
         self.collapsed.commit()
         self.stopped = self.ranks.most(lambda: int(self.run.step(value))) > 0
         if self.ranks.any(self.run.interrupted()):

@@ -19,6 +19,7 @@ from gpext.parallel import Ranks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, hyperparameters
 from gpext.training.position import PositionSchema, load_optimizers, position
+from gpext.training.registered_priors import add_log_prior
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.variational import FactorCache, Inputs, Prepared, SiteVariationalStrategy, UpdateOptions, places, take_inputs
 
@@ -59,7 +60,7 @@ class SiteStepper:
         self.share = num_data if share is None else share  # those of this rank
         self.ranks = Ranks.alone() if ranks is None else ranks
         self.rate, self.bound, self.gradient = rate, bound, gradient
-        self._parameters = hyperparameters(mll)
+        self._mll, self._parameters = mll, hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
         self._ahead: FactorCache[list[Prepared]] = FactorCache()
         self._depends: list[Tensor | float] = []  # on which these depend
@@ -85,14 +86,14 @@ class SiteStepper:
             self._good = [p.detach().clone() for p in self._parameters]
             for optimizer in self.optimizers:
                 optimizer.step()
-            self.objective = float(value.sum())
+            self.objective = value
         return self.objective
 
-    def _update(self, x: Inputs, y: Tensor, index: Tensor, rate: float) -> Tensor:
+    def _update(self, x: Inputs, y: Tensor, index: Tensor, rate: float) -> float:
         """Move q(u), and leave the derivatives of the objective in the `.grad` of the hyperparameters."""
         for parameter in self._parameters:
             parameter.grad = None
-        return self.strategy.update_unchecked(
+        bound = self.strategy.update_unchecked(
             take_inputs(x, index),
             self.likelihood.take(y, index),
             self.likelihood,
@@ -100,6 +101,7 @@ class SiteStepper:
             self.gradient,
             self.ranks,
         )
+        return float(bound.sum()) + add_log_prior(self._mll, 1 / self.num_data, gradient=True)
 
     def _prepared(self, x: Inputs, y: Tensor, batches: Minibatches, position: int) -> Prepared:
         """Return the quantities of the last minibatch, at `position` of its epoch, that do not depend on q(u).
