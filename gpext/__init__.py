@@ -40,6 +40,7 @@ from gpext import (
     variational,
 )
 from gpext._version import __version__
+from gpext.saving import load, save
 from gpext.training import FitResult, FitStatus, GridFit, fit, fit_grid
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "inference",
     "kernels",
     "likelihoods",
+    "load",
     "mlls",
     "models",
     "operators",
@@ -69,6 +71,7 @@ __all__ = [
     "priors",
     "quadrature",
     "samplers",
+    "save",
     "sites",
     "solvers",
     "survival",

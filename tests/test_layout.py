@@ -32,7 +32,7 @@ ROOMS = [
     "solvers",
 ]
 ROOMS += ["operators", "kernels", "posteriors", "inference", "variational", "models", "mlls", "optim", "samplers"]
-ROOMS += ["training", "priors", "botorch", "ppl", "survival", "point_process", "estimators", "plots"]
+ROOMS += ["training", "saving", "priors", "botorch", "ppl", "survival", "point_process", "estimators", "plots"]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

@@ -30,6 +30,7 @@ from gpext.bounds import num_latents
 from gpext.callers import warn_caller
 from gpext.designs import Design
 from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
+from gpext.inference.problem import Problem
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise, predict_latent
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 from gpext.variational.design_inputs import row_variances
@@ -203,13 +204,40 @@ class LatentVariationalStrategy(_VariationalStrategy):
     @torch.no_grad()
     def result(self) -> InferenceResult:
         """Return the inference at the current parameters, outside the graph; kept while they stay as they are."""
-        key = [*self.model.parameters(), self.inducing_points, self.model.train_targets]
-        if self._result_of[0] is not self.model.likelihood or self._result is None or self._known.get(key) is None:
+        is_known = self._result_of[0] is self.model.likelihood and self._known.get(self._key()) is not None
+        if self._result is None or not is_known:
             result = self.infer(self.prior_distribution, self.model.train_targets)
-            self._result = replace(result, log_evidence=result.log_evidence.detach())
-            self._result_of = (self.model.likelihood,)
-            self._known.put(key, self.inducing_points)
+            self._keep(replace(result, log_evidence=result.log_evidence.detach()))
+        assert self._result is not None
         return self._result
+
+    @outside_inference_mode()
+    @torch.no_grad()
+    def restore(
+        self, sites: GaussianSites | JointSites, log_evidence: Tensor, status: Status, trace: Tensor, message: str
+    ) -> None:
+        """Make the :meth:`result` that of an earlier inference for these data and parameters, which ended at `sites`.
+
+        The sites that the next inference starts from are in the state dict, and stay.
+
+        Args:
+            sites: float64.
+            log_evidence: see :class:`gpext.inference.InferenceResult`.
+            status: likewise.
+            trace: likewise.
+            message: likewise.
+        """
+        problem = Problem.of(self.prior_distribution, self.model.likelihood, self.model.train_targets, self.rule.jitter)
+        found = problem.result("", problem.condition(sites), log_evidence, status, [*trace])
+        self._keep(replace(found, log_evidence=log_evidence, status=status, trace=trace, message=message))
+
+    def _keep(self, result: InferenceResult) -> None:
+        """Keep a result while parameters and data stay as they are."""
+        self._result, self._result_of = result, (self.model.likelihood,)
+        self._known.put(self._key(), self.inducing_points)
+
+    def _key(self) -> list[Tensor]:
+        return [*self.model.parameters(), self.inducing_points, self.model.train_targets]
 
     @outside_inference_mode()
     def forward(self, x: Tensor) -> MultivariateNormal:
