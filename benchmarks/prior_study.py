@@ -37,7 +37,7 @@ import gpext
 from benchmarks.datasets import SOURCES, Dataset, load
 from benchmarks.ledger import Ledger, Row, measure_and_report
 from benchmarks.tables import table
-from gpext.priors import lengthscale_prior, noise_prior, register_priors
+from gpext.priors import lengthscale_prior, noise_prior, outputscale_prior, register_priors
 
 CHOSEN_ON = (
     *("diabetes", "concrete", "yacht", "wine_red", "pol"),
@@ -61,27 +61,24 @@ class Variant:
     stops: bool = False
 
 
-def _narrow(num_columns: int) -> LogNormalPrior:
-    return LogNormalPrior(math.sqrt(2) + 0.5 * math.log(num_columns), 1.0)
-
-
 def _old(num_columns: int) -> GammaPrior:
     return GammaPrior(3.0, 6.0)
 
 
-_unit_scale = partial(LogNormalPrior, 0.0, 1.0)
+_wide, _narrow = partial(lengthscale_prior, scale=math.sqrt(3)), lengthscale_prior
+_low_noise = partial(LogNormalPrior, -4.0, 1.0)
 _gamma_scale = partial(GammaPrior, 2.0, 0.15)
 
 VARIANTS = {
     "none": Variant(),
     "none, best leave-one-out": Variant(stops=True),
-    "Hvarfner": Variant(lengthscale_prior),
-    "Hvarfner; -; LN(-4, 1)": Variant(lengthscale_prior, noise=noise_prior),
-    "Hvarfner; Gamma(2, 0.15); LN(-4, 1)": Variant(lengthscale_prior, _gamma_scale, noise_prior),
-    "Hvarfner; LN(0, 1); LN(-4, 1)": Variant(lengthscale_prior, _unit_scale, noise_prior),
-    "Hvarfner; LN(0, 1)": Variant(lengthscale_prior, _unit_scale),
-    "Hvarfner, s = 1; LN(0, 1)": Variant(_narrow, _unit_scale),
-    "Hvarfner, s = 1; LN(0, 1); LN(-2, 2)": Variant(_narrow, _unit_scale, partial(LogNormalPrior, -2.0, 2.0)),
+    "Hvarfner": Variant(_wide),
+    "Hvarfner; -; LN(-4, 1)": Variant(_wide, noise=_low_noise),
+    "Hvarfner; Gamma(2, 0.15); LN(-4, 1)": Variant(_wide, _gamma_scale, _low_noise),
+    "Hvarfner; LN(0, 1); LN(-4, 1)": Variant(_wide, outputscale_prior, _low_noise),
+    "Hvarfner; LN(0, 1)": Variant(_wide, outputscale_prior),
+    "Hvarfner, s = 1; LN(0, 1)": Variant(_narrow, outputscale_prior),
+    "Hvarfner, s = 1; LN(0, 1); LN(-2, 2)": Variant(_narrow, outputscale_prior, noise_prior),
     "Gamma(3, 6); Gamma(2, 0.15); Gamma(1.1, 0.05)": Variant(_old, _gamma_scale, partial(GammaPrior, 1.1, 0.05)),
 }
 

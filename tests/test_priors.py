@@ -105,7 +105,7 @@ def test_an_objective_gains_the_log_densities_divided_by_the_number_of_data(name
     mll, x, y = OBJECTIVES[name]()
     mll.model(x)  # the first call initialises q(u)
     without = mll(mll.model(x), y)
-    found = register_priors(mll)
+    found = register_priors(mll, noise=noise_prior)
     assert len(found) == 3
     expected = without + log_prior(mll) / len(y)
     torch.testing.assert_close(mll(mll.model(x), y), expected, rtol=1e-6, atol=1e-6)
@@ -113,13 +113,13 @@ def test_an_objective_gains_the_log_densities_divided_by_the_number_of_data(name
 
 @pytest.mark.parametrize("likelihood", [Matern32Likelihood, StudentTLikelihood])
 def test_noise_of_robust_likelihoods_has_a_prior(likelihood):
-    assert "likelihood.noise_prior" in register_priors(latent(likelihood)[0])
+    assert "likelihood.noise_prior" in register_priors(latent(likelihood)[0], noise=noise_prior)
 
 
 def test_a_likelihood_without_noise_has_none():
     x, y = data()
     model = Latent(x, (y > 0).to(F64), BernoulliLogitLikelihood(), Laplace())
-    found = set(register_priors(model))
+    found = set(register_priors(model, noise=noise_prior))
     assert found == {"covar_module.base_kernel.lengthscale_prior", "covar_module.outputscale_prior"}
 
 
@@ -146,9 +146,9 @@ def test_priors_that_are_there_and_parameters_that_are_not_trained_are_left_alon
     given = GammaPrior(3.0, 6.0)
     base.register_prior("lengthscale_prior", given, lambda m: m.lengthscale)
     mll.likelihood.raw_noise.requires_grad_(False)
-    assert sorted(register_priors(mll)) == ["model.covar_module.outputscale_prior"]
+    assert sorted(register_priors(mll, noise=noise_prior)) == ["model.covar_module.outputscale_prior"]
     assert base.lengthscale_prior is given
-    assert register_priors(mll) == {}  # a second time
+    assert register_priors(mll, noise=noise_prior) == {}  # a second time
 
 
 def test_initial_values_are_modes_where_parameters_have_their_defaults():
@@ -170,7 +170,7 @@ def test_other_priors_and_none():
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_have_priors_of_their_own_parameters(name, clone):
     mll, _, _ = OBJECTIVES[name]()
-    register_priors(mll)
+    register_priors(mll, noise=noise_prior)
     other = clone(mll)
     other.model.covar_module.outputscale = 7.0
     values = {n: closure(m) for n, m, _, closure, _ in other.named_priors()}
@@ -199,10 +199,19 @@ def test_bad_arguments(arguments, error, message):
         register_priors(make(), **options)
 
 
+def test_by_default_noise_has_no_prior():
+    assert sorted(register_priors(exact()[0])) == [
+        "model.covar_module.base_kernel.lengthscale_prior",
+        "model.covar_module.outputscale_prior",
+    ]
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
 def test_bad_target_scale(scale):
     with pytest.raises(ValueError, match="target_scale must be positive"):
         noise_prior(scale)
+    with pytest.raises(ValueError, match="scale must be positive"):
+        lengthscale_prior(1, scale)
 
 
 # ---- training in closed form ----------------------------------------------------------------------------------------
@@ -212,7 +221,7 @@ def test_bad_target_scale(scale):
 def test_the_collapsed_full_batch_ends_where_the_penalised_bound_is_stationary(objective):
     """At the optimum of q(u), the envelope theorem makes the gradient of the ELBO with priors zero."""
     mll, x, y = sparse(objective)
-    register_priors(mll)
+    register_priors(mll, noise=noise_prior)
     bound = "augmented" if objective is AugmentedELBO else "exact"
     result = gpext.fit(mll, x, y, hyperparameters=bound, progress=False, tolerance=1e-9)
     assert result.status is not gpext.FitStatus.BREAKDOWN
@@ -230,7 +239,7 @@ def test_minibatches_take_the_gradient_of_the_priors_divided_by_all_data():
     for with_priors in (False, True):
         mll, x, y = sparse()
         if with_priors:
-            register_priors(mll)
+            register_priors(mll, noise=noise_prior)
         stepper = SiteStepper(
             mll, mll.model.base, mll.likelihood, len(y), rate=0.5, learning_rate=0.1, bound="exact", gradient="exact"
         )
@@ -248,7 +257,7 @@ def test_minibatches_take_the_gradient_of_the_priors_divided_by_all_data():
 def test_a_strong_prior_holds_a_parameter_in_every_kind_of_training():
     for batch_size in (None, 10):
         mll, x, y = sparse()
-        register_priors(mll, lengthscale=None, noise=None, outputscale=lambda: LogNormalPrior(math.log(0.1), 1e-3))
+        register_priors(mll, lengthscale=None, outputscale=lambda: LogNormalPrior(math.log(0.1), 1e-3))
         mll.model.covar_module.outputscale = 0.1
         gpext.fit(mll, x, y, batch_size=batch_size, progress=False, max_steps=60)
         assert mll.model.covar_module.outputscale.item() == pytest.approx(0.1, rel=0.05)
