@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.inference.ep_internals.tilted_moments import Tilt
 from gpext.inference.problem import Problem
+from gpext.likelihoods.tilted_moments import Tilt
 from gpext.posteriors import Posterior
 from gpext.quadrature import TiltedMoments
 from gpext.sites import GaussianSites

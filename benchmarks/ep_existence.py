@@ -37,8 +37,8 @@ from gpext.inference.ep_internals.arclength import Branch, follow_arc
 from gpext.inference.ep_internals.cavities import Path
 from gpext.inference.ep_internals.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.ep_internals.moment_matching import match
-from gpext.inference.ep_internals.tilted_moments import tilt, widest_needed
 from gpext.inference.problem import Problem
+from gpext.likelihoods.tilted_moments import tilt, widest_needed
 from gpext.sites import GaussianSites
 
 GOAL = 1e-6

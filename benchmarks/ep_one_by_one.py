@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.ep_internals.moment_matching import At, Match
-from gpext.inference.ep_internals.tilted_moments import Tilt
+from gpext.likelihoods.tilted_moments import Tilt
 from gpext.sites import GaussianSites
 
 _MOST_HALVINGS = 12

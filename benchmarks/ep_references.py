@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks.ep_problems import StudentTProblem
 from gpext.inference.ep_internals.moment_matching import Match, match
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
+from gpext.likelihoods.tilted_moments import tilt
 
 _BEND = 5.0  # beta = t^5: half of the steps below 1/32, where the prior turns into something like the posterior
 

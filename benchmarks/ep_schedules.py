@@ -9,7 +9,7 @@ from benchmarks.ep_one_by_one import sweep_one_by_one
 from gpext.inference import EP
 from gpext.inference.ep_internals.moment_matching import Match
 from gpext.inference.ep_internals.stages import Search, Start
-from gpext.inference.ep_internals.tilted_moments import tilt
+from gpext.likelihoods.tilted_moments import tilt
 
 _PATIENCE = 16  # sweeps
 _FINEST = 1e-6  # of the tolerance, for the double loop's steps

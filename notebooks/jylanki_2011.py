@@ -47,9 +47,9 @@ import gpext
 from gpext import plots
 from gpext.inference import CAVI, EP, InferenceWarning, Laplace, Status, outlier_report
 from gpext.inference.ep_internals.moment_matching import match
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
 from gpext.likelihoods import StudentTLikelihood
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from gpext.sites import GaussianSites

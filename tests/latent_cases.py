@@ -208,6 +208,17 @@ def mixed():
     return likelihoods.MixedLikelihood(members)
 
 
+def mixed_with_angles():
+    one_latent = [likelihoods.PoissonLikelihood(), likelihoods.BernoulliLogitLikelihood()]
+    return likelihoods.MixedLikelihood([*one_latent, likelihoods.VonMisesLikelihood()])
+
+
+def of_three_families(generator, n):
+    kinds = torch.stack([counts(generator, n).double(), binary(generator, n).double(), angles(generator, n)], -1)
+    family = torch.arange(n) % 3
+    return torch.stack([kinds.gather(-1, family[:, None]).squeeze(-1), family.double()], -1)
+
+
 def of_two_families(generator, n):
     return torch.stack([binary(generator, n), (torch.arange(n) % 2).double()], -1)
 
@@ -254,6 +265,7 @@ CASES = {
     "offset": Case(lambda: likelihoods.Offset(likelihoods.PoissonLikelihood()), with_numbers(counts, -1, 1), SMOOTH),
     "hurdle": Case(hurdle, counts, SMOOTH),
     "mixed": Case(mixed, of_two_families, SMOOTH),
+    "mixed_with_angles": Case(mixed_with_angles, of_three_families, ("kl", "laplace", "taylor", "ep"), num_latents=2),
     "multinomial": Case(lambda: likelihoods.MultinomialLogitLikelihood(3), classes(3), JOINT, num_latents=3),
     "trials": Case(lambda: likelihoods.MultinomialLogitLikelihood(3, 5), trials(3, 5), JOINT, num_latents=3),
     "stick_breaking": Case(lambda: likelihoods.StickBreakingLikelihood(3), classes(3), ("kl",), num_latents=2),

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob
-from gpext.inference.expansion import expand, log_prob_derivatives
+from gpext.inference.expansion import expand
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
+from gpext.likelihoods.curvature import log_prob_derivatives
 from gpext.sites import GaussianSites
 
 _PLACES = (0.1, -0.1)  # next to the prior mean, in widths of the prior or the likelihood, the smaller

@@ -32,10 +32,10 @@ from gpext.inference.ep_internals.joint_matching import JointMatch
 from gpext.inference.ep_internals.joint_search import JointSearch
 from gpext.inference.ep_internals.moment_matching import Match
 from gpext.inference.ep_internals.stages import Search, Stages, Start
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, check_options
 from gpext.inference.rule import Rule
+from gpext.likelihoods.tilted_moments import tilt
 
 M = TypeVar("M", Match, JointMatch)
 

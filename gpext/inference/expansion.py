@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob, num_latents
+from gpext.bounds import num_latents
 from gpext.bounds.contracts import HasCurvature, HasExpansionPoint
 from gpext.callers import warn_caller
 from gpext.likelihoods import AugmentedLikelihood, LatentLikelihood
-from gpext.likelihoods.curvature import BlockCurvature
+from gpext.likelihoods.curvature import BlockCurvature, log_prob_derivatives
 from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites, block_times
 
@@ -81,25 +81,6 @@ def expand(likelihood: Any, targets: Tensor, f: Tensor) -> Expansion:
         shift = found.gradient + without.times(f)
         coupled.append(CoupledSites(shift, precision, found.coupling, found.direction))
     return Expansion(found.log_prob, found.gradient, *coupled)
-
-
-def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int) -> list[Tensor]:
-    """Return log p(y_i | f_i) of one latent and its derivatives in f_i up to `order`, each (..., N).
-
-    They are in the graph of the likelihood's parameters, and of f if that has one.
-    """
-    wanted = torch.is_grad_enabled()
-    with torch.enable_grad():
-        f = f if f.requires_grad else f.detach().requires_grad_()
-        values = [conditional_log_prob(likelihood, targets, f)]
-        for _ in range(order):
-            last = values[-1]
-            if not last.requires_grad:  # a polynomial has run out
-                values.append(torch.zeros_like(f))
-                continue
-            (following,) = torch.autograd.grad(last.sum(), f, create_graph=True, materialize_grads=True)
-            values.append(following)
-    return values if wanted else [value.detach() for value in values]
 
 
 def warn_of_dense_blocks(reason: str, f: Tensor, remedy: str) -> None:

@@ -303,10 +303,13 @@ def two_sided_tail(likelihood: Any, targets: Tensor, mean: Tensor, variance: Ten
     nan where p(y | f) has several latents or no cumulative distribution function, or a target is several numbers.
     """
     if isinstance(likelihood, ComposedLikelihood):
-        found = torch.full_like(mean, torch.nan)
+        several = num_latents(likelihood) is not None
+        found = torch.full_like(mean.select(-2, 0) if several else mean, torch.nan)
         for part in likelihood.observed(targets, mean):
-            index = part.index
-            tail = two_sided_tail(part.likelihood, part.targets, part.mean, variance[..., index])
+            index, m, v = part.index, part.mean, variance[..., part.index]
+            if several and num_latents(part.likelihood) is None:  # a datum that depends on the first latent
+                m, v = m.select(-2, 0), v[..., 0, 0, :] if v.dim() > m.dim() else v.select(-2, 0)
+            tail = two_sided_tail(part.likelihood, part.targets, m, v)
             found = found.index_copy(-1, index, tail.to(found))
         return found
     side_information = isinstance(likelihood, LatentLikelihood) and likelihood.target_dims(targets) > 0

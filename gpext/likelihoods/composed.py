@@ -215,15 +215,15 @@ def _none(targets: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros(0, dtype=torch.long, device=targets.device), floating(targets).new_zeros(0)
 
 
-def inner_numbers(name: str, likelihood: Any) -> int:
-    """Return how many numbers a target of a likelihood to be wrapped is.
+def inner_numbers(name: str, likelihood: Any, *, several_latents: bool = False) -> int:
+    """Return how many numbers a target of a likelihood to be wrapped is, which may have `several_latents` or not.
 
     Raises:
         TypeError: it cannot be wrapped.
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"{name} takes a likelihood of gpext or gpytorch; got {likelihood!r}.")
-    if num_latents(likelihood) is not None:
+    if num_latents(likelihood) is not None and not several_latents:
         raise TypeError(
             f"{name} takes a likelihood of one latent function; {type(likelihood).__qualname__} has "
             f"{num_latents(likelihood)}."

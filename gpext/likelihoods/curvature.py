@@ -6,9 +6,12 @@ log p(y | f + e) = log p + u'e - e' U e / 2 + ...,        U = diag(gamma) + a w 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from gpext.bounds import conditional_log_prob
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,25 @@ class BlockCurvature:
     gradient: Tensor  # u (..., D, N)
     blocks: Tensor  # U (..., D, D, N)
     expected_blocks: Tensor  # the Fisher information (..., D, D, N)
+
+
+def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int) -> list[Tensor]:
+    """Return log p(y_i | f_i) of one latent and its derivatives in f_i up to `order`, each (..., N).
+
+    They are in the graph of the likelihood's parameters, and of f if that has one.
+    """
+    wanted = torch.is_grad_enabled()
+    with torch.enable_grad():
+        f = f if f.requires_grad else f.detach().requires_grad_()
+        values = [conditional_log_prob(likelihood, targets, f)]
+        for _ in range(order):
+            last = values[-1]
+            if not last.requires_grad:  # a polynomial has run out
+                values.append(torch.zeros_like(f))
+                continue
+            (following,) = torch.autograd.grad(last.sum(), f, create_graph=True, materialize_grads=True)
+            values.append(following)
+    return values if wanted else [value.detach() for value in values]
 
 
 def structured_blocks(precision: Tensor, coupling: Tensor, direction: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpext.bounds import num_latents
 from gpext.checks import check_tensor, show_index, whole_number
 from gpext.likelihoods.checks import floating
 from gpext.likelihoods.composed import (
@@ -37,8 +38,14 @@ class MixedLikelihood(ComposedLikelihood):
 
     Predictions are of one family: `likelihood(model(x), family=k)`.
 
+    Where a family has several latents, as an angle has (:class:`VonMisesLikelihood`), num_latents is D, the largest
+    number of any family, latents are (..., D, N), and a datum of a family of fewer depends on the first of them: give
+    the mean and the kernel `batch_shape=torch.Size([D])`. `Taylor`, `Laplace`, `KL`, `EP` and the natural gradients of
+    a `SiteVariationalStrategy` serve it.
+
     Args:
-        likelihoods: of gpext or gpytorch, of one latent, whose targets are one number.
+        likelihoods: of gpext or gpytorch, whose targets are one number; those of several latents are
+            :class:`JointLikelihood`.
         index: k (N,), whole numbers from 0. If None, the last number of a target is its family: targets (..., N, 2).
 
     Raises:
@@ -56,12 +63,20 @@ class MixedLikelihood(ComposedLikelihood):
     index: Tensor | None
     target_numbers = 2
 
+    def __new__(cls, likelihoods: Sequence[Likelihood] = (), index: Tensor | None = None) -> MixedLikelihood:
+        """Return an instance, of `JointMixedLikelihood` if a likelihood has several latents."""
+        if cls is MixedLikelihood and any(num_latents(likelihood) is not None for likelihood in likelihoods):
+            from gpext.likelihoods.mixed_joint import JointMixedLikelihood
+
+            cls = JointMixedLikelihood
+        return super().__new__(cls)
+
     def __init__(self, likelihoods: Sequence[Likelihood], index: Tensor | None = None) -> None:
         super().__init__()
         if not likelihoods:
             raise ValueError("expected at least one likelihood.")
         for number, likelihood in enumerate(likelihoods):
-            if inner_numbers("MixedLikelihood", likelihood) != 1:
+            if inner_numbers("MixedLikelihood", likelihood, several_latents=True) != 1:
                 raise TypeError(
                     f"MixedLikelihood takes likelihoods whose target is one number; that of {number}, a "
                     f"{type(likelihood).__qualname__}, is several."
@@ -239,13 +254,17 @@ class MixedLikelihood(ComposedLikelihood):
         """Return function(likelihood, targets, *latents) (..., N), family by family."""
         joined = self.join(targets)
         latents = torch.broadcast_tensors(*latents, joined[..., 0].to(latents[0].dtype))[: len(latents)]
-        parts, rows_of = [], []
+        found = []
         for _, likelihood, rows in self._families(joined):
             at = [each[..., rows] for each in latents]
-            parts.append(function(likelihood, joined[..., rows, 0], *at).to(latents[0].dtype))
-            rows_of.append(rows)
-        order = torch.cat(rows_of).argsort()
-        return torch.cat(parts, -1)[..., order]
+            found.append((rows, function(likelihood, joined[..., rows, 0], *at).to(latents[0].dtype)))
+        return in_order(found)
+
+
+def in_order(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return values (..., N) of all data from pairs of indices (n,) and values (..., n)."""
+    order = torch.cat([rows for rows, _ in parts]).argsort()
+    return torch.cat([values for _, values in parts], -1)[..., order]
 
 
 def _is_allowed(likelihood: Any, targets: Tensor) -> bool:

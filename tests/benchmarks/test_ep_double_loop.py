@@ -11,8 +11,8 @@ from benchmarks.ep_double_loop import _evaluate, _first, _marginals, _newton, _s
 from benchmarks.ep_schedules import DoubleLoopEP
 from gpext.inference import EP, Status
 from gpext.inference.ep_internals.moment_matching import match
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.sites import GaussianSites
 from tests.inference.test_ep import gaussian, smooth, student_t
 from tests.latent_cases import CASES

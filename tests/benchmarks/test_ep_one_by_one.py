@@ -8,8 +8,8 @@ from benchmarks.ep_one_by_one import _visit_all
 from benchmarks.ep_schedules import SequentialEP
 from gpext.inference import EP, KL, Status
 from gpext.inference.ep_internals.moment_matching import match
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.sites import GaussianSites
 from tests.inference.test_ep import hard_problem
 from tests.latent_cases import CASES

@@ -21,7 +21,6 @@ from gpext.inference.ep_internals.levenberg_marquardt import (
 )
 from gpext.inference.ep_internals.moment_matching import match
 from gpext.inference.ep_internals.stages import Search
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
@@ -29,6 +28,7 @@ from gpext.likelihoods import (
     StickBreakingLikelihood,
     StudentTLikelihood,
 )
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 from gpext.sites import GaussianSites

@@ -14,8 +14,8 @@ from scipy import integrate, special
 import gpext
 from gpext import designs
 from gpext.inference import EP, KL, Laplace
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.likelihoods import OrdinalLogitLikelihood, PairwiseLogitLikelihood, PairwiseProbitLikelihood
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.quadrature import tilted_moments
 from tests.members import F64, tensor
 

@@ -6,8 +6,8 @@ import torch
 
 from gpext import likelihoods
 from gpext.bounds import conditional_log_prob
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.likelihoods.latent import LatentLikelihood, strip_of
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.quadrature import (
     analytic_expectation,
     analytic_tilted_moments,

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.inference.ep_internals.tilted_moments import Tilt
 from gpext.inference.problem import Problem
+from gpext.likelihoods.tilted_moments import Tilt
 from gpext.linalg.products import times
 from gpext.posteriors import Posterior, fast_covariance
 from gpext.quadrature import TiltedMoments

@@ -18,11 +18,11 @@ from gpext.inference.ep_internals.joint_matching import JointMatch
 from gpext.inference.ep_internals.levenberg_marquardt import levenberg_marquardt
 from gpext.inference.ep_internals.moment_matching import At, Match, match
 from gpext.inference.ep_internals.newton import cavities_of, newton
-from gpext.inference.ep_internals.tilted_moments import Tilt, tilt, widest_needed
 from gpext.inference.kl import KL
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status
 from gpext.likelihoods import AugmentedLikelihood
+from gpext.likelihoods.tilted_moments import Tilt, tilt, widest_needed
 from gpext.posteriors import DensePrior
 from gpext.sites import GaussianSites, JointSites
 

@@ -12,9 +12,9 @@ from benchmarks.ep_problems import EXAMPLES
 from gpext.inference import EP
 from gpext.inference.ep_internals.arclength import follow_arc
 from gpext.inference.ep_internals.moment_matching import match
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
 from gpext.likelihoods import BernoulliLogitLikelihood
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
 from tests.seeds import as_written

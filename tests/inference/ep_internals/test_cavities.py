@@ -8,8 +8,8 @@ import torch
 from gpext.inference import EP
 from gpext.inference.ep_internals.cavities import differentiate, evaluate, seen_from
 from gpext.inference.ep_internals.moment_matching import match
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.inference.problem import Problem
+from gpext.likelihoods.tilted_moments import tilt
 from gpext.sites import GaussianSites
 from tests.latent_cases import CASES
 from tests.members import F64

@@ -11,10 +11,12 @@ import gpytorch
 import torch
 from torch import Tensor
 
-from gpext import likelihoods
 from gpext.bounds import conditional_log_prob, has_density_of
 from gpext.bounds.contracts import HasKnots
-from gpext.likelihoods.latent import strip_of
+from gpext.likelihoods.laplace import LaplaceLikelihood
+from gpext.likelihoods.latent import LatentLikelihood, strip_of
+from gpext.likelihoods.pairwise import PairwiseProbitLikelihood
+from gpext.likelihoods.student_t import StudentTLikelihood
 from gpext.quadrature import (
     TiltedMoments,
     analytic_tilted_moments,
@@ -27,9 +29,9 @@ from gpext.quadrature import (
 
 _GAUSSIAN = (gpytorch.likelihoods.GaussianLikelihood,)
 _PROBIT = (gpytorch.likelihoods.BernoulliLikelihood,)
-_PAIRWISE = (likelihoods.PairwiseProbitLikelihood,)
-_STUDENT_T = (gpytorch.likelihoods.StudentTLikelihood, likelihoods.StudentTLikelihood)
-_LAPLACE = (gpytorch.likelihoods.LaplaceLikelihood, likelihoods.LaplaceLikelihood)
+_PAIRWISE = (PairwiseProbitLikelihood,)
+_STUDENT_T = (gpytorch.likelihoods.StudentTLikelihood, StudentTLikelihood)
+_LAPLACE = (gpytorch.likelihoods.LaplaceLikelihood, LaplaceLikelihood)
 
 _TEMPER = 10.0
 
@@ -71,7 +73,7 @@ def tilt(likelihood: Any, targets: Tensor, power: float, *, widening: float = 1.
         return lambda mean, variance: probit_tilted_moments(2 * targets.to(mean) - 1, mean, variance)
     if has_density_of(likelihood, *_PAIRWISE) and rate == 1:
         return lambda mean, variance: _pairwise(2 * targets.to(mean) - 1, mean, variance)
-    strip = strip_of(likelihood, targets) if isinstance(likelihood, likelihoods.LatentLikelihood) else None
+    strip = strip_of(likelihood, targets) if isinstance(likelihood, LatentLikelihood) else None
     if strip is not None:
         return partial(analytic_tilted_moments, likelihood.part(targets, rate), strip=strip)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import integrate
 
-from gpext.inference.ep_internals.tilted_moments import tilt
 from gpext.likelihoods import BayesianSVMLikelihood
+from gpext.likelihoods.tilted_moments import tilt
 from tests.members import F64
 
 
