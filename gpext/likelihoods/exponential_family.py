@@ -104,6 +104,11 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         if self.num_targets is not None and (targets.dim() < 2 or targets.size(-1) != self.num_targets):
             raise ValueError(f"targets must have shape (..., N, {self.num_targets}); got shape {tuple(targets.shape)}.")
 
+    @property
+    def target_numbers(self) -> int:
+        """The number of numbers in the target of a datum."""
+        return 1 if self.num_targets is None else self.num_targets
+
     def datum_shape(self, targets: Tensor) -> torch.Size:
         """Return (..., N)."""
         return targets.shape if self.num_targets is None else targets.shape[:-1]

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood
+from linear_operator import to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import pad
@@ -147,8 +149,17 @@ class JointMixedLikelihood(MixedLikelihood, JointLikelihood):
             ValueError: function_dist has another number of latents.
         """
         likelihood = self._family(family)
-        self._marginals(function_dist)  # raises unless it is of D latents
-        return likelihood.marginal(_distribution_of(likelihood, function_dist), *args, **kwargs)
+        latents, several = num_latents(likelihood), isinstance(function_dist, MultitaskMultivariateNormal)
+        mean, covariance = self._blocks(function_dist)
+        if latents is None:
+            operator = function_dist.lazy_covariance_matrix
+            own = function_dist[..., 0] if several else MultivariateNormal(mean.select(-2, 0), operator[..., 0, :, :])
+        elif latents == self.num_latents:
+            own = function_dist
+        else:  # the marginals of the data alone
+            blocks = BlockDiagLinearOperator(to_linear_operator(blocks_of(likelihood, covariance).movedim(-1, -3)))
+            own = MultitaskMultivariateNormal(latents_of(likelihood, mean).mT, blocks)
+        return likelihood.marginal(own, *args, **kwargs)
 
     def _integrated(self, local: Local, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         self.check(targets)
@@ -227,16 +238,3 @@ def _with_others(own: JointMoments, mean: Tensor, covariance: Tensor) -> JointMo
     whole = torch.cat([torch.cat([tilted, across.mT], -1), torch.cat([across, 0.5 * (rest + rest.mT)], -1)], -2)
     others = mean[..., d:, :] + moved.squeeze(-1).mT
     return JointMoments(own.log_normalizer, torch.cat([own.mean, others], -2), whole.movedim(-3, -1))
-
-
-def _distribution_of(likelihood: Any, function_dist: MultivariateNormal) -> MultivariateNormal:
-    """Return the distribution of the latents that a likelihood depends on, of one of D latents."""
-    latents = num_latents(likelihood)
-    if isinstance(function_dist, MultitaskMultivariateNormal):
-        if latents is None:
-            return function_dist[..., 0]
-        return function_dist if latents == function_dist.num_tasks else function_dist[..., :latents]
-    mean, covariance = function_dist.mean, function_dist.lazy_covariance_matrix
-    if latents is None:
-        return MultivariateNormal(mean.select(-2, 0), covariance[..., 0, :, :])
-    return MultivariateNormal(mean[..., :latents, :], covariance[..., :latents, :, :])

@@ -71,6 +71,11 @@ class MultinomialLogitLikelihood(JointLikelihood):
                 f"at index {index[0] if len(index) == 1 else index}. With total_count=None the totals may vary."
             )
 
+    @property
+    def target_numbers(self) -> int:
+        """The number of numbers in the target of a datum: its class, or the counts of all."""
+        return 1 if self.total_count == 1 else self.num_classes
+
     def datum_shape(self, targets: Tensor) -> torch.Size:
         """Return (..., N): labels have it, counts another dimension of size K."""
         return targets.shape if self.total_count == 1 else targets.shape[:-1]
