@@ -20,6 +20,7 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import _VariationalDistribution, _VariationalStrategy
 from linear_operator.operators import (
     DiagLinearOperator,
+    LinearOperator,
     LowRankRootAddedDiagLinearOperator,
     LowRankRootLinearOperator,
     RootLinearOperator,
@@ -254,12 +255,29 @@ class LatentVariationalStrategy(_VariationalStrategy):
         joint = self.model.forward(torch.cat([train_x, x], dim=-2))
         covariance = joint.lazy_covariance_matrix
         cross = covariance[..., :size, size:].to_dense()
+        return self.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
+
+    def predict(self, mean: Tensor, cross: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+        """Return the posterior of S values that are jointly Gaussian with f at the training inputs.
+
+        Args:
+            mean: their prior mean (..., S).
+            cross: prior covariances of f at the training inputs and them (..., P, S).
+            covariance: theirs (..., S, S).
+
+        Raises:
+            NotImplementedError: the model has inducing inputs, through which alone its predictions know the data.
+        """
+        if self.sparse_inputs is not None:
+            raise NotImplementedError(
+                "a model with inducing_inputs predicts f alone; leave them out for the posterior of a part of f."
+            )
+        conditioned = self.result().conditioned
         if self.design is not None:
             if isinstance(conditioned, LowRankPosterior | LowRankJointPosterior):
-                rest = covariance[..., size:, size:]
-                return predict_latent(conditioned, joint.mean[..., size:], cross, rest)
+                return predict_latent(conditioned, mean, cross, covariance)
             cross = self.design.times_matrix(cross)
-        return conditioned.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
+        return conditioned.predict(mean, cross, covariance)
 
     def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
         """Return p(f) (with `prior`) or q(f) at inputs x; the sparse prior is that of the training inputs alone."""
