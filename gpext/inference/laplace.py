@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import conditional_log_prob
+from gpext.inference.drivers.inexact_newton import refine_mode
 from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
 from gpext.inference.local_modes import modal_sites
 from gpext.inference.problem import Problem
@@ -96,11 +97,21 @@ class Laplace(Rule):
         found: list[_Found] = []
         for make in starts:
             before = found[-1].trace if found else []
-            found.append(self._climb(problem, *_begin(problem, make()), before))
+            found.append(self._climb(problem, *self._begin(problem, make()), before))
             if found[-1].status in (Status.CONVERGED, Status.MAX_STEPS):
                 return found[-1]
         best = min(found, key=lambda each: _WORSE.index(each.status))
         return best._replace(trace=[*found[-1].trace, best.trace[-1]] if best is not found[-1] else best.trace)
+
+    def _begin(self, problem: Problem, start: Sites) -> tuple[Tensor, Tensor]:
+        """Return f and K^-1 (f - mu) near the mode of the posterior under sites; the prior's where they make none."""
+        posterior = problem.condition(start.to(torch.float64))
+        if not bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
+            return problem.mean.detach(), torch.zeros_like(problem.mean)
+        if not isinstance(posterior, JointPosterior):
+            return posterior.mean, posterior.weights
+        f, weights, _ = refine_mode(problem, posterior, posterior.mean, posterior.weights, self.tolerance)
+        return f, weights
 
     def _climb(self, problem: Problem, f: Tensor, weights: Tensor, before: list[Tensor]) -> _Found:
         """Return where Newton's method converges from f and K^-1 (f - mu), log Z at every f after those before."""
@@ -143,6 +154,9 @@ class Laplace(Rule):
                     return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace)
                 rate = torch.where(risen, rate, rate / 2)
             f, weights = new_f, new_weights
+            if proper and isinstance(posterior, JointPosterior):
+                f, weights, reached = refine_mode(problem, posterior, f, weights, self.tolerance)
+                last = torch.minimum(last, reached)
 
 
 class _Found(NamedTuple):
@@ -158,14 +172,6 @@ def _nothing(problem: Problem, f: Tensor, status: Status, trace: list[Tensor]) -
     """Return the prior, where there is no posterior at f."""
     none = torch.full_like(problem.inner(f, f), -torch.inf)
     return _Found(problem.condition(problem.no_sites()), f, status, [*trace, none])
-
-
-def _begin(problem: Problem, start: Sites) -> tuple[Tensor, Tensor]:
-    """Return f and K^-1 (f - mu) of the posterior under sites; the prior's where they make none."""
-    posterior = problem.condition(start.to(torch.float64))
-    if bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
-        return posterior.mean, posterior.weights
-    return problem.mean.detach(), torch.zeros_like(problem.mean)
 
 
 def _condition(problem: Problem, at: Expansion) -> tuple[Posterior | JointPosterior, bool]:

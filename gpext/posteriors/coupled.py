@@ -29,6 +29,7 @@ from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.joint import JointPosterior
 from gpext.posteriors.negative_coupling import NegativeCoupling, condition_on_couplings
+from gpext.posteriors.whitened_couplings import WhitenedCouplings
 from gpext.sites import CoupledSites, GaussianSites
 
 
@@ -63,6 +64,8 @@ class CoupledPosterior(JointPosterior):
     @cached_property
     def blocks(self) -> Tensor:
         """The posterior covariance of the latents of each datum (..., D, D, N)."""
+        if self._whitened is not None:
+            return self._whitened.blocks
         coupled = torch.einsum("...dij,...eij->...dei", self._through_response, self._through)
         return diagonal_blocks(self.first.variance) - coupled
 
@@ -83,11 +86,27 @@ class CoupledPosterior(JointPosterior):
         a, and (a a' - R_dd) / 2 with R_dd = R0_d + T_d R2 T_d',
         T_d = (I - R0_d K_d) diag(w_d) = diag(w_d) - Gamma_d Z_d.
         """
-        weights, gamma, w = self.weights, self.sites.precision.unsqueeze(-1), self.sites.direction
+        outer = self.weights.unsqueeze(-1) * self.weights.unsqueeze(-2)
+        return self.weights, outer.sub_(self._response).mul_(0.5)
+
+    @property
+    def _response(self) -> Tensor:
+        """R_dd (..., D, N, N)."""
+        if self._whitened is not None:
+            return self._whitened.full_response
+        gamma, w = self.sites.precision.unsqueeze(-1), self.sites.direction
         reduced = torch.diag_embed(w) - gamma * self._through
         weighted = w.unsqueeze(-1) * self.second.response.unsqueeze(-3) - gamma * self._through_response  # T_d R2
-        response = self.first.response + weighted @ reduced.mT
-        return weights, 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - response)
+        return self.first.response + weighted @ reduced.mT
+
+    @cached_property
+    def _whitened(self) -> WhitenedCouplings | None:
+        if not isinstance(self.second, NegativeCoupling):
+            return None
+        sites, first = self.sites, self.first
+        return WhitenedCouplings.of(
+            first.prior_covariance, sites.precision, sites.direction, first.response, self.second
+        )
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., D, N), in O(D N^2)."""

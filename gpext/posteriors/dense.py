@@ -201,7 +201,7 @@ class DensePosterior:
         weights = self.weights
         return weights, 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - self.response)
 
-    @property
+    @cached_property
     def response(self) -> Tensor:
         """R = (K + T^-1)^-1 (..., N, N), which is T - T V T: V = K - K R K.
 

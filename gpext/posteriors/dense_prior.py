@@ -123,7 +123,13 @@ class DensePrior:
         """
         by_mean, by_covariance = posterior.gradient
         if response is not None:
-            product = response.unsqueeze(-1) * by_mean.unsqueeze(-2)
-            by_mean, by_covariance = by_mean + response, by_covariance + 0.5 * (product + product.mT)
-        moved = (by_mean * (self.mean - self.mean.detach())).sum(-1)
-        return moved + (by_covariance * (self.covariance - self.covariance.detach())).sum((-2, -1))
+            by_covariance.addcmul_(response.unsqueeze(-1), by_mean.unsqueeze(-2), value=0.5)
+            by_covariance.addcmul_(by_mean.unsqueeze(-1), response.unsqueeze(-2), value=0.5)
+            by_mean = by_mean + response
+        followed = (by_mean * self.mean).sum(-1) + _inner(by_covariance.flatten(-2), self.covariance.flatten(-2))
+        return followed - followed.detach()
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return a'b (...) of a (..., N) and b (..., N) or (N,), without a product of their size."""
+    return a @ b if b.dim() == 1 else (a.unsqueeze(-2) @ b.unsqueeze(-1)).squeeze((-2, -1))

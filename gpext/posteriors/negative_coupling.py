@@ -83,8 +83,11 @@ def condition_on_couplings(
         return None
     root = torch.where(coupling < 0, (-torch.where(coupling < 0, coupling, -1.0)).sqrt(), 0.0)
     r = share * root.unsqueeze(-2)
-    H = (r.unsqueeze(-1) * response * r.unsqueeze(-2)).sum(-3)
-    H = 0.5 * (H + H.mT) + torch.where(rest > rounding, rest, 0.0).diag_embed()
+    H = torch.where(rest > rounding, rest, 0.0).diag_embed()
+    for d in range(r.size(-2)):  # one at a time: the allocator takes as long for all of them as the factorisation
+        row = r[..., d, :]
+        H = H.addcmul_(row.unsqueeze(-1) * response[..., d, :, :], row.unsqueeze(-2))
+    H = 0.5 * (H + H.mT)
     chol, info = torch.linalg.cholesky_ex(H)
     ok = (info == 0) & (chol.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
     return NegativeCoupling(prior_mean, root, chol, ok)

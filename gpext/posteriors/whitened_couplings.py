@@ -1,0 +1,99 @@
+r"""Marginal covariances and the response of D latents under negative couplings, from one triangular solve.
+
+In the notation of :mod:`gpext.posteriors.coupled` and :mod:`gpext.posteriors.negative_coupling`, with L L' = H,
+
+    Y_d = L^-1 diag(s w_d) V0_d,      V_ii = diag(v0_i) + Y_i' Y_i,      Y_i = [Y_1 e_i, ..., Y_D e_i]
+    E_d = L^-1 diag(r_d) R0_d,        R_dd = R0_d - E_d' E_d,            Y_d Gamma_d + E_d = L^-1 diag(s w_d)
+
+so that one of the two, column by column, determines the other: Y where gamma v0 <= 1/2 and E elsewhere, whichever is
+the smaller part of the sum. No inverse beside R0 is needed, as off its diagonal V0 = -Gamma^-1 R0 Gamma^-1, and on it
+
+    v0 = (1 - R0_ii / gamma) / gamma                                      if gamma v0 > 1/2,
+    v0 = (k_ii + sum_{j != i} R0_ij k_ji / gamma_i) / (1 + gamma k_ii)    otherwise,
+
+which is row i of V0 (I + Gamma K) = K. For D latents: O(D N^3), of which D + 1 triangular solves are all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gpext.likelihoods.curvature import diagonal_blocks
+from gpext.linalg.triangles import solve_lower
+from gpext.posteriors.negative_coupling import NegativeCoupling
+
+_LEAST = 1e-290  # a precision by which R0 can be divided
+
+
+@dataclass(frozen=True)
+class WhitenedCouplings:
+    """The triangular solves of one posterior; float64."""
+
+    response: Tensor  # R0 (..., D, N, N)
+    variance: Tensor  # v0 (..., D, N)
+    solved: Tensor  # columns of Y_d or E_d, and L^-1 as the last (..., D + 1, N, N)
+    solved_weights: tuple[Tensor, Tensor]  # p and q (..., D, N): Y_d = solved_d p_d + L^-1 q_d
+    reduced_weights: tuple[Tensor, Tensor]  # the same of E_d
+
+    @classmethod
+    def of(
+        cls, prior_covariance: Tensor, precision: Tensor, direction: Tensor, response: Tensor, second: NegativeCoupling
+    ) -> WhitenedCouplings | None:
+        """Return them, or None if a precision is too small to divide by.
+
+        Args:
+            prior_covariance: K (..., D, N, N), or one (N, N) of all latents.
+            precision: gamma (..., D, N).
+            direction: w (..., D, N).
+            response: R0 (..., D, N, N).
+            second: the posterior of the couplings.
+        """
+        if not bool((precision > _LEAST).all()):
+            return None
+        right = response.new_empty(*response.shape[:-3], response.size(-3) + 1, *response.shape[-2:])
+        right[..., -1, :, :] = torch.eye(response.size(-1), dtype=response.dtype, device=response.device)
+        columns = right[..., :-1, :, :]  # also for what comes before them: fresh memory costs more than arithmetic
+        own, prior = (matrix.diagonal(dim1=-2, dim2=-1) for matrix in (response, prior_covariance))
+        others = (torch.mul(response, prior_covariance, out=columns).sum(-1) - own * prior) / precision
+        share = 1 - own / precision  # gamma v0
+        sharp = share > 0.5
+        variance = torch.where(sharp, share / precision, (prior + others) / (1 + precision * prior))
+        pull = second.root.unsqueeze(-2) * direction  # s w
+        torch.mul(response, (pull / precision).unsqueeze(-1), out=columns)
+        columns.mul_(torch.where(sharp, 1.0, -1 / precision).unsqueeze(-2))
+        diagonal = columns.diagonal(dim1=-2, dim2=-1)
+        diagonal.copy_(torch.where(sharp, diagonal, pull * variance))
+        solved = solve_lower(second.chol.unsqueeze(-3), right)
+        none = torch.zeros_like(pull)
+        return cls(
+            response,
+            variance,
+            solved,
+            (torch.where(sharp, -1 / precision, 1.0), torch.where(sharp, pull / precision, none)),
+            (torch.where(sharp, 1.0, -precision), torch.where(sharp, none, pull)),
+        )
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """The posterior covariance of the latents of each datum (..., D, D, N)."""
+        gram = torch.einsum("...aki,...bki->...abi", self.solved, self.solved)
+        p, q = self.solved_weights
+        cross = p.unsqueeze(-2) * gram[..., :-1, -1:, :] * q.unsqueeze(-3)
+        both = p.unsqueeze(-2) * gram[..., :-1, :-1, :] * p.unsqueeze(-3)
+        both = both + q.unsqueeze(-2) * gram[..., -1:, -1:, :] * q.unsqueeze(-3)
+        return diagonal_blocks(self.variance) + both + cross + cross.transpose(-3, -2)
+
+    @property
+    def full_response(self) -> Tensor:
+        """R_dd (..., D, N, N)."""
+        found = torch.empty_like(self.response)
+        p, q = (weight.unsqueeze(-2) for weight in self.reduced_weights)
+        last = self.solved[..., -1, :, :]
+        for d in range(self.response.size(-3)):
+            reduced = torch.addcmul(self.solved[..., d, :, :] * p[..., d, :, :], last, q[..., d, :, :])
+            torch.sub(self.response[..., d, :, :], reduced.mT @ reduced, out=found[..., d, :, :])
+        return found
