@@ -5,14 +5,14 @@ calibration error in 15 bins; a regression by the mean log density of standardis
 squared error and the share of rows in 90 % intervals. At most `--rows` rows (a random sample) are used of a set.
 
 * gpext: `GPClassifier()`, `GPRegressor()`;
-* scikit-learn's GP: constant times ARD squared exponential, white noise added for regression (up to 5000 training rows);
+* scikit-learn's GP: constant times ARD squared exponential, white noise added for regression (to 5000 training rows);
 * linear: logistic regression with its penalty by cross-validation; ridge likewise;
 * forest: 500 trees; probabilities are smoothed by one vote a class, regression noise is that of out-of-bag residuals;
 * boosting: `HistGradientBoosting...`, its noise that of residuals cross-validated in five folds;
-* SVGP: gpytorch's, ARD Matern-5/2, k-means inducing points (at most 256), 1000 steps of Adam with rate 0.01 on batches of
-  at most 256; 20 draws for softmax;
-* GPBoost: its GP with 20 neighbours (Vecchia), logit or Gaussian, in a process of its own (`--peer-python`); two classes
-  or regression only.
+* SVGP: gpytorch's, ARD Matern-5/2, k-means inducing points (at most 256), 1000 steps of Adam with rate 0.01 on batches
+  of at most 256; 20 draws for softmax;
+* GPBoost: its GP with 20 neighbours (Vecchia), logit or Gaussian, in a process of its own (`--peer-python`); two
+  classes or regression only.
 
 Numbers of regression methods without a noise model of their own are Gaussian. A line of JSON is appended for each run,
 and those that are there are skipped:

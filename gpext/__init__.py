@@ -10,7 +10,8 @@ Two chains share their linear algebra:
 gpytorch shells around that, `fit` trains, and `fit_grid` trains at each of several values of one hyperparameter.
 `operators`, `kernels.keops` and `solvers` work with large matrices that are not stored; `samplers` draw latent values
 and hyperparameters; `parallel` lets several processes work on one problem, `ppl` is for Pyro programs, and `plots`
-make figures. `estimators` are for scikit-learn, `survival` is for times until an event, `point_process` for places of events.
+makes figures. `estimators` are for scikit-learn, `survival` is for times until an event, `point_process` for places of
+events.
 """
 
 import importlib

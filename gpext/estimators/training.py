@@ -18,16 +18,17 @@ from torch import Tensor
 
 from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start_from
 from gpext.estimators.plan import Plan
-from gpext.estimators.stub_priors import add_priors
 from gpext.inference import Rule
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
+from gpext.priors import register_priors
 from gpext.training import FitResult, FitStatus, fit
 from gpext.variational import kmeans_inducing_points
 
 WORTH = 0.003  # nats a datum
 _SUBSET = 400  # rows from which training begins on a quarter of them
+_LEAST = 150  # of the rows of that quarter
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,14 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
 def _train_dense(task: Task, settings: Settings) -> Trained:
     size = len(task.inputs)
     model = DenseGP(task.inputs, task.targets, task.likelihood, task.rule, task.kernel).to(task.inputs.dtype)
-    if task.priors:
-        add_priors(model)
     objective = LatentMarginalLogLikelihood(task.likelihood, model)
+    if task.priors:
+        register_priors(objective)
     if task.start is not None:
         start_from(model, task.start)
     objectives: dict[int, float] = {}
     if task.start is None and size > _SUBSET:
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[: max(size // 4, _SUBSET)]
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[: max(size // 4, _LEAST)]
         some = _take(task, order)
         model.set_train_data(task.inputs[order], some, strict=False)
         result = _fit(objective, task.inputs[order], some, task, settings)
@@ -137,12 +138,12 @@ def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
         likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))
         points = task.points if task.points is not None else _points(task, size, settings.seed)
         model = SparseGP(points, likelihood, kernel).to(task.inputs.dtype)
-        if task.priors:
-            add_priors(model, likelihood)
         if values is not None:
             start_from(model, values)
             start_from(likelihood, values)
         objective = _bound(likelihood, model, len(task.inputs))
+        if task.priors:
+            register_priors(objective)
         result = _fit(objective, task.inputs, task.targets, task, settings, plan.batch_size)
         objectives[size] = result.objective
         gain = result.objective - (best.result.objective if best is not None else -float("inf"))
