@@ -23,7 +23,8 @@ from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
 from gpext.estimators.table import Columns, fit_columns, read_table
 from gpext.estimators.training import Settings, Task, Trained, train
-from gpext.inference import Laplace, Rule
+from gpext.inference import EP, KL, Laplace, Rule
+from gpext.inference.expansion import require_curvature
 from gpext.likelihoods import LatentLikelihood, Weighted
 from gpext.models.latent_gp import check_rule
 from gpext.training import FitStatus
@@ -94,7 +95,7 @@ class GPEstimator(BaseEstimator):
             likelihood, y = self._weighted(make().to(inputs.dtype), *wholes)
             if plan.inducing is not None and not isinstance(likelihood, LatentLikelihood):
                 likelihood, y = Weighted(likelihood), torch.stack(wholes, -1)  # whose sites are known
-            rule, last_rule = self._rules(likelihood)
+            rule, last_rule = self._rules(likelihood, y)
             task = Task(
                 inputs,
                 y,
@@ -154,7 +155,7 @@ class GPEstimator(BaseEstimator):
             parts = torch.from_numpy(np.ascontiguousarray(targets[some], float)), torch.from_numpy(weights[some])
             likelihood, y = self._weighted(make().to(inputs.dtype), *parts)
             kernel = self._own_kernel(inputs, columns)
-            task = Task(inputs, y, likelihood, kernel, *self._rules(likelihood), priors=self.priors)
+            task = Task(inputs, y, likelihood, kernel, *self._rules(likelihood, y), priors=self.priors)
             scores.append(_score(train(task, Plan(None, False, 0, None), self._settings())))
         names = [plain.names[j] for j in plain.skewed]
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -176,17 +177,22 @@ class GPEstimator(BaseEstimator):
         rows = targets.unsqueeze(-1) if targets.dim() == 1 else targets
         return weighted, torch.cat([rows, weights.unsqueeze(-1)], -1)
 
-    def _rules(self, likelihood: Any) -> tuple[Rule, Rule]:
+    def _rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
         """Return the rules for training and for predictions, on the full data."""
         if isinstance(self.inference, str):
             if self.inference != "auto":
                 raise ValueError(f"inference must be 'auto' or a rule of gpext.inference; got {self.inference!r}.")
-            return self._default_rules(likelihood)
+            return self._default_rules(likelihood, targets)
         check_rule(self.inference)
         return self.inference, self.inference
 
-    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
-        return Laplace(), Laplace()
+    def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
+        """Return Laplace's rule for training, KL where a mode may be a kink, and EP for predictions."""
+        try:
+            require_curvature(likelihood, targets, targets)
+        except TypeError:
+            return KL(), EP()
+        return Laplace(), EP()
 
     def _choice(self, found: dict[str, Trained]) -> str:
         """Return the likelihood of the best leave-one-out predictions; on inducing points, of the best bound."""

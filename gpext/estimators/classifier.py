@@ -144,7 +144,7 @@ class GPClassifier(ClassEstimator):
             return BernoulliLogitLikelihood()
         return MultinomialLogitLikelihood(len(self.classes_))
 
-    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
+    def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
         return Laplace(), EP() if len(self.classes_) == 2 else KL()
 
     def _weighted(self, likelihood: Any, targets: Tensor, weights: Tensor) -> tuple[Any, Tensor]:

@@ -17,7 +17,6 @@ from torch.distributions import Distribution
 from gpext.estimators.regressor import TargetEstimator, _ends
 from gpext.estimators.rows import distinct_rows, read_weights
 from gpext.estimators.table import read_table
-from gpext.inference import EP, Laplace, Rule
 from gpext.likelihoods import (
     LatentLikelihood,
     NegativeBinomialLogLikelihood,
@@ -153,9 +152,6 @@ class GPCountRegressor(TargetEstimator):
                 f"{self.family!r}."
             )
         return {name: _Maker(name) for name in names}
-
-    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
-        return Laplace(), EP()
 
     def _targets(self, y: Any, size: int) -> np.ndarray:
         targets = super()._targets(y, size)

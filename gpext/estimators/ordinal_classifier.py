@@ -9,7 +9,6 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.estimators.classifier import ClassEstimator
-from gpext.inference import EP, Laplace, Rule
 from gpext.likelihoods import OrdinalProbitLikelihood
 
 
@@ -79,9 +78,6 @@ class GPOrdinalClassifier(ClassEstimator):
 
     def _likelihood(self) -> Any:
         return OrdinalProbitLikelihood(len(self.classes_))
-
-    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
-        return Laplace(), EP()
 
     def _probabilities(self, q: MultivariateNormal) -> Tensor:
         return self.likelihood_(q).probs

@@ -21,7 +21,7 @@ from gpext.checks import whole_number
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.rows import distinct_rows, read_weights
 from gpext.estimators.table import read_table
-from gpext.inference import EP, KL, Laplace, Rule
+from gpext.inference import KL, Laplace, Rule
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood, Weighted
 from gpext.likelihoods.composed import ArgumentLikelihood
 
@@ -164,6 +164,27 @@ class TargetEstimator(RegressorMixin, GPEstimator):
             yield f"{100 * level:.0f} % intervals contain {inside:.1f} % of the data"
 
 
+def center_and_scale(targets: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return the mean and the standard deviation of weighted targets, or, of targets with outliers, robust ones.
+
+    These are the median and 1.4826 times the median absolute deviation, where the standard deviation is more than three
+    times as large. The scale of constant targets is 1.
+    """
+    center, middle = float(np.average(targets, weights=weights)), _median(targets, weights)
+    spread = math.sqrt(np.average((targets - center) ** 2, weights=weights))
+    robust = 1.4826 * _median(np.abs(targets - middle), weights)
+    if 0 < 3 * robust < spread:
+        center, spread = middle, robust
+    return center, spread if spread > 10 * np.finfo(float).eps * abs(center) else 1.0
+
+
+def _median(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted median, the smallest value that half of the weight does not exceed."""
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(total, 0.5 * total[-1])])
+
+
 def _ends(coverage: float) -> list[float]:
     """Return the probabilities of the ends of a central interval."""
     if not 0 < coverage < 1:
@@ -260,9 +281,7 @@ class GPRegressor(TargetEstimator):
         """
         likelihoods = self._candidates()
         raw, targets, weights = distinct_rows(*self._read(X, y, sample_weight))
-        self._center = float(np.average(targets, weights=weights))
-        spread = math.sqrt(np.average((targets - self._center) ** 2, weights=weights))
-        self._scale = spread if spread > 10 * np.finfo(float).eps * abs(self._center) else 1.0
+        self._center, self._scale = center_and_scale(targets, weights)
         self._train(raw, (targets - self._center) / self._scale, weights, likelihoods)
         return self
 
@@ -279,10 +298,10 @@ class GPRegressor(TargetEstimator):
             f"{self.noise!r}."
         )
 
-    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
+    def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
         if isinstance(likelihood, HeteroscedasticGaussianLikelihood):
             return KL(), KL()
         inside = likelihood.likelihood if isinstance(likelihood, Weighted) else likelihood
         if isinstance(inside, gpytorch.likelihoods.GaussianLikelihood):
             return Laplace(), Laplace()
-        return Laplace(), EP()
+        return super()._default_rules(likelihood, targets)

@@ -18,7 +18,6 @@ from torch import Tensor
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.rows import distinct_rows, read_weights
 from gpext.estimators.table import read_table
-from gpext.inference import EP, Laplace, Rule
 from gpext.likelihoods import (
     Censored,
     LogLogisticLikelihood,
@@ -138,9 +137,6 @@ class GPSurvival(GPEstimator):
         self._train(raw, limits / self._unit, weights, {name: _Maker(_FAMILIES[name]) for name in names})
         return self
 
-    def _default_rules(self, likelihood: Any) -> tuple[Rule, Rule]:
-        return Laplace(), EP()
-
     def _hazard(self, X: Any) -> ParametricHazard:
         inputs = self._inputs(X)
         found = self._by_rows(inputs, lambda q: torch.stack([q.mean, q.variance], -1))
@@ -186,13 +182,13 @@ class GPSurvival(GPEstimator):
         """
         hazard = self._hazard(X)
         at = torch.as_tensor(np.asarray(self.unique_times_ if times is None else times, float) / self._unit)
-        return hazard.survival(at).mean.numpy()
+        return hazard.survival(at).mean.detach().numpy()
 
     def predict_cumulative_hazard_function(self, X: Any, times: Any = None) -> np.ndarray:
         """Return the mean cumulative hazards (n, T) at times (T,); see :meth:`predict_survival_function`."""
         hazard = self._hazard(X)
         at = torch.as_tensor(np.asarray(self.unique_times_ if times is None else times, float) / self._unit)
-        return hazard.cumulative_hazard(at).mean.numpy()
+        return hazard.cumulative_hazard(at).mean.detach().numpy()
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """Return the log predictive density (n,) of each time, or the log probability of living longer if censored.
@@ -203,7 +199,7 @@ class GPSurvival(GPEstimator):
         hazard = self._hazard(X)
         event, time = read_survival(y, len(hazard.mean))
         found = hazard.log_density(torch.from_numpy(time / self._unit), torch.from_numpy(event))
-        return found.numpy() - event * math.log(self._unit)
+        return found.detach().numpy() - event * math.log(self._unit)
 
     def score(self, X: Any, y: Any) -> float:
         """Return the concordance index of the risk scores: the probability to order two comparable subjects rightly.
@@ -234,7 +230,7 @@ def read_survival(y: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
                 "a structured y has two fields, first whether the event was observed (bool), then the time; got "
                 f"{names}."
             )
-        event, time = np.asarray(y[names[0]]), np.asarray(y[names[1]], float)
+        event, time = np.ascontiguousarray(y[names[0]]), np.ascontiguousarray(y[names[1]], float)
     else:
         time = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
         event = np.ones(len(time), bool)

@@ -8,6 +8,7 @@ tell: the full data begin from those of a random quarter. Inducing points are do
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start_from
 from gpext.estimators.plan import Plan
-from gpext.inference import Rule
+from gpext.inference import KL, InferenceWarning, Rule, Status
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
@@ -120,8 +121,21 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
             return Trained(model.eval(), task.likelihood, result, objectives)
     result = _fit(objective, task.inputs, task.targets, task, settings)
     objectives[size] = result.objective
-    model.inference = task.last_rule
-    return Trained(model, task.likelihood, result, objectives)
+    return Trained(model, task.likelihood, result, objectives, _conclude(model, task))
+
+
+def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
+    """Infer by the last rule, or, where it does not converge, by another one; return a sentence if so."""
+    ends = []
+    for rule in (task.last_rule, KL(), task.rule):
+        model.inference = rule
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InferenceWarning)  # the outcome is in the report
+            result = model.result
+        if result.status is Status.CONVERGED:
+            break
+        ends.append(result.message)
+    return tuple(ends)
 
 
 def _take(task: Task, index: Tensor) -> Tensor:

@@ -1,0 +1,176 @@
+"""Choices are made by size and by leave-one-out predictions, are said in the report, and every one can be set."""
+
+import copy
+import pickle
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+
+import gpext
+from gpext.estimators import GPClassifier, GPRegressor
+from gpext.estimators.plan import choose_plan
+from gpext.inference import KL
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (200, 1))
+    return x, np.sin(2 * x[:, 0]) + 0.1 * rng.standard_normal(200)
+
+
+def test_plans_by_size():
+    small = choose_plan(500, 1, "auto", "auto")
+    assert (small.inducing, small.batch_size) == (None, None)
+    assert choose_plan(500, 1000, "auto", "auto").inducing is not None  # many latent functions
+    middle = choose_plan(20_000, 1, "auto", "auto")
+    assert middle.grows
+    assert middle.batch_size is None
+    large = choose_plan(1_000_000, 1, "auto", "auto")
+    assert not large.grows
+    assert large.batch_size is not None
+    assert choose_plan(500, 1, 30, None).inducing == 30
+    assert choose_plan(20, 1, 30, None).inducing == 20
+    assert choose_plan(100_000, 1, None, None).inducing is None
+    for bad in ("many", 0):
+        with pytest.raises(ValueError, match="inducing_points"):
+            choose_plan(10, 1, bad, None)
+    with pytest.raises(TypeError, match="batch_size"):
+        choose_plan(10, 1, "auto", 1.5)
+    with pytest.raises(ValueError, match="need inducing points"):
+        choose_plan(10, 1, None, 5)
+
+
+def test_inducing_points_grow_while_the_bound_gains(data, monkeypatch):
+    x, y = data
+    monkeypatch.setattr("gpext.estimators.plan._FULL", 0.0)
+    monkeypatch.setattr("gpext.estimators.plan._FIRST", 3)
+    model = GPRegressor().fit(x, y)
+    sizes = model.model_.variational_strategy.inducing_points.size(-2)
+    assert 6 <= sizes < 200
+    assert any("doubled" in choice for choice in model.report_.choices)
+    full = GPRegressor("student_t", inducing_points=None).fit(x, y)
+    assert abs(model.log_density(x, y).mean() - full.log_density(x, y).mean()) < 0.03
+
+
+@pytest.mark.parametrize("points", [15, np.linspace(-2, 2, 12)[:, None]])
+def test_inducing_points_can_be_given(points, data):
+    x, y = data
+    model = GPClassifier(inducing_points=points).fit(x, y > 0)
+    assert len(model.model_.variational_strategy.inducing_points) == (15 if np.ndim(points) == 0 else 12)
+    assert model.score(x, y > 0) > 0.9
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # few data, few epochs
+@pytest.mark.parametrize("noise", ["gaussian", "student_t"])
+def test_minibatches(noise, data):
+    x, y = data
+    model = GPRegressor(noise, inducing_points=20, batch_size=50).fit(x, y)
+    assert model.score(x, y) > 0.9
+    with pytest.warns(ConvergenceWarning, match="max_steps"):
+        GPRegressor(noise, inducing_points=20, batch_size=50, max_steps=2).fit(x, y)
+
+
+def test_many_classes_with_inducing_points(data):
+    x, y = data
+    labels = np.digitize(y, [-0.5, 0.5])
+    model = GPClassifier(inducing_points=15).fit(x, labels)
+    assert model.score(x, labels) > 0.85
+
+
+def test_heavy_tails_are_found():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (120, 1))
+    clean = np.sin(2 * x[:, 0])
+    outliers = GPRegressor().fit(x, clean + 0.1 * rng.standard_t(2, 120))
+    assert outliers.likelihood_name_ == "student_t"
+    assert {"gaussian", "student_t"} == set(outliers.report_.leave_one_out)
+    loo = outliers.report_.leave_one_out
+    assert loo["student_t"] > loo["gaussian"]
+
+
+def test_rules_and_kernels_can_be_given(data):
+    x, y = data
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+    before = copy.deepcopy(kernel.state_dict())
+    model = GPClassifier(kernel=kernel, inference=KL())
+    model.fit(x, y > 0)
+    assert isinstance(model.model_.inference, KL)
+    assert all(torch.equal(kernel.state_dict()[name], value) for name, value in before.items())
+    for bad, error in (
+        ({"kernel": "rbf"}, TypeError),
+        ({"inference": "MCMC"}, ValueError),
+        ({"inference": KL}, TypeError),
+    ):
+        with pytest.raises(error):
+            GPClassifier(**bad).fit(x, y > 0)
+    with pytest.raises(ValueError, match="noise must be"):
+        GPRegressor("cauchy").fit(x, y)
+
+
+def test_the_report_shows_choices_and_calibration(data):
+    x, y = data
+    model = GPRegressor().fit(x, y)
+    shown = str(model.report_)
+    for part in ("choices", "full data", "noise", "training", "most relevant inputs", "90 % intervals contain"):
+        assert part in shown
+
+
+def test_warm_starts_take_fewer_steps(data):
+    x, y = data
+    model = GPRegressor("gaussian", warm_start=True).fit(x, y)
+    first = model.fit_result_.num_steps
+    assert model.fit(x, y).fit_result_.num_steps < first
+
+
+def test_seeds_and_copies(data):
+    x, y = data
+    model = GPRegressor(inducing_points=10, random_state=3).fit(x, y)
+    again = GPRegressor(inducing_points=10, random_state=3).fit(x, y)
+    assert np.array_equal(model.predict(x), again.predict(x))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert np.array_equal(twin.predict(x), model.predict(x))
+        assert str(twin.report_) == str(model.report_)
+
+
+def test_an_interrupted_fit_predicts(data, monkeypatch):
+    x, y = data
+    kind = gpext.likelihoods.StudentTLikelihood
+    plain, calls = kind.unchecked_log_prob, []
+
+    def interrupted(self, *args):
+        calls.append(0)
+        if len(calls) == 40:
+            raise KeyboardInterrupt
+        return plain(self, *args)
+
+    monkeypatch.setattr(kind, "unchecked_log_prob", interrupted)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model = GPRegressor("student_t").fit(x, y)
+    assert np.isfinite(model.predict(x)).all()
+
+
+def test_nothing_is_predicted_before_training():
+    for method in ("predict", "predict_quantiles", "predict_interval", "sample_y"):
+        with pytest.raises(NotFittedError):
+            getattr(GPRegressor(), method)([[0.0]])
+    with pytest.raises(NotFittedError):
+        GPClassifier().predict_proba([[0.0]])
+
+
+def test_hard_data_end_with_finite_predictions():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40, 2))
+    y = x[:, 0] + 0.1 * rng.standard_normal(40)
+    y[0] = 1e6
+    cases = [(x, y), (x[:1], y[1:2]), (np.zeros((5, 2)), np.ones(5)), (np.repeat(x[:2], 20, 0), y), (x.astype("f4"), y)]
+    for inputs, targets in cases:
+        model = GPRegressor().fit(inputs, targets)
+        mean, deviation = model.predict(x[:3], return_std=True)
+        assert np.isfinite(mean).all()
+        assert (deviation >= 0).all()
+    with pytest.raises(ValueError, match="1 class"):
+        GPClassifier().fit(x, np.ones(40))
