@@ -87,6 +87,13 @@ def fit_collapsed(
             if run.trace and not learns:
                 continue  # learned hyperparameters may suit more data
             return run.finish(FitStatus.BREAKDOWN, str(error))  # all stays as it was after the last step
+        except KeyboardInterrupt:
+            if ranks.size > 1 or not stage.begun:  # other ranks may be in another step
+                raise
+            stage.collapsed.forget()
+            objective = stage.per_datum(stage.collapsed.evaluate(gradient=False))  # at the best hyperparameters
+            stage.collapsed.commit()
+            return run.finish(FitStatus.INTERRUPTED, objective=objective)
         if done:
             break
     if stage.stopped or not run.steps_left(MAX_STEPS):
@@ -115,9 +122,14 @@ class _Stage:
         self.stopped = False  # by the user's callback
         self._last: float | None = None  # no step yet
 
+    @property
+    def begun(self) -> bool:
+        """Whether a step was taken."""
+        return self._last is not None
+
     def begin(self) -> None:
         """Find sites, unless there are some, and move them at the current hyperparameters."""
-        if self._last is None:
+        if not self.begun:
             value = self.collapsed.evaluate(gradient=False)
             if not bool(value.isfinite().all()):
                 raise FloatingPointError(f"the bound is {float(value.sum())} at the hyperparameters given; {_CURE}.")
@@ -190,11 +202,14 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             on_best=keep,
             max_restarts=_RESTARTS,
         )
+        status = FitStatus[outcome.name]
+    except KeyboardInterrupt:
+        status = FitStatus.INTERRUPTED
     finally:
         commit()
         inference.restore()
     # The best point may be one that a line search had evaluated; and there may have been nothing to train.
-    status, value, note = inference.ending(x, y, FitStatus[outcome.name])
+    status, value, note = inference.ending(x, y, status)
     return run.finish(status, note, value)
 
 

@@ -174,6 +174,10 @@ class CollapsedBound:
             last = value
         return self._value
 
+    def forget(self) -> None:
+        """Make the next evaluation start from the sites: after an interrupt, what was made of them may be incomplete."""
+        self._loaded.forget()
+
     @property
     def divergence(self) -> Tensor:
         """KL(q(u) || p(u)) (...) of the last evaluation or refreshment."""

@@ -194,8 +194,10 @@ class NaturalVariationalStrategy(VariationalStrategy):
     def move(self, vector: Tensor, gram: Tensor, rate: float) -> None:
         """Set eta <- (1 - rate) eta + rate vector and Lambda <- (1 - rate) Lambda + rate (I + gram)."""
         eta, half = self._natural()
-        eta.lerp_(vector.to(eta.dtype), rate)
-        half.mul_(1 - rate).add_(gram.to(half.dtype), alpha=-0.5 * rate)
-        half.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
+        moved = ((1 - rate) * half).add_(gram.to(half.dtype), alpha=-0.5 * rate)
+        moved.diagonal(dim1=-2, dim2=-1).sub_(0.5 * rate)
+        vector = torch.lerp(eta, vector.to(eta.dtype), rate)
+        half.copy_(moved)  # an interrupt on the way leaves a precision that is positive definite
+        eta.copy_(vector)
         if self.__dict__.get("_memoize_cache"):
             self._clear_cache()
