@@ -20,6 +20,7 @@ from types import ModuleType
 from gpext import (
     augmentations,
     bounds,
+    datasets,
     designs,
     distributions,
     inference,
@@ -51,6 +52,7 @@ __all__ = [
     "__version__",
     "augmentations",
     "bounds",
+    "datasets",
     "designs",
     "distributions",
     "estimators",

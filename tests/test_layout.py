@@ -13,6 +13,7 @@ import gpext
 PACKAGE = Path(__file__).parent.parent / "gpext"
 ROOMS = [
     "_version",
+    "datasets",
     "checks",
     "callers",
     "progress",

@@ -175,7 +175,7 @@ class CollapsedBound:
         return self._value
 
     def forget(self) -> None:
-        """Make the next evaluation start from the sites: after an interrupt, what was made of them may be incomplete."""
+        """Make the next evaluation start from the sites alone: an interrupt leaves what was made of them incomplete."""
         self._loaded.forget()
 
     @property

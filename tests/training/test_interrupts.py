@@ -1,4 +1,4 @@
-"""Ctrl-C anywhere in training ends it with status INTERRUPTED, and leaves the best parameters so far, ready to predict."""
+"""Ctrl-C anywhere in training ends it with status INTERRUPTED and leaves the best parameters so far."""
 
 import copy
 
