@@ -23,7 +23,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gpytorch
@@ -32,7 +31,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
 from benchmarks.tables import table
 from gpext.inference import EP, KL, Laplace, Rule, Taylor
 from gpext.likelihoods import Censored, StudentTLikelihood
@@ -263,11 +262,7 @@ def report(ledger: Ledger) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the draws")
-    parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
-    parser.add_argument("--report-only", action="store_true", help="print the tables of what is there")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = command_line(__doc__, quick="a hundredth of the draws")
     measure_and_report(parser.parse_args(arguments), run, report)
     return 0
 

@@ -42,7 +42,7 @@ from scipy import special, stats
 from torch import Tensor
 
 import gpext
-from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
 from benchmarks.tables import table
 from gpext import likelihoods
 from gpext.bounds import num_latents
@@ -310,14 +310,10 @@ def report(ledger: Ledger) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="60 data, one seed")
+    parser = command_line(__doc__, quick="60 data, one seed")
     parser.add_argument("--families", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--gpboost-python", default=None, help="interpreter that has gpboost; without it, gpext alone")
-    parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
-    parser.add_argument("--report-only", action="store_true", help="print the table of what is there")
-    parser.add_argument("--threads", type=int, default=1)
     measure_and_report(parser.parse_args(arguments), run, report)
     return 0
 

@@ -30,7 +30,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import gpytorch
@@ -47,7 +46,7 @@ from torch import Tensor
 
 import gpext
 from benchmarks.datasets import Dataset, load
-from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
 from benchmarks.tables import table
 from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, HeteroscedasticStudentTLikelihood
@@ -262,14 +261,10 @@ def report(ledger: Ledger) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="generated data, 60 of them, one fold")
+    parser = command_line(__doc__, quick="generated data, 60 of them, one fold")
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS))
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=list(METHODS))
     parser.add_argument("--folds", type=int, default=NUM_FOLDS, help="how many of the five")
-    parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
-    parser.add_argument("--report-only", action="store_true", help="print the table of what is there")
-    parser.add_argument("--threads", type=int, default=1)
     measure_and_report(parser.parse_args(arguments), run, report)
     return 0
 

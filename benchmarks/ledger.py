@@ -45,6 +45,21 @@ class Ledger:
                 file.write(json.dumps(row) + "\n")
 
 
+def command_line(doc: str | None, *, quick: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that these benchmarks share, to which each adds its own.
+
+    Args:
+        doc: of the benchmark; its first paragraph is the description.
+        quick: what a quick run measures.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
+    parser.add_argument("--report-only", action="store_true", help="print the tables of what is there")
+    parser.add_argument("--threads", type=int, default=1)
+    return parser
+
+
 def measure_and_report(
     options: argparse.Namespace, run: Callable[[Ledger, argparse.Namespace], None], report: Callable[[Ledger], str]
 ) -> Ledger:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gpytorch
@@ -27,7 +26,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
 from benchmarks.tables import table
 from gpext import likelihoods as gl
 from gpext.bounds import conditional_log_prob, num_latents
@@ -224,11 +223,7 @@ def report(ledger: Ledger) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="50 data, one pair")
-    parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
-    parser.add_argument("--report-only", action="store_true", help="print the table of what is there")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = command_line(__doc__, quick="50 data, one pair")
     measure_and_report(parser.parse_args(arguments), run, report)
     return 0
 

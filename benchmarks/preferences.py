@@ -23,7 +23,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import gpytorch
 import numpy as np
@@ -35,7 +34,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import gpext
-from benchmarks.ledger import Ledger, Row, measure_and_report
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
 from benchmarks.tables import table, table_of
 from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import PairwiseLogitLikelihood, PairwiseProbitLikelihood
@@ -208,12 +207,8 @@ def report(ledger: Ledger) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one small problem")
+    parser = command_line(__doc__, quick="one small problem")
     parser.add_argument("--many", action="store_true", help="100,000 comparisons, by minibatches")
-    parser.add_argument("--output", type=Path, default=None, help="rows so far, to resume from")
-    parser.add_argument("--report-only", action="store_true", help="print the table of what is there")
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
     if options.many:
         torch.set_num_threads(options.threads)

@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood
@@ -45,6 +44,7 @@ from torch.distributions import Distribution, Normal
 from tqdm import tqdm
 
 import gpext
+from benchmarks import robust_regression_methods as robust
 from benchmarks.tables import table
 from gpext.inference import EP, KL, RobustConjugate, Rule
 from gpext.likelihoods import LaplaceLikelihood, StudentTLikelihood
@@ -62,6 +62,7 @@ CELLS = [
     ("hartmann", "uniform", 0.15),
 ]
 DIMENSIONS, NOISE = {"friedman": 5, "hartmann": 6}, {"friedman": 1.0, "hartmann": 0.1}
+_SCALE = 1 / math.sqrt(12)  # the standard deviation of a uniform input
 RECENTRED = 3
 Scores = tuple[Tensor, Distribution]  # E f and p(y) at the test inputs, in the units of the function
 
@@ -109,39 +110,13 @@ def draw(name: str, regime: str, share: float, seed: int, num_train: int = 100, 
     return Problem(x[:num_train], y[:num_train], x[num_train:], f[num_train:], y[num_train:], spread)
 
 
-class _Prior:
-    """The prior of all models but BoTorch's, and its start."""
-
-    mean_module: Any
-    covar_module: Any
-
-    def _begin(self, x: Tensor) -> None:
-        self.mean_module = gpytorch.means.ConstantMean().to(x)
-        kernel = gpytorch.kernels.RBFKernel(ard_num_dims=x.size(-1))
-        self.covar_module = gpytorch.kernels.ScaleKernel(kernel).to(x)
-        self.covar_module.outputscale, kernel.lengthscale = 1.0, math.sqrt(x.size(-1)) / math.sqrt(12)
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior."""
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-class ExactModel(_Prior, gpytorch.models.ExactGP):
-    """gpytorch's exact GP."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        super().__init__(x, y, GaussianLikelihood().to(x))
-        self._begin(x)
-        self.likelihood.noise = 0.25
-
-
-class LatentModel(_Prior, gpext.models.LatentGP):
+class LatentModel(robust.CommonPrior, gpext.models.LatentGP):
     """A GP with any likelihood."""
 
     def __init__(self, x: Tensor, y: Tensor, likelihood: Any, rule: Rule) -> None:
         super().__init__(x, y, likelihood.to(x), rule)
-        self._begin(x)
-        likelihood.noise = 0.25
+        self.begin(x, _SCALE)
+        likelihood.noise = robust.NOISE
 
 
 def _standardised(problem: Problem) -> tuple[Tensor, float, float]:
@@ -165,7 +140,7 @@ def _back(problem: Problem, model: Any, centre: float, scale: float) -> Scores:
 def exact(problem: Problem) -> Scores:
     """Gaussian noise."""
     y, centre, scale = _standardised(problem)
-    model = ExactModel(problem.x, y)
+    model = robust.ExactModel(problem.x, y, _SCALE)
     gpext.fit(ExactMarginalLogLikelihood(model.likelihood, model), problem.x, y, progress=False)
     return _back(problem, model, centre, scale)
 

@@ -44,40 +44,41 @@ class Settings:
     configurations: int = 28
 
 
-class _Prior:
+class CommonPrior:
     """The prior that all models share, set to the common start."""
 
     mean_module: Any
     covar_module: Any
 
-    def _begin(self, x: Tensor) -> None:
+    def begin(self, x: Tensor, scale: float = 1.0) -> None:
+        """Make the mean and the kernel, for inputs whose columns have a standard deviation of `scale`."""
         self.mean_module = gpytorch.means.ConstantMean().to(x)
         kernel = gpytorch.kernels.RBFKernel(ard_num_dims=x.size(-1))
         self.covar_module = gpytorch.kernels.ScaleKernel(kernel).to(x)
         self.covar_module.outputscale = OUTPUTSCALE
-        kernel.lengthscale = math.sqrt(x.size(-1))
+        kernel.lengthscale = scale * math.sqrt(x.size(-1))
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior."""
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-class ExactModel(_Prior, gpytorch.models.ExactGP):
+class ExactModel(CommonPrior, gpytorch.models.ExactGP):
     """gpytorch's exact GP."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood().to(x))
-        self._begin(x)
+        self.begin(x, scale)
         self.likelihood.noise = NOISE
 
 
-class RobustModel(_Prior, gpext.models.LatentGP):
+class RobustModel(CommonPrior, gpext.models.LatentGP):
     """A Student-t GP; its degrees of freedom may be anything above 1, where log log nu begins."""
 
     def __init__(self, x: Tensor, y: Tensor, rule: Any, *, free: bool = True) -> None:
         likelihood = StudentTLikelihood(deg_free_constraint=gpytorch.constraints.GreaterThan(1.0)).to(x)
         super().__init__(x, y, likelihood, rule)
-        self._begin(x)
+        self.begin(x)
         likelihood.deg_free, likelihood.noise = x.new_tensor(DEG_FREE), NOISE
         likelihood.raw_deg_free.requires_grad_(free)
 

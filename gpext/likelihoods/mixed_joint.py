@@ -74,13 +74,7 @@ class JointMixedLikelihood(MixedLikelihood, JointLikelihood):
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, covariance) df (..., N), by each family's own rule.
 
-        Args:
-            targets: as :meth:`log_prob`.
-            mean: (..., D, N).
-            covariance: of the latents of each datum (..., D, D, N).
-
-        Raises:
-            TypeError, ValueError: as :meth:`check`; a covariance is not positive semidefinite.
+        Arguments and errors as :meth:`JointLikelihood.joint_log_density`.
         """
 
         def local(likelihood: Any, y: Tensor, m: Tensor, V: Tensor) -> Tensor:
@@ -91,11 +85,7 @@ class JointMixedLikelihood(MixedLikelihood, JointLikelihood):
         return self._integrated(local, targets, mean, covariance)
 
     def joint_expected_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-        """Return E[log p(y | f)] under N(mean, covariance), (..., N); as :meth:`joint_log_density`.
-
-        Raises:
-            TypeError, ValueError: as :meth:`joint_log_density`.
-        """
+        """Return E[log p(y | f)] under N(mean, covariance), (..., N); as :meth:`joint_log_density`."""
 
         def local(likelihood: Any, y: Tensor, m: Tensor, V: Tensor) -> Tensor:
             if num_latents(likelihood) is None:

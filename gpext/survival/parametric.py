@@ -177,13 +177,9 @@ def parametric_hazard(model: torch.nn.Module, likelihood: LatentLikelihood, inpu
     Example:
         >>> import gpytorch, torch, gpext
         >>> class LogScale(gpext.models.LatentGP):
-        ...     def __init__(self, x, y, likelihood):
-        ...         super().__init__(x, y, likelihood)
-        ...         self.mean_module = gpytorch.means.ConstantMean()
-        ...         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-        ...
-        ...     def forward(self, x):
-        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        ...     def forward(self, x):  # a kernel that is not trained
+        ...         kernel = gpytorch.kernels.RBFKernel()
+        ...         return gpytorch.distributions.MultivariateNormal(torch.zeros(len(x)), kernel(x))
         >>> x, time = torch.tensor([0.0, 0.3, 0.6, 1.0]), torch.tensor([0.5, 1.0, 2.0, 3.0])
         >>> limits = torch.stack([time, torch.tensor([0.5, 1.0, 2.0, torch.inf])], -1)  # the last one is censored
         >>> likelihood = gpext.likelihoods.Censored(gpext.likelihoods.WeibullLikelihood())
