@@ -46,6 +46,10 @@ AMOUNTS = constraints.greater_than_eq(0.0)
 class Tweedie(Distribution):
     """The sum of a Poisson number of gamma variables: zeros and positive amounts.
 
+    There is no `log_tail` of it, so that `Censored` and `Truncated` refuse it. The terms of a tail are Poisson masses
+    times incomplete gamma functions, which lie about the number of terms that is likely given Y = y far out, not about
+    lambda; and inference needs the first two derivatives of its logarithm in log mu, each a series of its own.
+
     Args:
         log_mean: log mu.
         dispersion: phi > 0.
