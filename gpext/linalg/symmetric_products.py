@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 _ROWS = 128  # of a block: more save less, fewer make slow products
+_FEW_BLOCKS = 2
 _LONG = 2  # times its height: a shorter product costs less than its blocks and their copies
 
 
@@ -31,7 +32,7 @@ def symmetric_matrix(blocks: Sequence[Tensor]) -> Tensor:
 
 def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
     """Return X Y' (..., M, M), which has to be symmetric, of X and Y (..., M, N)."""
-    if left.size(-1) <= _LONG * left.size(-2):
+    if left.size(-2) <= _FEW_BLOCKS * _ROWS and left.size(-1) <= _LONG * left.size(-2):
         return left @ right.mT
     rows = range(0, left.size(-2), _ROWS)
     return symmetric_matrix([left[..., i : i + _ROWS, :] @ right[..., : i + _ROWS, :].mT for i in rows])

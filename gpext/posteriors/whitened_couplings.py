@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gpext.likelihoods.curvature import diagonal_blocks
+from gpext.linalg.symmetric_products import symmetric_product
 from gpext.linalg.triangles import solve_lower
 from gpext.posteriors.negative_coupling import NegativeCoupling
 
@@ -95,5 +96,5 @@ class WhitenedCouplings:
         last = self.solved[..., -1, :, :]
         for d in range(self.response.size(-3)):
             reduced = torch.addcmul(self.solved[..., d, :, :] * p[..., d, :, :], last, q[..., d, :, :])
-            torch.sub(self.response[..., d, :, :], reduced.mT @ reduced, out=found[..., d, :, :])
+            torch.sub(self.response[..., d, :, :], symmetric_product(reduced.mT, reduced.mT), out=found[..., d, :, :])
         return found
