@@ -11,10 +11,14 @@ of covariance E_i = diag(D_1i, ..., D_Di), is integrated out of its site, and on
     log|I + K U| = sum_i log|B_i| + log|A|,     R = (K + U^-1)^-1 = T - T Phi A^-1 Phi' T
 
 in O(N D^2 M^2 + (D M)^3). A posterior exists where every B_i and A are positive definite.
+
+Latents share no coordinate, so that of L^-1 Phi_i' the columns of latent d begin at its own block of rows: they are the
+product of a block of columns of L^-1 and Phi_d', and data are taken some at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,8 +31,11 @@ from torch import Tensor
 from gpext.distributions import MultitaskLatentNormal
 from gpext.linalg.products import times
 from gpext.linalg.square_root import SquareRoot
+from gpext.linalg.triangles import solve_lower, solve_whole
 from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.sites import JointSites, block_times
+
+_NUMBERS = 2**21  # of L^-1 Phi' held at a time
 
 
 @dataclass(frozen=True)
@@ -87,15 +94,20 @@ class LowRankJointPosterior(JointPosterior):
     @property
     def response_root(self) -> Tensor:
         """The blocks of R Phi = T Phi A^-1 that belong to one latent, (..., D, N, M)."""
-        solved = torch.linalg.solve_triangular(self.chol.mT, self._whitened.flatten(-2), upper=True)
-        latents, size = self.prior_mean.shape[-2:]
-        solved = solved.view(*solved.shape[:-2], latents, -1, latents, size)  # A^-1 Phi'
-        return torch.einsum("...den,...dmen->...dnm", self._precision, solved)
+        found = torch.empty_like(self.root)
+        width = self.root.size(-1)
+        for some in self._some_data():
+            weighted = self._precision[..., some].movedim(-1, -3) @ self._whitened(some)  # T Phi L^-T (..., n, D, D M)
+            for d in range(self.root.size(-3)):
+                back = self._inverse_factor[..., d * width :, d * width : (d + 1) * width]
+                found[..., d, some, :] = weighted[..., d, d * width :] @ back
+        return found
 
     @property
     def response_parts(self) -> tuple[Tensor, Tensor]:
         """The blocks T (..., D, D, N) and the matrix Z (..., D M, D, N) of R = T - Z'Z."""
-        return self._precision, torch.einsum("...ken,...edn->...kdn", self._whitened, self._precision)
+        T = self._precision.movedim(-1, -3)
+        return self._precision, (T @ self._whitened()).transpose(-3, -1)
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., D, N)."""
@@ -104,7 +116,7 @@ class LowRankJointPosterior(JointPosterior):
 
     def distribution(self, dtype: torch.dtype) -> MultitaskMultivariateNormal:
         """Return the posterior of all latents at the training inputs, its covariance dense: (D N)^2 numbers."""
-        reduced = torch.einsum("...den,...ken->...kdn", self._kept, self._whitened).flatten(-2)
+        reduced = (self._kept.movedim(-1, -3) @ self._whitened()).transpose(-3, -1).flatten(-2)
         covariance = torch.diag_embed(self.noise).movedim(-3, -2).flatten(-4, -3).flatten(-2) + reduced.mT @ reduced
         operator = to_linear_operator(covariance.to(dtype))
         return MultitaskLatentNormal(self.mean.to(dtype).mT, operator, interleaved=False)
@@ -121,7 +133,7 @@ class LowRankJointPosterior(JointPosterior):
         """
         dtype, root = test_mean.dtype, test_root.double()
         mean = test_mean.double() + times(root, self._coordinates)
-        reduced = _whiten(self.chol, root).flatten(-2).to(dtype)
+        reduced = _whiten(self._inverse_factor, root).transpose(-3, -1).flatten(-2).to(dtype)
         alone = BlockDiagLinearOperator(to_linear_operator(test_covariance))
         covariance = alone + MatmulLinearOperator(reduced.mT, reduced)
         return MultitaskLatentNormal(mean.to(dtype).mT, covariance, interleaved=False)
@@ -155,18 +167,34 @@ class LowRankJointPosterior(JointPosterior):
         return times(self.root, self._coordinates)
 
     @cached_property
-    def _whitened(self) -> Tensor:
-        """L^-1 Phi' (..., D M, D, N)."""
-        return _whiten(self.chol, self.root)
+    def _inverse_factor(self) -> Tensor:
+        """L^-1 (..., D M, D M), block by block of columns."""
+        inverse, width = torch.zeros_like(self.chol), self.root.size(-1)
+        unit = torch.eye(self.chol.size(-1), width, dtype=self.chol.dtype, device=self.chol.device)
+        for i in range(0, self.chol.size(-1), width):
+            own = self.chol[..., i:, i:]
+            inverse[..., i:, i : i + width] = solve_lower(own, unit[: own.size(-1)])
+        return inverse
+
+    def _some_data(self) -> Iterator[slice]:
+        """Yield data, so many that their L^-1 Phi' stays small."""
+        latents, size = self.prior_mean.shape[-2:]
+        count = max(_NUMBERS // (latents * self.chol[..., 0].numel()), 1)
+        yield from (slice(i, i + count) for i in range(0, size, count))
+
+    def _whitened(self, some: slice = slice(None)) -> Tensor:
+        """Return Phi_i L^-T of some data (..., n, D, D M)."""
+        return _whiten(self._inverse_factor, self.root[..., some, :])
 
     @cached_property
     def _low_rank_blocks(self) -> Tensor:
         """Phi_i A^-1 Phi_i' (..., D, D, N)."""
-        return torch.einsum("...kdn,...ken->...den", self._whitened, self._whitened)
+        whitened = (self._whitened(some) for some in self._some_data())
+        return torch.cat([(W @ W.mT).movedim(-3, -1) for W in whitened], -1)
 
     def _solve(self, right: Tensor) -> Tensor:
         """Return A^-1 right (..., D, M)."""
-        return torch.cholesky_solve(right.flatten(-2).unsqueeze(-1), self.chol).view(right.shape)
+        return solve_whole(self.chol, right.flatten(-2).unsqueeze(-1)).view(right.shape)
 
 
 def condition_low_rank_joint(
@@ -199,22 +227,29 @@ def condition_low_rank_joint(
 
 
 def _gram(root: Tensor, precision: Tensor) -> Tensor:
-    """Return I + sum_i Phi_i' T_i Phi_i (..., D M, D M) for T (..., D, D, N)."""
-    latents = root.size(-3)
-    rows = []
+    """Return I + sum_i Phi_i' T_i Phi_i (..., D M, D M) for symmetric T (..., D, D, N)."""
+    latents, width = root.size(-3), root.size(-1)
+    A = root.new_empty(*precision.shape[:-3], latents * width, latents * width)
     for d in range(latents):
-        left = root[..., d, :, :].mT.unsqueeze(-3) * precision[..., d, :, :].unsqueeze(-2)  # (..., D, M, N)
-        rows.append((left @ root).movedim(-3, -2).flatten(-2))
-    A = torch.cat(rows, -2)
-    return A + torch.eye(A.size(-1), dtype=A.dtype, device=A.device)
+        rows = slice(d * width, (d + 1) * width)
+        for e in range(d + 1):
+            columns = slice(e * width, (e + 1) * width)
+            block = (root[..., d, :, :] * precision[..., d, e, :].unsqueeze(-1)).mT @ root[..., e, :, :]
+            A[..., rows, columns] = block
+            A[..., columns, rows] = block.mT
+    A.diagonal(dim1=-2, dim2=-1).add_(1)
+    return A
 
 
-def _whiten(chol: Tensor, root: Tensor) -> Tensor:
-    """Return L^-1 Phi' (..., D M, D, N) for Phi (..., D, N, M), whose latents share no coordinate."""
-    latents, size = root.shape[-3:-1]
-    apart = torch.eye(latents, dtype=root.dtype, device=root.device)
-    columns = torch.einsum("de,...enm->...dmen", apart, root).flatten(-4, -3).flatten(-2)
-    return torch.linalg.solve_triangular(chol, columns, upper=False).unflatten(-1, (latents, size))
+def _whiten(inverse: Tensor, root: Tensor) -> Tensor:
+    """Return Phi_i L^-T (..., N, D, D M) for L^-1 (..., D M, D M) and Phi (..., D, N, M)."""
+    latents, size, width = root.shape[-3:]
+    batch = torch.broadcast_shapes(inverse.shape[:-2], root.shape[:-3])
+    whitened = root.new_zeros(*batch, latents, size, latents * width)
+    for d in range(latents):
+        own = inverse[..., d * width :, d * width : (d + 1) * width]
+        whitened[..., d, :, d * width :] = root[..., d, :, :] @ own.mT
+    return whitened.movedim(-3, -2)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
