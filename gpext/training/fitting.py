@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +27,13 @@ from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.threads import factor_flops, threads_for
 from gpext.training.checkpoint import Checkpoint
-from gpext.training.full_batch import BREAKDOWNS, fit_collapsed, fit_objective, subset_sizes
+from gpext.training.full_batch import BREAKDOWNS, begin_on_sample, fit_collapsed, fit_objective
 from gpext.training.initial_values import described_values, initialise_from_data
 from gpext.training.minibatch import (
     ObjectiveStepper,
     Rate,
     SiteStepper,
+    decay,
     default_rate,
     fit_minibatches,
     hyperparameter_interval,
@@ -166,17 +168,34 @@ def fit(
             if batch_size is None:
                 if sites is None:
                     return fit_objective(run, x, y, tolerance)
-                sizes = subset_sizes(num_data, sites.strategy.inducing_points.size(-2))
-                order = torch.randperm(share, generator=generator, device="cpu").to(x.device)
                 return fit_collapsed(
-                    run, sites.take(order), sizes, bound=hyperparameters, tolerance=tolerance, ranks=ranks
+                    run,
+                    sites,
+                    num_data,
+                    bound=hyperparameters,
+                    tolerance=tolerance,
+                    generator=generator,
+                    ranks=ranks,
                 )
             settings = {"batch_size": batch_size, "learning_rate": learning_rate}
             stepper: SiteStepper | ObjectiveStepper
+            begin = None
             if sites is None:
                 stepper = ObjectiveStepper(mll, num_data, learning_rate=learning_rate)
             else:
-                rate = rate if rate is not None else default_rate(min(1.0, batch_size / num_data))
+                begin = partial(
+                    begin_on_sample,
+                    run,
+                    sites,
+                    num_data,
+                    bound=hyperparameters,
+                    tolerance=tolerance,
+                    generator=generator,
+                    ranks=ranks,
+                )
+                slowing = partial(decay, per_epoch=max(num_data // batch_size, 1))
+                full_rate = default_rate(min(1.0, batch_size / num_data))
+                rate = rate if rate is not None else lambda step: full_rate * slowing(step)
                 stepper = SiteStepper(
                     mll,
                     sites.strategy,
@@ -187,6 +206,7 @@ def fit(
                     bound=sites.bound,
                     gradient=hyperparameters,
                     interval=hyperparameter_interval(batch_size, num_data),
+                    decay=slowing,
                     share=share,
                     ranks=ranks,
                 )
@@ -201,6 +221,7 @@ def fit(
                 generator=generator,
                 state=state,
                 checkpoint=None if checkpoint is None else Checkpoint(checkpoint, mll, ranks, data, settings),
+                begin=begin,
             )
         except KeyboardInterrupt:
             return run.finish(FitStatus.INTERRUPTED)

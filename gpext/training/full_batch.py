@@ -21,12 +21,14 @@ from gpext.training.reach import Reach
 from gpext.training.registered_priors import add_log_prior
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.training.site_data import SiteData
-from gpext.variational import CollapsedBound, number_of
+from gpext.variational import CollapsedBound, number_of, places
 
 MAX_STEPS = 200
 BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, NanError, FloatingPointError)  # of the numbers, not of the program
 _RESTARTS = 10
-_WORTHWHILE = 0.05
+_WORTHWHILE = 0.05  # of KL / size, the gain of a step below which a subset is left
+_WORTHWHILE_IN_SAMPLE = 0.01  # the same for the whole sample that minibatches begin with
+_SAMPLE = 16_000  # data that suffice to begin with: their kernel matrix takes 26 MB at 200 inducing points
 _AHEAD = 10  # times the first subset: the closed-form q(u) of this many data costs as much as five iterations there
 
 _CURE = "rescale the data, or set hyperparameters nearer to them"
@@ -44,27 +46,80 @@ def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
 def fit_collapsed(
     run: Run,
     sites: SiteData,
+    num_data: int,
+    *,
+    bound: LikelihoodTerm,
+    tolerance: float,
+    generator: torch.Generator,
+    ranks: Ranks,
+) -> FitResult:
+    """Maximise the collapsed bound of growing subsets of the data, then of all; q(u) is that of all."""
+    sizes = subset_sizes(num_data, sites.strategy.inducing_points.size(-2))
+    shuffled = sites.take(_order(sites, generator))
+    return run.finish(*_learn(run, shuffled, sizes, num_data, bound=bound, tolerance=tolerance, ranks=ranks))
+
+
+def begin_on_sample(
+    run: Run,
+    sites: SiteData,
+    num_data: int,
+    *,
+    bound: LikelihoodTerm,
+    tolerance: float,
+    generator: torch.Generator,
+    ranks: Ranks,
+) -> tuple[FitStatus, str] | None:
+    """Learn on growing subsets of a sample of the data; return how it ended, and a note, or None if they are too few.
+
+    The sample has at most 16000 data, or 20 per inducing point, so that its time and memory do not depend on N. q(u)
+    becomes that of all the data, of which the sample is a minibatch: each of its data counts N / size times.
+    """
+    num_inducing = sites.strategy.inducing_points.size(-2)
+    if len(subset_sizes(num_data, num_inducing)) == 1:
+        return None
+    sizes = subset_sizes(min(num_data, max(_SAMPLE, 20 * num_inducing)), num_inducing)
+    sample = sites.take(_order(sites, generator)[: math.ceil(sizes[-1] * number_of(sites.x) / num_data)])
+    status, note, _ = _learn(
+        run, sample, sizes, num_data, bound=bound, tolerance=tolerance, ranks=ranks, of_sample=True
+    )
+    return status, note
+
+
+def _order(sites: SiteData, generator: torch.Generator) -> Tensor:
+    """Return the places of this rank's data in random order, on their device."""
+    return torch.randperm(number_of(sites.x), generator=generator, device="cpu").to(places(sites.x).device)
+
+
+def _learn(
+    run: Run,
+    sites: SiteData,
     sizes: list[int],
+    num_data: int,
     *,
     bound: LikelihoodTerm,
     tolerance: float,
     ranks: Ranks,
-) -> FitResult:
-    """Maximise the collapsed bound of the first `size` data for each size in turn; q(u) is that of the last.
+    of_sample: bool = False,
+) -> tuple[FitStatus, str, float | None]:
+    """Maximise the collapsed bound of the first `size` data for each size in turn; return status, note and bound.
 
-    All but the last are left early, so that most progress is made where a step is cheap. A step moves the
-    hyperparameters and the sites; the first of each size moves the sites alone. The very first step is followed by one
-    of that kind for ten times as many data, which gives a model that predicts before hyperparameters are learned, and
-    has no effect on later steps. Each rank has its share of a size.
+    Subsets are left early, so that most progress is made where a step is cheap: all but the last, and that of a sample,
+    too, though later. A step moves the hyperparameters and the sites; the first of each size moves the sites alone. The
+    very first step is followed by one of that kind for ten times as many data, which gives a model that predicts before
+    hyperparameters are learned, and has no effect on later steps. Each rank has its share of a size.
     """
-    held = number_of(sites.x)
+    share = number_of(sites.x) / sizes[-1]  # of each size, that this rank has
     status, objective = FitStatus.MAX_STEPS, float("nan")
 
     def stage_of(size: int, *, is_last: bool = False) -> _Stage:
-        own = slice(math.ceil(size * held / sizes[-1]))
-        subset = sites.take(own)
+        subset = sites.take(slice(math.ceil(size * share)))
         collapsed = CollapsedBound(sites.strategy, sites.likelihood, subset.x, subset.y, bound=bound, ranks=ranks)
-        return _Stage(run, collapsed, ranks, is_last=is_last)
+        worthwhile = _WORTHWHILE if not is_last else _WORTHWHILE_IN_SAMPLE if of_sample else None
+        return _Stage(run, collapsed, ranks, worthwhile=worthwhile, is_last=is_last)
+
+    def weight(stage: _Stage) -> float:
+        """Return how often each of the data counts in the q(u) that remains."""
+        return num_data / stage.size if of_sample else 1.0
 
     for stage, learns in _stages(sizes, stage_of):
         try:
@@ -76,29 +131,33 @@ def fit_collapsed(
                     max_steps=run.steps_left(MAX_STEPS),
                     tolerance=tolerance,
                     callback=stage.step,
-                    max_restarts=_RESTARTS if stage.is_last else 0,
+                    max_restarts=_RESTARTS if stage.is_last and not of_sample else 0,
                 )
                 status = FitStatus[outcome.name]
             done = stage.is_last or stage.stopped or not run.steps_left(MAX_STEPS)
             if done:
                 objective = stage.per_datum(stage.collapsed.settle(tolerance=0.1 * tolerance))
-                stage.collapsed.commit()
+                stage.collapsed.commit(weight=weight(stage))
         except BREAKDOWNS as error:
             if run.trace and not learns:
                 continue  # learned hyperparameters may suit more data
-            return run.finish(FitStatus.BREAKDOWN, str(error))  # all stays as it was after the last step
+            return FitStatus.BREAKDOWN, str(error), None  # all stays as it was after the last step
         except KeyboardInterrupt:
             if ranks.size > 1 or not stage.begun:  # other ranks may be in another step
                 raise
             stage.collapsed.forget()
             objective = stage.per_datum(stage.collapsed.evaluate(gradient=False))  # at the best hyperparameters
-            stage.collapsed.commit()
-            return run.finish(FitStatus.INTERRUPTED, objective=objective)
+            stage.collapsed.commit(weight=weight(stage))
+            return FitStatus.INTERRUPTED, "", objective
         if done:
             break
-    if stage.stopped or not run.steps_left(MAX_STEPS):
-        status = FitStatus.STOPPED if stage.stopped else FitStatus.MAX_STEPS
-    return run.finish(status, objective=objective)
+    if stage.stopped:
+        status = FitStatus.STOPPED
+    elif not run.steps_left(MAX_STEPS):
+        status = FitStatus.MAX_STEPS
+    elif status is FitStatus.STOPPED:  # a sample is left early
+        status = FitStatus.CONVERGED
+    return status, "", objective
 
 
 def _stages(sizes: list[int], stage_of: Callable[..., _Stage]) -> Iterator[tuple[_Stage, bool]]:
@@ -116,8 +175,11 @@ def _stages(sizes: list[int], stage_of: Callable[..., _Stage]) -> Iterator[tuple
 class _Stage:
     """The collapsed bound of a subset of the data as an objective of L-BFGS."""
 
-    def __init__(self, run: Run, collapsed: CollapsedBound, ranks: Ranks, *, is_last: bool) -> None:
+    def __init__(
+        self, run: Run, collapsed: CollapsedBound, ranks: Ranks, *, worthwhile: float | None, is_last: bool
+    ) -> None:
         self.run, self.collapsed, self.ranks, self.is_last = run, collapsed, ranks, is_last
+        self.worthwhile = worthwhile  # None trains to the end
         self.size = collapsed.num_data
         self.stopped = False  # by the user's callback
         self._last: float | None = None  # no step yet
@@ -155,7 +217,7 @@ class _Stage:
             raise KeyboardInterrupt
         price = float(self.collapsed.divergence.sum()) / self.size
         gain, self._last = math.inf if self._last is None else value - self._last, value
-        return self.stopped or (not self.is_last and gain < _WORTHWHILE * price)
+        return self.stopped or (self.worthwhile is not None and gain < self.worthwhile * price)
 
 
 def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from gpext.variational import FactorCache, Inputs, Prepared, SiteVariationalStra
 Rate = float | Callable[[int], float]
 
 _EPOCHS = 50
-_PATIENCE = 5, 100  # epochs and steps without a gain before training counts as converged: epochs' means are noisy
+_PATIENCE = 5, 100  # epochs and steps, at least, that are compared with as many before to tell whether they gained
 _WRITE, _STOP, _INTERRUPT = 1, 2, 3  # requests of a rank after a step
 _TOGETHER = 2048  # data whose kernel is evaluated at once
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
@@ -52,15 +53,18 @@ class SiteStepper:
         bound: LikelihoodTerm,
         gradient: LikelihoodTerm,
         interval: int = 1,
+        decay: Callable[[int], float] | None = None,
         share: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.interval = interval
+        self.decay = (lambda step: 1.0) if decay is None else decay  # of the learning rate
         self.strategy, self.likelihood, self.num_data = strategy, likelihood, num_data
         self.share = num_data if share is None else share  # those of this rank
         self.ranks = Ranks.alone() if ranks is None else ranks
         self.rate, self.bound, self.gradient = rate, bound, gradient
         self._mll, self._parameters = mll, hyperparameters(mll)
+        self._log_prior = add_log_prior(mll, 1 / num_data, gradient=False)  # a datum, at the last step of these
         self._good = [p.detach().clone() for p in self._parameters]
         self._ahead: FactorCache[list[Prepared]] = FactorCache()
         self._depends: list[Tensor | float] = []  # on which these depend
@@ -75,18 +79,20 @@ class SiteStepper:
             if number % self.interval == 0:  # the hyperparameters move, too
                 value = self._update(x, y, batches.of_epoch(position, position + 1).to(places(x).device), rate)
             else:
-                value = None
                 data = self.ranks.together(partial(self._prepared, x, y, batches, position))
                 options = UpdateOptions(self.bound, rate, self.num_data, self.share)
-                self.strategy.update_prepared(data, self.likelihood, options, self.ranks)
+                known = self.strategy.update_prepared(data, self.likelihood, options, self.ranks, self.gradient)
+                assert known is not None  # as it was asked for
+                value = float(known.sum()) + self._log_prior
         except BREAKDOWNS:
             self._restore()
             raise
-        if value is not None:
+        if number % self.interval == 0:
             self._good = [p.detach().clone() for p in self._parameters]
             for optimizer in self.optimizers:
-                optimizer.step()
-            self.objective = value
+                with _shortened(optimizer, self.decay(number)):
+                    optimizer.step()
+        self.objective = value
         return self.objective
 
     def _update(self, x: Inputs, y: Tensor, index: Tensor, rate: float) -> float:
@@ -101,7 +107,8 @@ class SiteStepper:
             self.gradient,
             self.ranks,
         )
-        return float(bound.sum()) + add_log_prior(self._mll, 1 / self.num_data, gradient=True)
+        self._log_prior = add_log_prior(self._mll, 1 / self.num_data, gradient=True)
+        return float(bound.sum()) + self._log_prior
 
     def _prepared(self, x: Inputs, y: Tensor, batches: Minibatches, position: int) -> Prepared:
         """Return the quantities of the last minibatch, at `position` of its epoch, that do not depend on q(u).
@@ -189,8 +196,23 @@ def fit_minibatches(
     generator: torch.Generator,
     state: dict[str, Any] | None,
     checkpoint: Checkpoint | None = None,
+    begin: Callable[[], tuple[FitStatus, str] | None] | None = None,
 ) -> FitResult:
-    """Step through epochs until the mean objective of an epoch has stopped rising."""
+    """Step through epochs until the mean objective of an epoch has stopped rising.
+
+    Args:
+        run: the call of `fit`.
+        stepper: takes the steps.
+        x: inputs.
+        y: targets.
+        batch_size: over all ranks.
+        tolerance: as in `fit`.
+        generator: of the shuffling.
+        state: to resume from, or None.
+        checkpoint: to resume from, and to write; it is first written after the first minibatch.
+        begin: trains before the first minibatch, and returns how that has ended, and a note; not called where a state
+            or a checkpoint comes from later.
+    """
     batch_size = min(batch_size, stepper.num_data)
     schema = PositionSchema(stepper.optimizers)
     if state is not None:
@@ -200,7 +222,7 @@ def fit_minibatches(
     own = max(round(batch_size * stepper.share / stepper.num_data), 1)
     batches = Minibatches(stepper.share, own, generator)
     per_epoch = stepper.num_data // batch_size  # of all ranks together
-    patience = max(_PATIENCE[0], math.ceil(_PATIENCE[1] / per_epoch))
+    patience = _patience(per_epoch)
     if known is not None:
         state, trace = known
         run.trace.extend(trace)
@@ -213,11 +235,15 @@ def fit_minibatches(
         return position(batches.state_dict(), stepper.optimizers, stepper.objective)
 
     def has_converged() -> bool:
-        """Return whether an epoch has just ended, and the last few epochs gained nothing."""
-        if not run.trace or len(run.trace) % per_epoch:
+        """Return whether an epoch has just ended, and the last few gained nothing that noise does not hide."""
+        steps = run.trace[num_begun:]
+        if len(steps) % per_epoch or len(steps) < 2 * patience * per_epoch:
             return False
-        epochs = torch.tensor(run.trace, dtype=torch.float64, device="cpu").view(-1, per_epoch).mean(-1)
-        return len(epochs) > patience and bool(epochs[-patience:].max() - epochs[:-patience].max() < tolerance)
+        recent = torch.tensor(steps[-2 * patience * per_epoch :], dtype=torch.float64, device="cpu")
+        epochs = recent.view(2, patience, per_epoch).mean(-1)
+        before, after = epochs.mean(-1)
+        noise = (epochs.var(-1).sum() / patience).sqrt()
+        return bool(after - before < tolerance + noise)
 
     def wished(value: float) -> int:
         """Report a step to this rank's callback and return this rank's request."""
@@ -227,11 +253,20 @@ def fit_minibatches(
         return _STOP if stops else _WRITE if checkpoint is not None and checkpoint.is_due else 0
 
     status, note = FitStatus.MAX_STEPS, ""
+    if begin is not None and batches.num_drawn == 0:
+        try:
+            begun, note = begin() or (status, "")
+        except KeyboardInterrupt:
+            begun = FitStatus.INTERRUPTED
+        if begun in (FitStatus.STOPPED, FitStatus.INTERRUPTED) or not run.steps_left(1 + len(run.trace)):
+            return run.finish(begun, note, state=here())
+        note = f"the sample at the start broke down: {note}" if begun is FitStatus.BREAKDOWN else ""
+    num_begun = max(len(run.trace) - batches.num_drawn, 0)  # steps before the first minibatch
     try:
         if has_converged():  # where the checkpoint was written
             status = FitStatus.CONVERGED
         else:
-            for _ in range(run.steps_left(_EPOCHS * per_epoch)):
+            for _ in range(run.steps_left(num_begun + _EPOCHS * per_epoch)):
                 value = stepper.step(x, y, batches)
                 wish = stepper.ranks.most(partial(wished, value))
                 if wish == _INTERRUPT:
@@ -255,13 +290,39 @@ def fit_minibatches(
         checkpoint.write(here(), run.trace)
         if status is FitStatus.MAX_STEPS:
             note = "the steps of the checkpoint count: give a larger max_steps"
-    recent = run.trace[-per_epoch:]
+    recent = run.trace[num_begun:][-per_epoch:]
     return run.finish(status, note, sum(recent) / len(recent) if recent else float("nan"), here())
 
 
 def default_rate(share: float) -> float:
     """Return the step in q(u) for minibatches of this share of the data: 1 for all of them, five shares if few."""
     return 5 * share / (1 + 4 * share)
+
+
+def decay(step: int, per_epoch: int) -> float:
+    """Return the factor of step sizes at a step: 1 for the first five epochs (or 100 steps), then falling as 1 / step.
+
+    Both the noise that minibatches leave in q(u), and that in the hyperparameters, are averaged out at the end.
+    """
+    return min(1.0, _patience(per_epoch) * per_epoch / (step + 1))
+
+
+def _patience(per_epoch: int) -> int:
+    """Return the number of epochs that are compared with as many before."""
+    return max(_PATIENCE[0], math.ceil(_PATIENCE[1] / per_epoch))
+
+
+@contextmanager
+def _shortened(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Multiply the learning rates of an optimiser for one step; its state keeps the undiminished ones."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 class Minibatches:

@@ -184,10 +184,11 @@ class CollapsedBound:
         return self._posterior.divergence_from_prior
 
     @torch.no_grad()
-    def commit(self) -> None:
-        """Write the q(u) of the last evaluation or refreshment into the strategy."""
+    def commit(self, *, weight: float = 1.0) -> None:
+        """Write the q(u) of the last evaluation or refreshment into the strategy; each site counts `weight` times."""
         self.strategy.initialise()
-        self.strategy.move(*self._natural, rate=1.0)
+        vector, gram = self._natural
+        self.strategy.move(weight * vector, weight * gram, rate=1.0)
 
     def _local_key(self) -> list[Tensor | float]:
         return [*self.strategy.prior_key(), *self.likelihood.parameters()]

@@ -45,7 +45,7 @@ class Batch:
     num_data: int  # N
     vector: Tensor  # s A (nu - tau mu)
     gram: Tensor  # s A diag(tau) A'
-    total: Tensor | None  # s sum_i F_i of the bound whose derivatives were asked for
+    total: Tensor | None  # s sum_i F_i of the bound whose value or derivatives were asked for
     gain: Tensor | None  # s sum_i E_i, if the sites are those of E
     gain_at: Callable[[InducingPosterior], Tensor]  # the same at another q(u)
 
@@ -69,8 +69,11 @@ def evaluate_batch(
     likelihood: LatentLikelihood,
     options: UpdateOptions,
     gradient: Gradient | None = None,
+    value: LikelihoodTerm | None = None,
 ) -> Batch:
     """Return the step that data give at a q(u), and with a `gradient` add to the `.grad` of the parameters.
+
+    The total is of the bound that the `gradient` differentiates, or else of the bound `value`.
 
     Raises:
         FloatingPointError: the step is not finite.
@@ -91,12 +94,12 @@ def evaluate_batch(
             "the update of q(u) is not finite: a parameter of the kernel, the mean or the likelihood is NaN or "
             "infinite, or a value overflowed; check them, rescale the data or work in float64."
         )
-    local = None
-    if gradient is not None:
-        if gradient.bound == "augmented":
-            local = augmented_terms(likelihood, y, mean, variance, sites)
-        else:
-            local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
+    local, term = None, value if gradient is None else gradient.bound
+    if term == "augmented":
+        local = augmented_terms(likelihood, y, mean, variance, sites)
+    elif term == "exact":
+        local = terms if augmentation is None else exact_terms(likelihood, y, mean, variance)
+    if gradient is not None and local is not None:
         gradient.pull(seen.matrix, posterior, local, -scale / num_data)
 
     def gain_at(moved: InducingPosterior) -> Tensor:

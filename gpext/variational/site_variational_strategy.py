@@ -155,8 +155,13 @@ class SiteVariationalStrategy(NaturalVariationalStrategy):
         return value
 
     def update_prepared(
-        self, data: Prepared, likelihood: LatentLikelihood, options: UpdateOptions, ranks: Ranks | None = None
-    ) -> None:
+        self,
+        data: Prepared,
+        likelihood: LatentLikelihood,
+        options: UpdateOptions,
+        ranks: Ranks | None = None,
+        value: LikelihoodTerm | None = None,
+    ) -> Tensor | None:
         """Move q(u) as :meth:`update`, without a `gradient`, by a batch that :meth:`prepare` has made.
 
         Args:
@@ -164,6 +169,7 @@ class SiteVariationalStrategy(NaturalVariationalStrategy):
             likelihood: that of `data`.
             options: of the step.
             ranks: as in :meth:`update`.
+            value: the bound in the ELBO per datum, before the step, that is returned; None returns None.
 
         Raises:
             torch.linalg.LinAlgError, FloatingPointError, gpext.parallel.RankError: as :meth:`update`.
@@ -173,10 +179,10 @@ class SiteVariationalStrategy(NaturalVariationalStrategy):
         ranks = Ranks.alone() if ranks is None else ranks
 
         def of_this_rank() -> Batch:
-            return evaluate_batch(self.posterior(dtype), data, likelihood, options)
+            return evaluate_batch(self.posterior(dtype), data, likelihood, options, value=value)
 
         same = f"an update of q(u), rate={options.rate}, bound={options.bound!r}, gradient=None"
-        self._step(of_this_rank, likelihood, options.rate, False, ranks, same)
+        return self._step(of_this_rank, likelihood, options.rate, False, ranks, same)
 
     @torch.no_grad()
     def _step(
