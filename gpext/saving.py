@@ -53,15 +53,7 @@ def save(model: Module, path: str | Path) -> None:
         >>> model = gpext.load("model.gpext", Model(train_x[:1], train_y[:1], likelihood))  # doctest: +SKIP
     """
     _require_module(model)
-    content = {
-        "model": type(model).__qualname__,
-        "data": {name: _data_of(part) for name, part in _with_data(model)},
-        "state": {name: value.detach().cpu() for name, value in model.state_dict().items()},
-        "constraints": _constraints(model),
-    }
-    buffer, path = io.BytesIO(), Path(path)
-    torch.save({"format": _FORMAT, "gpext": __version__, "content": content}, buffer)
-    files.write(path, buffer.getvalue(), partial=path.with_name(f"{path.name}.{os.getpid()}.part"))
+    write_content(content_of(model), path)
 
 
 @torch.no_grad()
@@ -82,14 +74,54 @@ def load(path: str | Path, model: _Model) -> _Model:
         OSError: the file cannot be read.
     """
     _require_module(model)
-    path = Path(path)
-    stored = files.load(path, _KEYS)[0]
+    return restore(Path(path), read_content(path), model)
+
+
+def write_content(content: dict[str, Any], path: str | Path) -> None:
+    """Write tensors and plain values, nested, to a file of this format.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    buffer, path = io.BytesIO(), Path(path)
+    torch.save({"format": _FORMAT, "gpext": __version__, "content": content}, buffer)
+    files.write(path, buffer.getvalue(), partial=path.with_name(f"{path.name}.{os.getpid()}.part"))
+
+
+def read_content(path: str | Path) -> dict[str, Any]:
+    """Return what :func:`write_content` has written.
+
+    Raises:
+        ValueError: the file is damaged, or was written in a later format or by something else.
+        OSError: it cannot be read.
+    """
+    stored = files.load(Path(path), _KEYS)[0]
     if stored["format"] != _FORMAT:
         raise ValueError(
             f"{path} is in format {stored['format']!r}, of gpext {stored['gpext']}; gpext {__version__} reads format "
             f"{_FORMAT}. Install the version that wrote it."
         )
-    content = stored["content"]
+    return stored["content"]
+
+
+@torch.no_grad()
+def content_of(model: Module) -> dict[str, Any]:
+    """Return what is stored of a model: tensors and plain values, nested."""
+    return {
+        "model": type(model).__qualname__,
+        "data": {name: _data_of(part) for name, part in _with_data(model)},
+        "state": {name: value.detach().cpu() for name, value in model.state_dict().items()},
+        "constraints": _constraints(model),
+    }
+
+
+@torch.no_grad()
+def restore(path: Path, content: dict[str, Any], model: _Model) -> _Model:
+    """Give a model what :func:`content_of` has returned of another one, and return it in eval mode.
+
+    Raises:
+        ValueError: it is of another model; the message names the file and the differences, and nothing has changed.
+    """
     _check(path, content, model)
     parts = dict(_with_data(model))
     before = {name: value.clone() for name, value in model.state_dict().items()}

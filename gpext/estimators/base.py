@@ -7,7 +7,8 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from gpext.estimators.models import default_kernel, hyperparameters_of
+from gpext import saving
+from gpext.estimators import persistence
+from gpext.estimators.models import DenseGP, SparseGP, default_kernel, hyperparameters_of
 from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
 from gpext.estimators.table import Columns, fit_columns, read_table
@@ -27,7 +30,10 @@ from gpext.inference import EP, KL, Laplace, Rule
 from gpext.inference.expansion import require_curvature
 from gpext.likelihoods import LatentLikelihood, Weighted
 from gpext.models.latent_gp import check_rule
-from gpext.training import FitStatus
+from gpext.training import FitResult, FitStatus
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ROWS = 1000  # predicted at once
 _TRIED = 300  # rows of the models that decide about a transform
@@ -38,7 +44,14 @@ class GPEstimator(BaseEstimator):
     """The base of the estimators; the options are those of each of them."""
 
     report_: Report
-    _hyperparameters: dict[str, Tensor]
+    model_: DenseGP | SparseGP
+    likelihood_: Any
+    fit_result_: FitResult
+    likelihood_name_: str
+    categories_: dict[Any, Any]
+    _columns: Columns
+    _is_weighted: bool
+    _stored: tuple[str, ...] = ("n_features_in_", "feature_names_in_", "categories_", "likelihood_name_")
 
     def __init__(
         self,
@@ -85,7 +98,7 @@ class GPEstimator(BaseEstimator):
         inputs = torch.from_numpy(self._columns.transform(raw))
         wholes = torch.from_numpy(np.ascontiguousarray(targets, float)), torch.from_numpy(weights)
         settings = self._settings()
-        start = self._hyperparameters if self.warm_start and hasattr(self, "_trained") else None
+        start = self._start()
         found: dict[str, Trained] = {}
         latents = max(getattr(make(), "num_latents", None) or 1 for make in likelihoods.values())
         plan = choose_plan(len(inputs), latents, self.inducing_points, self.batch_size)
@@ -113,11 +126,7 @@ class GPEstimator(BaseEstimator):
             if found[name].result.status is FitStatus.INTERRUPTED:
                 break
         chosen = self._choice(found)
-        self._trained, self.likelihood_name_ = found[chosen], chosen
-        self._hyperparameters = {
-            **hyperparameters_of(found[chosen].model),
-            **hyperparameters_of(found[chosen].likelihood),
-        }
+        self.likelihood_name_, self._is_weighted = chosen, bool((weights != 1).any())
         self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
         self.fit_result_ = found[chosen].result
         self.report_ = report_of(
@@ -165,6 +174,12 @@ class GPEstimator(BaseEstimator):
             f"are, {scores[1]:.4f} transformed"
         )
         return (power, reason) if scores[1] > scores[0] else (plain, reason)
+
+    def _start(self) -> dict[str, Tensor] | None:
+        """Return the hyperparameters of the last training, to start from them, or None."""
+        if not self.warm_start or not hasattr(self, "model_"):
+            return None
+        return {**hyperparameters_of(self.model_), **hyperparameters_of(self.likelihood_)}
 
     def _settings(self) -> Settings:
         return Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
@@ -215,6 +230,49 @@ class GPEstimator(BaseEstimator):
 
     def _seed(self) -> int:
         return 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    @abstractmethod
+    def _candidates(self) -> dict[str, Callable[[], Any]]:
+        """Return makers of the likelihoods to try, by name.
+
+        Raises:
+            ValueError: an option that names none.
+        """
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the trained estimator to one file, which contains the training data unless it has inducing points.
+
+        Raises:
+            NotFittedError: before `fit`.
+            OSError: the file could not be written.
+        """
+        check_is_fitted(self, "model_")
+        saving.write_content(persistence.content_of(self), path)
+
+    @classmethod
+    def load(cls, path: str | Path, **given: Any) -> Self:
+        """Return the estimator that a file holds; reading it runs no code of the file's.
+
+        Args:
+            path: written by :meth:`save`.
+            **given: the options of the saved estimator that were objects: `kernel`, `inference`, ....
+
+        Raises:
+            ValueError: the file is damaged, of another estimator or of a later format, or lacks an option.
+            OSError: it cannot be read.
+        """
+        content = saving.read_content(path)
+        if content.get("estimator") != cls.__name__:
+            raise ValueError(f"{path} is not of a {cls.__name__}, but of {content.get('estimator', 'a model')}.")
+        missing = sorted(set(content["given"]) - set(given))
+        if missing:
+            raise ValueError(
+                f"{path} was saved with options that are objects and not a part of it; give them again: "
+                f"{cls.__name__}.load(path, {', '.join(f'{name}=...' for name in missing)})."
+            )
+        return persistence.restored(Path(path), content, cls(**{**content["options"], **given}))
 
     # ---- prediction --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikeliho
 
 class ClassEstimator(ClassifierMixin, GPEstimator):
     """The common part of classifiers: labels in, probabilities out."""
+
+    _link = "logit"
+    _stored = (*GPEstimator._stored, "classes_")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ClassEstimator:
         """Train on a table and labels.
@@ -51,8 +54,11 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
                 f"{type(self).__name__} needs labels of at least two classes; got 1 class, {self.classes_[0]!r}."
             )
         codes = self._codes(labels[used]).astype(float)
-        self._train(*distinct_rows(raw[used], codes, weights[used]), {"logit": self._likelihood})
+        self._train(*distinct_rows(raw[used], codes, weights[used]), self._candidates())
         return self
+
+    def _candidates(self) -> dict[str, Callable[[], Any]]:
+        return {self._link: self._likelihood}
 
     def _ordered(self, classes: np.ndarray) -> np.ndarray:
         return classes

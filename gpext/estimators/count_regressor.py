@@ -75,6 +75,8 @@ class GPCountRegressor(TargetEstimator):
         (2,)
     """
 
+    _stored = (*TargetEstimator._stored, "_log_rate", "_whole")
+
     def __init__(
         self,
         family: Any = "auto",

@@ -65,6 +65,8 @@ class GPOrdinalClassifier(ClassEstimator):
         )
         self.categories = categories
 
+    _link = "probit"
+
     def _ordered(self, classes: np.ndarray) -> np.ndarray:
         if self.categories is None:
             return classes

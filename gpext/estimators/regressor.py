@@ -37,6 +37,7 @@ class TargetEstimator(RegressorMixin, GPEstimator):
     """The common part of estimators of numbers: predictive moments, quantiles, densities and draws."""
 
     _center, _scale = 0.0, 1.0  # of the targets
+    _stored = (*GPEstimator._stored, "_center", "_scale")
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a training table, its targets (n,) as they are, and weights, of the rows that have any."""

@@ -70,6 +70,8 @@ class GPSurvival(GPEstimator):
         (2, 2)
     """
 
+    _stored = (*GPEstimator._stored, "unique_times_", "_unit")
+
     def __init__(
         self,
         family: str = "auto",
@@ -122,9 +124,7 @@ class GPSurvival(GPEstimator):
         Raises:
             TypeError, ValueError: bad data or options.
         """
-        names = tuple(_FAMILIES) if self.family == "auto" else (self.family,)
-        if any(name not in _FAMILIES for name in names):
-            raise ValueError(f"family must be 'auto', {', '.join(map(repr, _FAMILIES))}; got {self.family!r}.")
+        likelihoods = self._candidates()
         raw = read_table(self, X, reset=True)
         event, time = read_survival(y, len(raw))
         weights = read_weights(sample_weight, raw)
@@ -134,8 +134,14 @@ class GPSurvival(GPEstimator):
         self.unique_times_ = np.unique(limits[:, 0])
         # In units of the geometric mean of the times a latent function about zero is of the size of the data.
         self._unit = math.exp(np.average(np.log(limits[:, 0]), weights=weights))
-        self._train(raw, limits / self._unit, weights, {name: _Maker(_FAMILIES[name]) for name in names})
+        self._train(raw, limits / self._unit, weights, likelihoods)
         return self
+
+    def _candidates(self) -> dict[str, Callable[[], Any]]:
+        names = tuple(_FAMILIES) if self.family == "auto" else (self.family,)
+        if any(name not in _FAMILIES for name in names):
+            raise ValueError(f"family must be 'auto', {', '.join(map(repr, _FAMILIES))}; got {self.family!r}.")
+        return {name: _Maker(_FAMILIES[name]) for name in names}
 
     def _hazard(self, X: Any) -> ParametricHazard:
         inputs = self._inputs(X)
