@@ -216,6 +216,11 @@ class LowRankPosterior:
         return LatentNormal(mean.to(dtype), covariance)
 
     @property
+    def coordinates(self) -> tuple[Tensor, Tensor]:
+        """Mean (..., M) and covariance (..., M, M) of the posterior of z."""
+        return self._coordinates, torch.cholesky_inverse(self.chol)
+
+    @property
     def _residual_shift(self) -> Tensor:
         return self.sites.shift - self.sites.precision * self.prior_mean
 
