@@ -95,6 +95,7 @@ class _Exact(gpytorch.models.ExactGP):
     def __init__(self, x: Tensor, y: Tensor, likelihood: gpytorch.likelihoods.GaussianLikelihood) -> None:
         super().__init__(x, y, likelihood)
         self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), _kernel(x)
+        self.to(x)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
@@ -104,6 +105,7 @@ class _Latent(gpext.models.LatentGP):
     def __init__(self, x: Tensor, y: Tensor, likelihood: gpext.likelihoods.BernoulliLogitLikelihood) -> None:
         super().__init__(x, y, likelihood, gpext.inference.Laplace())
         self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), _kernel(x)
+        self.to(x)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
@@ -120,7 +122,7 @@ def leave_one_out(model: _Exact | _Latent) -> float:
         return model.result.log_loo.mean().item()
     x, y = model.train_inputs[0], model.train_targets
     prior = model.forward(x)
-    K = prior.covariance_matrix + model.likelihood.noise * torch.eye(len(y))
+    K = prior.covariance_matrix + model.likelihood.noise * torch.eye(len(y), dtype=y.dtype)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(K))
     precision = inverse.diagonal()  # of the left-out predictions [Rasmussen & Williams 2006, Eq. 5.12]
     error = inverse @ (y - prior.mean) / precision
@@ -230,7 +232,6 @@ def main(arguments: Sequence[str] | None = None) -> Ledger:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--report-only", action="store_true")
-    torch.set_default_dtype(torch.float64)
     return measure_and_report(parser.parse_args(arguments), run, report)
 
 

@@ -18,6 +18,7 @@ from gpext.likelihoods import BernoulliLogitLikelihood, Matern32Likelihood, Stud
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.priors import lengthscale_prior, noise_prior, outputscale_prior, register_priors
 from gpext.training.minibatch import SiteStepper
+from gpext.training.registered_priors import add_log_prior
 from tests.members import F64
 from tests.sparse_models import SparseGP
 
@@ -252,6 +253,13 @@ def test_minibatches_take_the_gradient_of_the_priors_divided_by_all_data():
             found - without, torch.zeros_like(found) if own is None else own, rtol=1e-6, atol=1e-7
         )
     assert values[1] - values[0] == pytest.approx(log_prior(mll).item() / len(y), rel=1e-5)
+
+
+def test_a_likelihood_that_the_model_holds_as_well_counts_once():
+    mll, _, _ = sparse()
+    mll.model.likelihood = mll.likelihood
+    register_priors(mll, noise=noise_prior)
+    assert add_log_prior(mll, 0.5, gradient=False) == pytest.approx(0.5 * log_prior(mll).item(), rel=1e-6)
 
 
 def test_a_strong_prior_holds_a_parameter_in_every_kind_of_training():
