@@ -18,7 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.checks import whole_number
+from gpext.checks import whole_number, whole_number_or_none
 from gpext.distributions import CompoundJointDistribution
 from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.curvature import BlockCurvature, Curvature
@@ -77,7 +77,7 @@ class ExponentialFamilyLikelihood(JointLikelihood):
         num_latents = whole_number("num_latents", num_latents, 1)
         if dispersion is not None and not dispersion > 0:
             raise ValueError(f"dispersion must be positive; got {dispersion}.")
-        self.num_latents, self.num_targets = num_latents, num_targets
+        self.num_latents, self.num_targets = num_latents, whole_number_or_none("num_targets", num_targets, 1)
         self.statistic, self.log_partition, self.log_base = statistic, log_partition, log_base
         self.link, self.conditional = link, conditional
         self.has_dispersion = dispersion is not None

@@ -131,10 +131,12 @@ class LowRankJointPosterior(JointPosterior):
             test_root: Phi there (..., D, S, M).
             test_covariance: what the prior has there beyond Phi Phi' (..., D, S, S).
         """
-        dtype, root = test_mean.dtype, test_root.double()
+        dtype = test_mean.dtype
+        root = test_root.double().expand(*test_mean.shape, test_root.size(-1))
         mean = test_mean.double() + times(root, self._coordinates)
         reduced = _whiten(self._inverse_factor, root).transpose(-3, -1).flatten(-2).to(dtype)
-        alone = BlockDiagLinearOperator(to_linear_operator(test_covariance))
+        shape = (*test_mean.shape, test_mean.size(-1))
+        alone = BlockDiagLinearOperator(to_linear_operator(test_covariance).expand(*shape))
         covariance = alone + MatmulLinearOperator(reduced.mT, reduced)
         return MultitaskLatentNormal(mean.to(dtype).mT, covariance, interleaved=False)
 
@@ -204,11 +206,13 @@ def condition_low_rank_joint(
 
     Args:
         prior_mean: mu (..., D, N).
-        root: Phi (..., D, N, M).
-        diagonal: D (..., D, N), not negative.
+        root: Phi (..., D, N, M), or one (N, M) of all latents.
+        diagonal: D (..., D, N), or (N,), not negative.
         sites: (..., D, N).
     """
     sites = sites.to(torch.float64)
+    diagonal = diagonal.expand(torch.broadcast_shapes(diagonal.shape, sites.shift.shape))
+    root = root.expand(*diagonal.shape, root.size(-1))
     U, spread = precision_blocks(sites).movedim(-1, -3), diagonal.sqrt().mT  # by datum
     inner = spread.unsqueeze(-1) * U * spread.unsqueeze(-2)
     unit = torch.eye(U.size(-1), dtype=U.dtype, device=U.device)
