@@ -18,7 +18,7 @@ Numbers of regression methods without a noise model of their own are Gaussian. A
 and those that are there are skipped:
 
     OMP_NUM_THREADS=1 python -m benchmarks.estimators --output estimators.jsonl
-    python -m benchmarks.estimators --output estimators.jsonl --table
+    python -m benchmarks.estimators --output estimators.jsonl --table --figure ranks.png
     python -m benchmarks.estimators --output estimators.jsonl --quick --sets glass --methods gpext linear
 """
 
@@ -316,11 +316,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--peer-python", help="an interpreter that has gpboost")
     parser.add_argument("--quick", action="store_true", help="300 rows and one fold")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--figure", type=Path, help="where to draw the mean ranks")
     options = parser.parse_args(arguments)
     if options.table:
-        from benchmarks.estimators_report import report
+        from benchmarks.estimators_report import draw, report
 
         sys.stdout.write(report(options.output))
+        if options.figure is not None:
+            draw(options.output, options.figure)
         return
     if options.quick:
         options.rows, options.folds = 300, [0]
