@@ -17,6 +17,7 @@ _FULL = 1.6e10  # D N^3 up to which the full data train in about a minute
 _MANY = 100_000  # rows beyond which the full batch is left for minibatches
 BATCH = 1000
 _FIRST, _MOST = 64, 512  # inducing points
+_STEP = 2e10  # D N M^2 up to which the inducing points may grow, a few seconds a step
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ def choose_plan(num_rows: int, num_latents: int, inducing_points: Any, batch_siz
                 f"inducing points: the cube of {num_rows} distinct rows, {num_latents} time(s) a step, is above "
                 f"{_FULL:.1g} operations"
             )
+            most = max(_FIRST, min(_MOST, int((_STEP / (num_latents * num_rows)) ** 0.5)))
             if size is not None:
-                inducing = min(_MOST // 2, num_rows)
+                inducing = most = min(_MOST // 2, num_rows)
     elif isinstance(inducing_points, str):
         raise ValueError(f"inducing_points must be 'auto', None, a number or an array; got {inducing_points!r}.")
     elif inducing_points is None or np.ndim(inducing_points) == 0:
