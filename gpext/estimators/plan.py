@@ -1,4 +1,4 @@
-"""What an estimator does with data of a given size, and why: full data, inducing points, or minibatches of them.
+"""A plan for data of a given size, and its reasons: full data, inducing points, or minibatches of them.
 
 The costs are those of training. With D latents and N data, an evaluation of the evidence on the full data takes
 (D + 1) N^3 / 3 operations a Newton step, the bound with M inducing points 2 D N M^2.
@@ -22,7 +22,7 @@ _STEP = 2e10  # D N M^2 up to which the inducing points may grow, a few seconds 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is trained.
+    """The way in which a model is trained.
 
     Attributes:
         inducing: the number of inducing points to begin with; None for the full data.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What :meth:`fit` has done; `print(report)` shows it.
+    """The report of a `fit`; `print(report)` shows it.
 
     Attributes:
         choices: a sentence for each choice that was made for the user.

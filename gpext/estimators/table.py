@@ -15,7 +15,7 @@ SKEWED = 1.0  # the skewness of a column from which a transform is tried
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of a table become those of the kernel: numeric ones first, then the categorical ones.
+    """The columns of a kernel, and how they follow from those of a table: numeric ones first, then categorical ones.
 
     Attributes:
         numeric: indices of the numeric columns.

@@ -82,7 +82,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train: as the arguments of :func:`gpext.fit`."""
+    """Options of training, as the arguments of :func:`gpext.fit`."""
 
     max_steps: int | None
     tolerance: float
