@@ -5,7 +5,8 @@ calibration error in 15 bins; a regression by the mean log density of standardis
 squared error and the share of rows in 90 % intervals. At most `--rows` rows (a random sample) are used of a set.
 
 * gpext: `GPClassifier()`, `GPRegressor()`;
-* scikit-learn's GP: constant times ARD squared exponential, white noise added for regression (to 5000 training rows);
+* scikit-learn's GP: constant times squared exponential, ARD up to 30 columns, white noise added for regression (to 5000
+  training rows);
 * linear: logistic regression with its penalty by cross-validation; ridge likewise;
 * forest: 500 trees; probabilities are smoothed by one vote a class, regression noise is that of out-of-bag residuals;
 * boosting: `HistGradientBoosting...`, its noise that of residuals cross-validated in five folds;
@@ -77,6 +78,7 @@ NUMBERS = {
 METHODS = ("gpext", "scikit-learn GP", "linear", "forest", "boosting", "SVGP", "GPBoost")
 FOLDS = 5
 MOST_OF_SKLEARN = 5000
+MOST_SCALES = 30  # columns up to which scikit-learn's kernel has a lengthscale of each: a gradient is N x N x columns
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ def by_sklearn(data: Split) -> dict[str, float]:
 
     if len(data.train_y) > MOST_OF_SKLEARN:
         return {}
-    kernel = ConstantKernel() * RBF(np.full(data.train_x.shape[1], np.sqrt(data.train_x.shape[1])))
+    columns = data.train_x.shape[1]
+    kernel = ConstantKernel() * RBF(np.full(columns if columns <= MOST_SCALES else 1, np.sqrt(columns)))
     if data.num_classes is not None:
         model = make_pipeline(StandardScaler(), GaussianProcessClassifier(kernel)).fit(data.train_x, data.train_y)
         return class_scores(model.predict_proba(data.test_x), data.test_y)
