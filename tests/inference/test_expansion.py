@@ -5,12 +5,15 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 
-from gpext.inference import Laplace, Taylor
+from gpext.inference import Laplace, Status, Taylor
 from gpext.likelihoods import (
     BayesianSVMLikelihood,
+    Censored,
     LaplaceLikelihood,
+    LogLogisticLikelihood,
     OrdinalLogitLikelihood,
     OrdinalProbitLikelihood,
+    Weighted,
 )
 from tests.members import F64
 
@@ -70,3 +73,14 @@ def test_a_target_far_off_hides_no_curvature(target):
     K = prior(0.0).covariance_matrix
     expected = K @ torch.linalg.solve(K + 2 * torch.eye(N, dtype=F64), torch.full((N,), target, dtype=F64))
     torch.testing.assert_close(result.posterior.mean, expected, rtol=1e-9, atol=0)
+
+
+def test_a_narrow_bend_far_from_zero_is_found():
+    """Log p of a log-logistic time falls with two slopes but for a bend as narrow as 1 / shape, about its logarithm."""
+    times = torch.full((N, 2), 1e-4, dtype=F64)
+    likelihood = Censored(LogLogisticLikelihood()).double()
+    likelihood.likelihood.initialize(shape=80.0)
+    result = Laplace().infer(prior(0.0), likelihood, times)
+    assert result.status is Status.CONVERGED
+    with pytest.raises(TypeError, match="no second derivative"):
+        Laplace().infer(prior(0.0), Weighted(LaplaceLikelihood().double()), torch.ones(N, 2, dtype=F64))

@@ -251,3 +251,10 @@ def test_ep_of_three_latents_is_near_the_evidence_of_a_product_rule_and_warns_of
     torch.testing.assert_close(result.log_evidence.detach(), exact, rtol=0, atol=1e-6)
     weight = log_weight.softmax(0)
     torch.testing.assert_close(result.conditioned.mean.squeeze(-1), weight @ f, rtol=0, atol=1e-5)
+
+
+def test_kl_starts_from_sites_that_couple_the_latents_of_a_datum():
+    likelihood, prior, y = CASES["multinomial"].problem(12)
+    coupled = Laplace().infer(prior(), likelihood, y)
+    fresh, started = KL().infer(prior(), likelihood, y), KL().infer(prior(), likelihood, y, start=coupled.sites)
+    torch.testing.assert_close(started.log_evidence, fresh.log_evidence, rtol=1e-6, atol=1e-5)
