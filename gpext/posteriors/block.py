@@ -94,8 +94,10 @@ class BlockPosterior(JointPosterior):
             cross_covariance: (..., D, N, S) prior covariances of the training and the new values.
             test_covariance: (..., D, S, S) prior covariances there.
         """
-        cross = torch.einsum("...ida,...dis->...aids", self.rotation, cross_covariance.double())
-        alone = BlockDiagLinearOperator(to_linear_operator(test_covariance))
+        *batch, size = test_mean.shape
+        cross = cross_covariance.double().expand(*batch, -1, -1)
+        cross = torch.einsum("...ida,...dis->...aids", self.rotation, cross)
+        alone = BlockDiagLinearOperator(to_linear_operator(test_covariance).expand(*batch, size, size))
         joint = self.rotated.predict(test_mean.flatten(-2), cross.flatten(-4, -3).flatten(-2), alone)
         mean = joint.mean.view(*joint.mean.shape[:-1], *test_mean.shape[-2:]).mT
         return MultitaskLatentNormal(mean, joint.lazy_covariance_matrix, interleaved=False)
@@ -111,12 +113,15 @@ def condition_blocks(prior_mean: Tensor, prior_covariance: Tensor, sites: BlockS
 
     Args:
         prior_mean: mu (..., D, N).
-        prior_covariance: K (..., D, N, N), symmetric positive semidefinite; may be singular.
+        prior_covariance: K (..., D, N, N), or one (N, N) of all latents, symmetric positive semidefinite; may be
+            singular.
         sites: (..., D, N).
     """
     sites, mean = sites.to(torch.float64), prior_mean.double()
     values, Q = torch.linalg.eigh(sites.precision.movedim(-1, -3))
-    joint = torch.einsum("...ida,...dij,...jdb->...aibj", Q, prior_covariance.double(), Q)
+    K = prior_covariance.double()
+    K = K.expand(*torch.broadcast_shapes(mean.shape[:-1], K.shape[:-2]), *K.shape[-2:])
+    joint = torch.einsum("...ida,...dij,...jdb->...aibj", Q, K, Q)
     joint = joint.flatten(-4, -3).flatten(-2)
     rotated = GaussianSites(_turn(Q, sites.shift), values.mT.flatten(-2))
     return BlockPosterior(sites, mean, Q, condition_dense(_turn(Q, mean), 0.5 * (joint + joint.mT), rotated))

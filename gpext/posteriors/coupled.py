@@ -165,7 +165,8 @@ def condition_coupled(prior_mean: Tensor, prior_covariance: Tensor, sites: Coupl
 
     Args:
         prior_mean: mu (..., D, N).
-        prior_covariance: K (..., D, N, N), symmetric positive semidefinite; may be singular.
+        prior_covariance: K (..., D, N, N), or one (N, N) of all latents, symmetric positive semidefinite; may be
+            singular.
         sites: (..., D, N).
     """
     sites = sites.to(torch.float64)

@@ -6,7 +6,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 from gpext.bounds.contracts import HasCurvature
-from gpext.inference import Laplace
+from gpext.inference import EP, KL, Laplace
 from gpext.inference.drivers.inexact_newton import refine_mode
 from gpext.inference.expansion import expand
 from gpext.inference.problem import Problem
@@ -113,13 +113,16 @@ def test_a_training_step_factorises_twice_for_each_latent(latents, monkeypatch):
         assert sum(counts) == 2 * (latents + 1)
 
 
+@pytest.mark.parametrize("rule", [Laplace(), KL(tolerance=1e-12), EP(tolerance=1e-12)], ids=lambda r: type(r).__name__)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_one_kernel_of_all_classes_is_that_of_each(shape, sparse):
+@pytest.mark.filterwarnings("ignore::gpext.inference.expansion.DenseBlocksWarning")
+def test_one_kernel_of_all_classes_is_that_of_each(shape, sparse, rule):
     """The evidence and predictions agree, and its gradient is the sum of theirs."""
     x, y, _ = classes(3, 30)
     options = {"inducing_inputs": x[:8]} if sparse else {}
     one, each = (Model(x, y, 3, torch.Size(s), **options).train() for s in (shape, (3,)))
+    one.inference = each.inference = rule
     value, derivatives = evaluate(one, x, y)
     apart, by_class = evaluate(each, x, y)
     torch.testing.assert_close(value, apart, rtol=1e-10, atol=1e-10)
@@ -133,3 +136,21 @@ def test_one_kernel_of_all_classes_is_that_of_each(shape, sparse):
         one.eval(), each.eval()
         torch.testing.assert_close(one.likelihood(one(new)).probs, each.likelihood(each(new)).probs)
         torch.testing.assert_close(one(new).covariance_matrix, each(new).covariance_matrix, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("scales", [[1e-27, 1.0, 1.0], [1e-300, 1e4, 1.0], [1e-27, 1e-27, 1e-27]])
+def test_a_class_whose_kernel_vanishes_is_served(scales, sparse):
+    """Training may find that a class needs no function of its own: derivatives and variances keep their digits."""
+    x, y, _ = classes(3, 30)
+    model = Model(x, y, 3, torch.Size([3]), **({"inducing_inputs": x[:8]} if sparse else {})).train()
+    model.covar_module.outputscale = torch.tensor(scales, dtype=F64)
+    scales = model.covar_module.outputscale.detach()
+    value, derivatives = evaluate(model, x, y)
+    assert bool(value.isfinite())
+    assert all(bool(derivative.isfinite().all()) for derivative in derivatives.values())
+    with torch.no_grad():
+        variance = model.eval()(torch.cat([x, x + 0.1])).variance
+        assert bool((variance > 0).all())
+        if not sparse:
+            torch.testing.assert_close(variance[:, scales < 1e-20], scales[scales < 1e-20].expand(60, -1))
