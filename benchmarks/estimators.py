@@ -324,9 +324,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table:
         from benchmarks.estimators_report import draw, report
 
-        sys.stdout.write(report(options.output))
+        sys.stdout.write(report(options.output, options.methods))
         if options.figure is not None:
-            draw(options.output, options.figure)
+            draw(options.output, options.figure, options.methods)
         return
     if options.quick:
         options.rows, options.folds = 300, [0]

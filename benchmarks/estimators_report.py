@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.estimators import CLASSES, METHODS, NUMBERS
+from benchmarks.estimators import CLASSES, NUMBERS
 from benchmarks.tables import table
 from gpext.plots.style import BLUE, GREY
 
 Scores = dict[str, dict[str, dict[int, dict[str, float]]]]  # by set, method and fold
 
 
-def read_scores(path: Path) -> Scores:
-    """Return the runs of a ledger that ended with finite numbers."""
+def read_scores(path: Path, methods: Sequence[str]) -> Scores:
+    """Return the runs of these methods in a ledger that ended with finite numbers."""
     scores: Scores = defaultdict(lambda: defaultdict(dict))
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        if np.isfinite(row.get("log_density", np.nan)):
+        if row["method"] in methods and np.isfinite(row.get("log_density", np.nan)):
             scores[row["set"]][row["method"]][row["fold"]] = row
     return scores
 
@@ -39,7 +40,7 @@ def means(scores: Scores, name: str, column: str) -> dict[str, tuple[float, floa
     return found
 
 
-def ranks(scores: Scores, sets: list[str], methods: list[str]) -> np.ndarray:
+def ranks(scores: Scores, sets: Sequence[str], methods: Sequence[str]) -> np.ndarray:
     """Return the ranks (S, M) of methods by log density, 1 the best, on the sets that all of them have."""
     rows = []
     for name in sets:
@@ -50,9 +51,12 @@ def ranks(scores: Scores, sets: list[str], methods: list[str]) -> np.ndarray:
     return np.array(rows, float).reshape(-1, len(methods))
 
 
-def report(path: Path) -> str:
-    """Return the tables of log densities, errors, calibration and seconds, and the mean ranks."""
-    scores = read_scores(path)
+def report(path: Path, methods: Sequence[str]) -> str:
+    """Return the tables of log densities, errors, calibration and seconds of methods, gpext the first, and their ranks.
+
+    A number is the mean over the folds that all of the methods with any run on a set have.
+    """
+    scores = read_scores(path, methods)
     parts = []
     for title, column, digits in (
         ("Log density", "log_density", 3),
@@ -67,32 +71,29 @@ def report(path: Path) -> str:
             found = means(scores, name, column)
             best = max(found, key=lambda method: found[method][0]) if column == "log_density" and found else ""
             cells = []
-            for method in METHODS:
+            for method in methods:
                 if method not in found:
                     cells.append("")
                     continue
                 shown = f"{found[method][0]:.{digits}f}"
                 cells.append(f"**{shown}**" if method == best else shown)
             rows.append([name, *cells])
-        parts.append(f"### {title}\n\n" + table(["set", *METHODS], rows))
+        parts.append(f"### {title}\n\n" + table(["set", *methods], rows))
     rows = []
     for title, sets in (("classification", [*CLASSES]), ("regression", [*NUMBERS]), ("all", [*CLASSES, *NUMBERS])):
-        for methods in (list(METHODS[:-1]), list(METHODS)):
-            found = ranks(scores, [name for name in sets if name in scores], methods)
-            if len(found):
-                cells = [f"{value:.2f}" for value in found.mean(0)]
-                worst = str(int((found[:, 0] == len(methods)).sum()))
-                rows.append([title, str(len(found)), *cells, *[""] * (len(METHODS) - len(methods)), worst])
-    parts.append("### Mean ranks by log density\n\n" + table(["sets", "number", *METHODS, "gpext last"], rows))
+        found = ranks(scores, [name for name in sets if name in scores], methods)
+        if len(found):
+            last = str(int((found[:, 0] == len(methods)).sum()))
+            rows.append([title, str(len(found)), *(f"{value:.2f}" for value in found.mean(0)), last])
+    parts.append("### Mean ranks by log density\n\n" + table(["sets", "number", *methods, "gpext last"], rows))
     return "\n".join(parts)
 
 
-def draw(path: Path, figure_path: Path) -> None:
+def draw(path: Path, figure_path: Path, methods: Sequence[str]) -> None:
     """Draw mean ranks, methods joined that differ by less than the critical difference of Nemenyi's test at 5 %."""
     from scipy.stats import studentized_range
 
-    methods = list(METHODS[:-1])
-    scores = read_scores(path)
+    scores = read_scores(path, methods)
     found = ranks(scores, [name for name in (*CLASSES, *NUMBERS) if name in scores], methods)
     count, mean = len(methods), found.mean(0)
     critical = studentized_range.ppf(0.95, count, np.inf) / np.sqrt(2) * np.sqrt(count * (count + 1) / (6 * len(found)))
@@ -116,6 +117,6 @@ def draw(path: Path, figure_path: Path) -> None:
             ax.plot([mean[near[0]], mean[near[-1]]], [0.6 + 0.35 * place] * 2, color="black", linewidth=2.5)
     ax.set(xlim=(1, count + 0.8), ylim=(-count - 0.8, 0.6 + 0.4 * count), yticks=[], xlabel="")
     ax.xaxis.set_ticks_position("top")
-    ax.set_title(f"Mean rank by log density on {len(found)} sets; bars: no significant difference (Nemenyi, 5 %)")
+    ax.set_title(f"Mean rank by log density on {len(found)} sets; bars: no difference (Nemenyi, 5 %)", fontsize=10)
     ax.spines[["left", "right", "bottom"]].set_visible(False)
     figure.savefig(figure_path, dpi=150)

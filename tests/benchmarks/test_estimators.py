@@ -47,9 +47,9 @@ def test_a_quick_run_and_its_tables(folder, capsys):
     assert len(output.read_text().splitlines()) == 8
     main(command)
     assert len(output.read_text().splitlines()) == 8  # resumed
-    main(["--output", str(output), "--table"])
+    main(["--output", str(output), "--table", "--methods", *methods])
     shown = capsys.readouterr().out
     assert shown.count("| glass |") == 4
-    found = ranks(read_scores(output), ["glass", "yacht"], methods)
+    found = ranks(read_scores(output, methods), ["glass", "yacht"], methods)
     assert found.shape == (2, 4)
     assert (np.sort(found, 1) == [1, 2, 3, 4]).all()
