@@ -23,7 +23,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -108,7 +107,7 @@ def _by_adam(problem: Problem, batch_size: int, budget: float) -> Row:
     course = _Course(problem, budget)
     learner = GPyTorchLearner(problem, seed=0, dtype=torch.float64, lr=0.01)
     steps = 0
-    for index in chain.from_iterable(minibatches(len(problem.train_y), batch_size, seed=0)):
+    for index in minibatches(len(problem.train_y), batch_size, seed=0):
         if not course.goes_on(learner):
             break
         learner.step(problem.train_x[index], problem.train_y[index])
