@@ -2,7 +2,8 @@
 
 * ``gpext``: ``gpext.fit(mll, x, y)``, L-BFGS on the collapsed augmented bound of growing subsets, independent of the
   batch size of the benchmark;
-* ``gpext-svi``: ``gpext.fit(mll, x, y, batch_size=B)``, closed-form q(u) steps and Adam for the hyperparameters.
+* ``gpext-svi``: ``gpext.fit(mll, x, y, batch_size=B)``, L-BFGS on a sample, then closed-form q(u) steps and
+  Adam for the hyperparameters.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class SiteLearner(ScaledKernelParameters):
         self.next_step(x, y, self._batches)
 
     def next_step(self, x: Tensor, y: Tensor, batches: Minibatches) -> None:
-        """Do one minibatch step, as `gpext.fit(mll, x, y, batch_size=batches.batch_size)` does."""
+        """Do one minibatch step, as `gpext.fit(mll, x, y, batch_size=batches.batch_size)` does at first."""
         if self._stepper is None:
             size = batches.batch_size
             self._stepper = SiteStepper(

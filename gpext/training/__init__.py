@@ -5,7 +5,8 @@ What `fit` does follows from the objective, the model and `batch_size`:
 AugmentedELBO, or VariationalELBO and a likelihood of gpext, with a SiteVariationalStrategy
     None   q(u) of many data at the hyperparameters given, then L-BFGS on the collapsed bound of growing subsets of the
            data, up to all of them
-    B      minibatches: closed-form steps in q(u), Adam for the hyperparameters every few steps
+    B      L-BFGS on the collapsed bound of growing subsets of a sample; then minibatches: closed-form steps in q(u),
+           Adam for the hyperparameters every few steps, with step sizes that fall
     Around it may be gpytorch's IndependentMultitaskVariationalStrategy, or, under a VariationalELBO, an
     LMCVariationalStrategy; a `design` makes the data depend on linear functions of f.
 any other gpytorch objective

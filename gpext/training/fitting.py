@@ -27,7 +27,7 @@ from gpext.models import LatentGP
 from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.threads import factor_flops, threads_for
 from gpext.training.checkpoint import Checkpoint
-from gpext.training.full_batch import BREAKDOWNS, begin_on_sample, fit_collapsed, fit_objective
+from gpext.training.full_batch import BREAKDOWNS, begin_on_sample, fit_collapsed, fit_objective, has_sample
 from gpext.training.initial_values import described_values, initialise_from_data
 from gpext.training.minibatch import (
     ObjectiveStepper,
@@ -78,6 +78,12 @@ def fit(
     already. What follows is learned on subsets that grow from the thousand, and does not depend on it: until they have
     grown, q(u) is that of fewer data again. Up to twice the thousand there are no subsets, and no such step.
 
+    Minibatches of a site strategy begin likewise on a random sample of 16000 data (or 20 per inducing point): L-BFGS
+    learns on subsets of it that grow from the thousand, and is left when a step gains little. q(u) becomes that of the
+    sample, and minibatches of all the data follow. Their step sizes are constant for five epochs (or 100 steps) and
+    then fall as 1 / step, which averages their noise out. With fewer data than the smallest subset there is no sample,
+    and step sizes stay constant. Time and memory of the sample do not depend on N.
+
     Args:
         mll: a gpytorch objective holding the likelihood and the model.
         x: inputs (N, d), (..., N, d), or (N,) for d = 1; (P, d) with a design.
@@ -89,27 +95,30 @@ def fit(
             SiteVariationalStrategy has observed one task at each input; without it all of them, y (N, T).
         batch_size: None for the full batch, or the size of minibatches, over all ranks, of which each draws its share
             from what it holds; see the table in :mod:`gpext.training`.
-        max_steps: maximum number of steps; by default 200 L-BFGS iterations, 50 epochs of minibatches.
-        learning_rate: of Adam, with minibatches; a `state` brings its own.
+        max_steps: maximum number of steps, those on the sample included; by default 200 L-BFGS iterations, and 50
+            epochs of minibatches.
+        learning_rate: of Adam at the first minibatch; a `state` brings its own.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
-            :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N: 1 for the full
-            batch, the average over a fifth of an epoch for a small one.
+            :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N, which then
+            falls as described: 1 for the full batch, at first the average over a fifth of an epoch for a small one.
         tolerance: converged when the objective per datum gains less than this in three successive L-BFGS iterations, or
-            in five epochs (or 100 steps) of minibatches.
+            in five epochs (or 100 steps) of minibatches over the same number before, or less than the standard error of
+            that difference of means.
         hyperparameters: for an AugmentedELBO, which bound trains the kernel's and the likelihood's parameters: the
             exact ELBO or the augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at
             the q(u) that the augmented bound gives; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling, on the CPU; seeded with 0 by default.
-        state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it.
+        state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it: bit for bit once minibatches have
+            begun; of a fit that ended on the sample, training on the sample begins again from the parameters there.
         progress: show a bar on a terminal, or lines in the log "gpext".
         callback: called as callback(step, objective per datum) after every step, with q(u) up to date; returns True to
             stop, all ranks if one does.
         ranks: the processes that train together: by default torch.distributed's default process group, if there is
             one; `Ranks.alone()` trains each process by itself.
         checkpoint: with minibatches, a directory to write to every ten seconds, but not before the time of twenty
-            writes has passed, and at the end. If it holds a checkpoint, training resumes from there as if it had never
-            stopped, so that the same call restarts a killed run. A checkpoint that is damaged, or of another model,
-            other data, batch size or learning rate, is refused.
+            writes has passed, and at the end; first after the first minibatch. If it holds a checkpoint, training
+            resumes from there as if it had never stopped, so that the same call restarts a killed run. A checkpoint
+            that is damaged, or of another model, other data, batch size or learning rate, is refused.
         initial: "data" initialises lengthscales that still have gpytorch's default, log 2, from the distances between
             the inputs, which helps with more than a few columns; see
             :func:`gpext.training.initialise_from_data`. The message names them.
@@ -193,9 +202,10 @@ def fit(
                     generator=generator,
                     ranks=ranks,
                 )
-                slowing = partial(decay, per_epoch=max(num_data // batch_size, 1))
+                # Few data have no sample to begin on: their hyperparameters have all the way to go.
+                slowing = partial(decay, per_epoch=num_data // batch_size) if has_sample(sites, num_data) else None
                 full_rate = default_rate(min(1.0, batch_size / num_data))
-                rate = rate if rate is not None else lambda step: full_rate * slowing(step)
+                rate = rate if rate is not None else lambda step: full_rate * (slowing(step) if slowing else 1.0)
                 stepper = SiteStepper(
                     mll,
                     sites.strategy,

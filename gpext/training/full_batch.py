@@ -27,7 +27,7 @@ MAX_STEPS = 200
 BREAKDOWNS = (torch.linalg.LinAlgError, NotPSDError, NanError, FloatingPointError)  # of the numbers, not of the program
 _RESTARTS = 10
 _WORTHWHILE = 0.05  # of KL / size, the gain of a step below which a subset is left
-_WORTHWHILE_IN_SAMPLE = 0.01  # the same for the whole sample that minibatches begin with
+_WORTHWHILE_IN_SAMPLE = 0.003  # the same for the whole sample that minibatches begin with
 _SAMPLE = 16_000  # data that suffice to begin with: their kernel matrix takes 26 MB at 200 inducing points
 _AHEAD = 10  # times the first subset: the closed-form q(u) of this many data costs as much as five iterations there
 
@@ -36,11 +36,15 @@ _CURE = "rescale the data, or set hyperparameters nearer to them"
 
 def subset_sizes(num_data: int, num_inducing: int) -> list[int]:
     """Return the numbers of data to train on in turn: 1000 (or five per inducing point), times about four, all."""
-    smallest = max(5 * num_inducing, 1000)
+    smallest = _smallest_subset(num_inducing)
     if num_data <= 2 * smallest:
         return [num_data]
     num_subsets = max(round(math.log(num_data / smallest, 4)), 1)
     return [round(smallest * (num_data / smallest) ** (i / num_subsets)) for i in range(num_subsets)] + [num_data]
+
+
+def _smallest_subset(num_inducing: int) -> int:
+    return max(5 * num_inducing, 1000)
 
 
 def fit_collapsed(
@@ -74,15 +78,20 @@ def begin_on_sample(
     The sample has at most 16000 data, or 20 per inducing point, so that its time and memory do not depend on N. q(u)
     becomes that of all the data, of which the sample is a minibatch: each of its data counts N / size times.
     """
-    num_inducing = sites.strategy.inducing_points.size(-2)
-    if len(subset_sizes(num_data, num_inducing)) == 1:
+    if not has_sample(sites, num_data):
         return None
+    num_inducing = sites.strategy.inducing_points.size(-2)
     sizes = subset_sizes(min(num_data, max(_SAMPLE, 20 * num_inducing)), num_inducing)
     sample = sites.take(_order(sites, generator)[: math.ceil(sizes[-1] * number_of(sites.x) / num_data)])
     status, note, _ = _learn(
         run, sample, sizes, num_data, bound=bound, tolerance=tolerance, ranks=ranks, of_sample=True
     )
     return status, note
+
+
+def has_sample(sites: SiteData, num_data: int) -> bool:
+    """Return whether there are as many data as the smallest subset has, so that minibatches begin on a sample."""
+    return num_data >= _smallest_subset(sites.strategy.inducing_points.size(-2))
 
 
 def _order(sites: SiteData, generator: torch.Generator) -> Tensor:

@@ -1,6 +1,7 @@
-"""Several minibatches evaluated together have the same effect as each evaluated separately."""
+"""Minibatches: evaluated together as one by one, resumed bit for bit, and ended where the full batch ends."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -10,8 +11,8 @@ from gpext import fit
 from gpext.likelihoods import LaplaceLikelihood
 from gpext.mlls import AugmentedELBO
 from gpext.training import minibatch
-from gpext.training.minibatch import Minibatches, default_rate, hyperparameter_interval
-from gpext.variational import SiteVariationalStrategy
+from gpext.training.minibatch import Minibatches, decay, default_rate, hyperparameter_interval
+from gpext.variational import CollapsedBound, SiteVariationalStrategy
 from tests.members import F64
 from tests.sparse_models import SparseGP
 
@@ -120,3 +121,65 @@ def test_a_limit_on_what_is_evaluated_together(monkeypatch):
     assert max(sizes) == 2 * SIZE
     monkeypatch.undo()
     assert_same(limited, trained(30), 1e-9)
+
+
+@functools.cache
+def large():
+    """1200 data, as many as minibatches need to begin on a sample: here all of them."""
+    generator = torch.Generator().manual_seed(1)
+    x = 4 * torch.rand(1200, 2, generator=generator, dtype=F64)
+    y = torch.sin(2 * x[:, 0]) + x[:, 1] + 0.3 * torch.randn(1200, generator=generator, dtype=F64)
+    return x, y
+
+
+def large_objective():
+    x, y = large()
+    return AugmentedELBO(LaplaceLikelihood().double(), SparseGP(x[:20].clone()), num_data=len(y))
+
+
+def test_minibatches_end_near_the_full_batch():
+    ends = []
+    for batch_size in (None, 100):
+        mll = large_objective()
+        fit(mll, *large(), batch_size=batch_size, progress=False)
+        x, y = large()
+        bound = CollapsedBound(mll.model.base, mll.likelihood, x, y, bound="exact")
+        ends.append(float(bound.settle()) / len(y))
+    assert ends[1] > ends[0] - 0.01
+
+
+def test_resuming_after_the_sample_is_going_on_bit_for_bit(tmp_path):
+    options = {"batch_size": 100, "progress": False, "tolerance": -1e9}
+    whole, parts, again = (large_objective() for _ in range(3))
+    expected = fit(whole, *large(), max_steps=120, **options)
+    begun = fit(parts, *large(), callback=lambda step, value: step == 105, checkpoint=tmp_path, **options)
+    assert 0 < begun.state_dict["batches"]["num_drawn"] < 105  # on the sample before that
+    fit(parts, *large(), max_steps=15, state=begun.state_dict, **options)
+    resumed = fit(again, *large(), max_steps=120, checkpoint=tmp_path, **options)
+    assert torch.equal(resumed.trace, expected.trace)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[name]), name
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_a_fit_stopped_on_the_sample_has_a_state_that_begins_there_again(tmp_path):
+    mll = large_objective()
+    stopped = fit(mll, *large(), batch_size=100, max_steps=2, checkpoint=tmp_path, progress=False)
+    assert stopped.num_steps == 2
+    assert not list(tmp_path.iterdir())
+    result = fit(mll, *large(), batch_size=100, max_steps=40, state=stopped.state_dict, progress=False)
+    assert result.num_steps == 40
+    assert result.state_dict["batches"]["num_drawn"] < 40
+
+
+def test_noise_does_not_keep_training_from_converging():
+    """Five epochs are compared with five before, at the end of an epoch."""
+    mll, x, y = problem()
+    result = fit(mll, x, y, batch_size=SIZE, progress=False)
+    assert result.num_steps % (N // SIZE) == 0
+    assert result.num_steps >= 10 * (N // SIZE)
+
+
+def test_step_sizes_fall_after_the_first_epochs():
+    assert [decay(step, 50) for step in (0, 249, 499, 2499)] == [1, 1, 0.5, 0.1]
+    assert decay(99, 4) == 1 > decay(100, 4)  # at least a hundred steps
