@@ -37,6 +37,7 @@ from gpext.training.minibatch import (
     default_rate,
     fit_minibatches,
     hyperparameter_interval,
+    steady,
 )
 from gpext.training.result import Callback, FitResult, FitStatus, Run
 from gpext.training.site_data import SiteData, has_sites, site_data
@@ -203,9 +204,10 @@ def fit(
                     ranks=ranks,
                 )
                 # Few data have no sample to begin on: their hyperparameters have all the way to go.
-                slowing = partial(decay, per_epoch=num_data // batch_size) if has_sample(sites, num_data) else None
+                per_epoch = num_data // min(batch_size, num_data)
+                slowing = partial(decay, per_epoch=per_epoch) if has_sample(sites, num_data) else steady
                 full_rate = default_rate(min(1.0, batch_size / num_data))
-                rate = rate if rate is not None else lambda step: full_rate * (slowing(step) if slowing else 1.0)
+                rate = rate if rate is not None else lambda step: full_rate * slowing(step)
                 stepper = SiteStepper(
                     mll,
                     sites.strategy,

@@ -33,6 +33,11 @@ _TOGETHER = 2048  # data whose kernel is evaluated at once
 _NATURAL_RATE = 0.1  # gpytorch's documented step for NGD on an objective that need not be conjugate
 
 
+def steady(step: int) -> float:
+    """Return the factor of step sizes that do not fall: 1."""
+    return 1.0
+
+
 class SiteStepper:
     """q(u) in closed form at every step; Adam for the rest at every `interval`-th, from the same kernel evaluation.
 
@@ -53,12 +58,12 @@ class SiteStepper:
         bound: LikelihoodTerm,
         gradient: LikelihoodTerm,
         interval: int = 1,
-        decay: Callable[[int], float] | None = None,
+        decay: Callable[[int], float] = steady,
         share: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.interval = interval
-        self.decay = (lambda step: 1.0) if decay is None else decay  # of the learning rate
+        self.decay = decay  # of the learning rate
         self.strategy, self.likelihood, self.num_data = strategy, likelihood, num_data
         self.share = num_data if share is None else share  # those of this rank
         self.ranks = Ranks.alone() if ranks is None else ranks

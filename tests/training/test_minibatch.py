@@ -183,3 +183,15 @@ def test_noise_does_not_keep_training_from_converging():
 def test_step_sizes_fall_after_the_first_epochs():
     assert [decay(step, 50) for step in (0, 249, 499, 2499)] == [1, 1, 0.5, 0.1]
     assert decay(99, 4) == 1 > decay(100, 4)  # at least a hundred steps
+
+
+def test_a_batch_larger_than_the_data_is_all_of_them():
+    x = torch.linspace(0, 1, 1200, dtype=F64).unsqueeze(-1)
+    y = torch.sin(6 * x[:, 0])
+
+    def trace(batch_size):
+        model = SparseGP(x[::120].clone())
+        mll = AugmentedELBO(LaplaceLikelihood().double(), model, num_data=len(y))
+        return fit(mll, x, y, batch_size=batch_size, max_steps=20, progress=False).trace
+
+    assert torch.equal(trace(5000), trace(1200))
