@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
+from torch.distributions import Distribution
 
 from gpext import saving
+from gpext.bounds import num_latents
 from gpext.estimators import persistence
 from gpext.estimators.models import DenseGP, SparseGP, default_kernel, hyperparameters_of
 from gpext.estimators.plan import Plan, choose_plan
@@ -94,20 +96,19 @@ class GPEstimator(BaseEstimator):
             likelihoods: makers by name, the most general one last, which is the only one with inducing points.
         """
         started = time.perf_counter()
-        self._columns, transform_reason = self._choose_columns(raw, targets, weights, next(iter(likelihoods.values())))
+        settings = Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
+        first = next(iter(likelihoods.values()))
+        self._columns, transform_reason = self._choose_columns(raw, targets, weights, first, settings)
         inputs = torch.from_numpy(self._columns.transform(raw))
         wholes = torch.from_numpy(np.ascontiguousarray(targets, float)), torch.from_numpy(weights)
-        settings = self._settings()
         start = self._start()
         found: dict[str, Trained] = {}
-        latents = max(getattr(make(), "num_latents", None) or 1 for make in likelihoods.values())
+        latents = max(num_latents(make()) or 1 for make in likelihoods.values())
         plan = choose_plan(len(inputs), latents, self.inducing_points, self.batch_size)
         if plan.inducing is not None:  # the most general one alone
             likelihoods = dict([list(likelihoods.items())[-1]])
         for name, make in likelihoods.items():
-            likelihood, y = self._weighted(make().to(inputs.dtype), *wholes)
-            if plan.inducing is not None and not isinstance(likelihood, LatentLikelihood):
-                likelihood, y = Weighted(likelihood), torch.stack(wholes, -1)  # whose sites are known
+            likelihood, y = self._weighted(make().to(inputs.dtype), *wholes, sparse=plan.inducing is not None)
             rule, last_rule = self._rules(likelihood, y)
             task = Task(
                 inputs,
@@ -122,10 +123,10 @@ class GPEstimator(BaseEstimator):
                 start=start,
             )
             found[name] = train(task, plan, settings)
-            start = {**hyperparameters_of(found[name].model), **hyperparameters_of(found[name].likelihood)}
+            start = hyperparameters_of(found[name].model, found[name].likelihood)
             if found[name].result.status is FitStatus.INTERRUPTED:
                 break
-        chosen = self._choice(found)
+        chosen = max(found, key=lambda name: found[name].score)
         self.likelihood_name_, self._is_weighted = chosen, bool((weights != 1).any())
         self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
         self.fit_result_ = found[chosen].result
@@ -143,7 +144,12 @@ class GPEstimator(BaseEstimator):
             warnings.warn(self.fit_result_.message, ConvergenceWarning, stacklevel=3)
 
     def _choose_columns(
-        self, raw: np.ndarray, targets: np.ndarray, weights: np.ndarray, make: Callable[[], Any]
+        self,
+        raw: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray,
+        make: Callable[[], Any],
+        settings: Settings,
     ) -> tuple[Columns, str]:
         """Return the columns as they are or with skewed ones transformed, and why.
 
@@ -157,7 +163,7 @@ class GPEstimator(BaseEstimator):
         power = fit_columns(self, raw, weights, power=True)
         if self.skewed_columns == "yeo_johnson":
             return power, ""
-        some = np.random.default_rng(self._seed()).permutation(len(raw))[:_TRIED]
+        some = np.random.default_rng(settings.seed).permutation(len(raw))[:_TRIED]
         scores = []
         for columns in (plain, power):
             inputs = torch.from_numpy(columns.transform(raw[some]))
@@ -165,7 +171,7 @@ class GPEstimator(BaseEstimator):
             likelihood, y = self._weighted(make().to(inputs.dtype), *parts)
             kernel = self._own_kernel(inputs, columns)
             task = Task(inputs, y, likelihood, kernel, *self._rules(likelihood, y), priors=self.priors)
-            scores.append(_score(train(task, Plan(None, False, 0, None), self._settings())))
+            scores.append(train(task, Plan(None, False, 0, None), settings).score)
         names = [plain.names[j] for j in plain.skewed]
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         verb = "transformed" if scores[1] > scores[0] else "left as they are"
@@ -179,14 +185,13 @@ class GPEstimator(BaseEstimator):
         """Return the hyperparameters of the last training, to start from them, or None."""
         if not self.warm_start or not hasattr(self, "model_"):
             return None
-        return {**hyperparameters_of(self.model_), **hyperparameters_of(self.likelihood_)}
+        return hyperparameters_of(self.model_, self.likelihood_)
 
-    def _settings(self) -> Settings:
-        return Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
-
-    def _weighted(self, likelihood: Any, targets: Tensor, weights: Tensor) -> tuple[Any, Tensor]:
-        """Return the likelihood and the targets of weighted data."""
-        if bool((weights == 1).all()):
+    def _weighted(
+        self, likelihood: Any, targets: Tensor, weights: Tensor, *, sparse: bool = False
+    ) -> tuple[Any, Tensor]:
+        """Return the likelihood and the targets of weighted data, of gpext where a sparse model needs its sites."""
+        if bool((weights == 1).all()) and not (sparse and not isinstance(likelihood, LatentLikelihood)):
             return likelihood, targets
         weighted = Weighted(likelihood)
         rows = targets.unsqueeze(-1) if targets.dim() == 1 else targets
@@ -208,13 +213,6 @@ class GPEstimator(BaseEstimator):
         except TypeError:
             return KL(), EP()
         return Laplace(), EP()
-
-    def _choice(self, found: dict[str, Trained]) -> str:
-        """Return the likelihood of the best leave-one-out predictions; on inducing points, of the best bound."""
-        names = list(found)
-        if len(names) == 1:
-            return names[0]
-        return max(names, key=lambda name: _score(found[name]))
 
     def _own_kernel(self, inputs: Tensor, columns: Columns) -> Kernel:
         if self.kernel is not None:
@@ -287,14 +285,29 @@ class GPEstimator(BaseEstimator):
         parts = zip(*(each.split(_ROWS) for each in (inputs, *others)), strict=True)
         return torch.cat([function(self.model_(x), *rest) for x, *rest in parts]).numpy()
 
+    def _quantiles_of(
+        self, predictive: Callable[..., Distribution], q: Any, inputs: Tensor, *others: Tensor
+    ) -> np.ndarray:
+        """Return quantiles of predictive(q(f), ...) at probabilities q: (n, Q), or (n,) of one.
+
+        Raises:
+            ValueError: a probability outside (0, 1).
+        """
+        levels = np.atleast_1d(np.asarray(q, float))
+        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"q must be probabilities between 0 and 1; got {q!r}.")
+
+        def quantiles(*some: Any) -> Tensor:
+            found = predictive(*some)
+            return torch.stack([found.icdf(inputs.new_tensor(level)) for level in levels], -1)
+
+        found = self._by_rows(inputs, quantiles, *others)
+        return found[:, 0] if np.ndim(q) == 0 else found
+
     @abstractmethod
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """Return the log predictive density of each target (n,)."""
 
-
-def _score(trained: Trained) -> float:
-    """Return the mean leave-one-out log density, or the bound, of a trained model."""
-    result = getattr(trained.model, "result", None)
-    if result is None:
-        return trained.result.objective
-    return float(result.log_loo.mean())
+    def _calibration(self) -> Iterator[str]:
+        """Yield sentences on the leave-one-out predictions of a model of all data, for the report."""
+        return iter(())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
-from gpext.estimators.rows import distinct_rows, read_weights
+from gpext.estimators.rows import distinct_rows
 from gpext.estimators.table import read_table
 from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
@@ -46,15 +47,14 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
         labels = _labels(y)
         if len(labels) != len(raw):
             raise ValueError(f"X and y must be equally long; got {len(raw)} rows and {len(labels)} labels.")
-        weights = read_weights(sample_weight, raw)
-        used = weights > 0
-        self.classes_ = self._ordered(np.unique(labels[used]))
+        known, numbers = np.unique(labels, return_inverse=True)
+        raw, numbers, weights = distinct_rows(raw, numbers, sample_weight)
+        self.classes_ = self._ordered(known[np.unique(numbers)])
         if len(self.classes_) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs labels of at least two classes; got 1 class, {self.classes_[0]!r}."
             )
-        codes = self._codes(labels[used]).astype(float)
-        self._train(*distinct_rows(raw[used], codes, weights[used]), self._candidates())
+        self._train(raw, self._codes(known[numbers]), weights, self._candidates())
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:
@@ -70,8 +70,9 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
         codes = order[place]
         return np.where(self.classes_[codes] == labels, codes, -1)
 
+    @abstractmethod
     def _likelihood(self) -> Any:
-        raise NotImplementedError
+        """Return the likelihood of labels 0, ..., K - 1."""
 
     def _calibration(self) -> Iterator[str]:
         log_loo = self.model_.result.log_loo
@@ -153,9 +154,11 @@ class GPClassifier(ClassEstimator):
     def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
         return Laplace(), EP() if len(self.classes_) == 2 else KL()
 
-    def _weighted(self, likelihood: Any, targets: Tensor, weights: Tensor) -> tuple[Any, Tensor]:
+    def _weighted(
+        self, likelihood: Any, targets: Tensor, weights: Tensor, *, sparse: bool = False
+    ) -> tuple[Any, Tensor]:
         if len(self.classes_) == 2:
-            return super()._weighted(likelihood, targets, weights)
+            return super()._weighted(likelihood, targets, weights, sparse=sparse)
         if bool((weights == 1).all()):
             return likelihood, targets
         by_class = one_hot(targets.long(), len(self.classes_)).to(weights) * weights.unsqueeze(-1)

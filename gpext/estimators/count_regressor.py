@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,14 @@ from sklearn.utils import Tags
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.estimators.regressor import TargetEstimator, _ends
-from gpext.estimators.rows import distinct_rows, read_weights
+from gpext.estimators.regressor import TargetEstimator, ends_of
+from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
     LatentLikelihood,
     NegativeBinomialLogLikelihood,
     Offset,
     PoissonLikelihood,
-    Weighted,
     ZeroInflated,
 )
 
@@ -37,14 +37,10 @@ class _NegativeBinomial(NegativeBinomialLogLikelihood):
         """Accept what the estimator has checked: y! is Gamma(y + 1) where y is not whole."""
 
 
-def _zero_inflated() -> LatentLikelihood:
-    return ZeroInflated(_Poisson())
-
-
 _FAMILIES: dict[str, Callable[[], Any]] = {
     "poisson": _Poisson,
     "negative_binomial": _NegativeBinomial,
-    "zero_inflated": _zero_inflated,
+    "zero_inflated": lambda: ZeroInflated(_Poisson()),
 }
 
 
@@ -132,10 +128,7 @@ class GPCountRegressor(TargetEstimator):
         likelihoods = self._candidates()
         raw = read_table(self, X, reset=True)
         counts, offsets = self._targets(y, len(raw)), np.log(_exposures(exposure, len(raw)))
-        weights = read_weights(sample_weight, raw)
-        used = weights > 0
-        targets = np.stack([counts, offsets], 1)
-        raw, targets, weights = distinct_rows(raw[used], targets[used], weights[used])
+        raw, targets, weights = distinct_rows(raw, np.stack([counts, offsets], 1), sample_weight)
         # f is about zero at the mean rate.
         mean, exposed = np.average(targets[:, 0], weights=weights), np.average(np.exp(targets[:, 1]), weights=weights)
         self._log_rate = math.log(max(mean, 0.5 / weights.sum()) / exposed)
@@ -153,7 +146,7 @@ class GPCountRegressor(TargetEstimator):
                 f"family must be 'auto', {', '.join(map(repr, _FAMILIES))}, or a likelihood of counts; got "
                 f"{self.family!r}."
             )
-        return {name: _Maker(name) for name in names}
+        return {name: partial(_exposed, name) for name in names}
 
     def _targets(self, y: Any, size: int) -> np.ndarray:
         targets = super()._targets(y, size)
@@ -194,7 +187,7 @@ class GPCountRegressor(TargetEstimator):
         Raises:
             NotFittedError, TypeError, ValueError: as :meth:`predict_quantiles`.
         """
-        return self._quantiles(*self._places(X, exposure), _ends(coverage))
+        return self._quantiles(*self._places(X, exposure), ends_of(coverage))
 
     def log_density(self, X: Any, y: Any, *, exposure: Any = None) -> np.ndarray:
         """Return the log predictive probability (n,) of counts.
@@ -204,8 +197,7 @@ class GPCountRegressor(TargetEstimator):
         """
         inputs, offset = self._places(X, exposure)
         targets = torch.stack([torch.from_numpy(self._targets(y, len(inputs))), offset], -1)
-        likelihood: Any = self.likelihood_
-        likelihood = likelihood.likelihood if isinstance(likelihood, Weighted) else likelihood
+        likelihood = unweighted(self.likelihood_)
         return self._by_rows(inputs, lambda q, some: likelihood.log_marginal(some, q), targets)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None, *, exposure: Any = None) -> np.ndarray:
@@ -217,14 +209,9 @@ class GPCountRegressor(TargetEstimator):
         return self._draws(*self._places(X, exposure), n_samples, random_state)
 
 
-class _Maker:
-    """Makes a likelihood of a family whose targets are pairs (count, logarithm of the exposure)."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self) -> Offset:
-        return Offset(_FAMILIES[self.name]())
+def _exposed(name: str) -> Offset:
+    """Return the likelihood of a family whose targets are pairs (count, logarithm of the exposure)."""
+    return Offset(_FAMILIES[name]())
 
 
 def _exposures(exposure: Any, size: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from gpytorch.variational import NaturalVariationalDistribution
 from torch import Tensor
 from torch.nn import Module
 
+from gpext.bounds import num_latents
 from gpext.inference import Rule
 from gpext.kernels import CategoricalKernel
 from gpext.likelihoods import LatentLikelihood
@@ -19,7 +20,7 @@ from gpext.variational import SiteVariationalStrategy
 
 
 class DenseGP(LatentGP):
-    """A process on all data, or with the sparse prior of inducing inputs, whose latents share one kernel."""
+    """A process on all data, whose latents share one kernel."""
 
     def __init__(
         self,
@@ -28,10 +29,8 @@ class DenseGP(LatentGP):
         likelihood: LatentLikelihood,
         inference: Rule,
         kernel: Kernel,
-        *,
-        inducing_inputs: Tensor | None = None,
     ) -> None:
-        super().__init__(train_inputs, train_targets, likelihood, inference, inducing_inputs=inducing_inputs)
+        super().__init__(train_inputs, train_targets, likelihood, inference)
         self.mean_module = _mean(likelihood)
         self.covar_module = kernel
 
@@ -60,7 +59,7 @@ class SparseGP(ApproximateGP):
 
 
 def _mean(likelihood: Module) -> ConstantMean:
-    latents = getattr(likelihood, "num_latents", None)
+    latents = num_latents(likelihood)
     return ConstantMean() if latents is None else ConstantMean(batch_shape=torch.Size([latents]))
 
 
@@ -82,11 +81,12 @@ def default_kernel(num_numeric: int, num_categorical: int) -> ScaleKernel:
     return ScaleKernel(parts[0] if len(parts) == 1 else ProductKernel(*parts))
 
 
-def hyperparameters_of(model: Module) -> dict[str, Tensor]:
+def hyperparameters_of(model: Module, likelihood: Module) -> dict[str, Tensor]:
     """Return copies of the parameters of mean, kernel and likelihood, by name."""
     return {
         name: value.detach().clone()
-        for name, value in model.named_parameters()
+        for part in (model, likelihood)
+        for name, value in part.named_parameters()
         if not name.startswith("variational_strategy.")
     }
 

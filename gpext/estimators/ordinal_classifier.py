@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gpytorch.distributions import MultivariateNormal
-from torch import Tensor
 
 from gpext.estimators.classifier import ClassEstimator
 from gpext.likelihoods import OrdinalProbitLikelihood
@@ -33,6 +31,8 @@ class GPOrdinalClassifier(ClassEstimator):
         >>> model.predict(X[[0, -1]]).tolist()
         ['low', 'high']
     """
+
+    _link = "probit"
 
     def __init__(
         self,
@@ -65,8 +65,6 @@ class GPOrdinalClassifier(ClassEstimator):
         )
         self.categories = categories
 
-    _link = "probit"
-
     def _ordered(self, classes: np.ndarray) -> np.ndarray:
         if self.categories is None:
             return classes
@@ -80,6 +78,3 @@ class GPOrdinalClassifier(ClassEstimator):
 
     def _likelihood(self) -> Any:
         return OrdinalProbitLikelihood(len(self.classes_))
-
-    def _probabilities(self, q: MultivariateNormal) -> Tensor:
-        return self.likelihood_(q).probs

@@ -22,7 +22,6 @@ from gpext.estimators.models import DenseGP, SparseGP
 from gpext.estimators.report import Report
 from gpext.estimators.table import Columns
 from gpext.inference import KL
-from gpext.likelihoods import LatentLikelihood, Weighted
 from gpext.models import LatentGP
 from gpext.priors import register_priors
 from gpext.training import FitResult, FitStatus
@@ -71,8 +70,8 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
     estimator._is_weighted = content["weighted"]
     likelihood = estimator._candidates()[estimator.likelihood_name_]().double()
     weight = torch.full((1,), 2.0 if content["weighted"] else 1.0, dtype=torch.float64)
-    likelihood, _ = estimator._weighted(likelihood, torch.zeros(1, dtype=torch.float64), weight)
     data = content["model"]["data"].get("0")
+    likelihood, _ = estimator._weighted(likelihood, torch.zeros(1, dtype=torch.float64), weight, sparse=data is None)
     kernel = estimator._own_kernel(torch.zeros(1, dtype=torch.float64), estimator._columns)
     model: DenseGP | SparseGP
     if data is not None:
@@ -81,8 +80,6 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
         rule = next((each for each in rules if type(each).__name__ == content["rule"]), rules[0])
         model = DenseGP(data["inputs"][0], targets, likelihood, rule, kernel)
     else:
-        if not isinstance(likelihood, LatentLikelihood):
-            likelihood = Weighted(likelihood)
         points = torch.zeros(content["size"], len(estimator._columns.names), dtype=torch.float64)
         model = SparseGP(points, likelihood, kernel)
     parts = ModuleList([model.double(), likelihood])

@@ -6,7 +6,7 @@ The costs are those of training. With D latents and N data, an evaluation of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class Plan:
     grows: bool
     most: int
     batch_size: int | None
-    reasons: tuple[str, ...] = field(default=())
+    reasons: tuple[str, ...] = ()
 
 
 def choose_plan(num_rows: int, num_latents: int, inducing_points: Any, batch_size: Any) -> Plan:
@@ -59,19 +59,19 @@ def choose_plan(num_rows: int, num_latents: int, inducing_points: Any, batch_siz
     grows, most = False, _MOST
     inducing: int | None
     if isinstance(inducing_points, str) and inducing_points == "auto":
-        cost = num_latents * num_rows**3
-        if cost <= _FULL and size is None:
+        if size is not None:
+            inducing = most = min(_MOST // 2, num_rows)
+            reasons.append("inducing points, which minibatches need")
+        elif num_latents * num_rows**3 <= _FULL:
             inducing = None
             reasons.append(f"full data: {num_rows} distinct rows and {num_latents} latent function(s) are few enough")
         else:
-            inducing, grows = min(_FIRST, num_rows), size is None
+            inducing, grows = min(_FIRST, num_rows), True
+            most = max(_FIRST, min(_MOST, int((_STEP / (num_latents * num_rows)) ** 0.5)))
             reasons.append(
                 f"inducing points: the cube of {num_rows} distinct rows, {num_latents} time(s) a step, is above "
                 f"{_FULL:.1g} operations"
             )
-            most = max(_FIRST, min(_MOST, int((_STEP / (num_latents * num_rows)) ** 0.5)))
-            if size is not None:
-                inducing = most = min(_MOST // 2, num_rows)
     elif isinstance(inducing_points, str):
         raise ValueError(f"inducing_points must be 'auto', None, a number or an array; got {inducing_points!r}.")
     elif inducing_points is None or np.ndim(inducing_points) == 0:

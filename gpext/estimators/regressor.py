@@ -17,12 +17,13 @@ from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
+from gpext.bounds import num_latents
 from gpext.checks import whole_number
 from gpext.estimators.base import GPEstimator
-from gpext.estimators.rows import distinct_rows, read_weights
+from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.inference import KL, Laplace, Rule
-from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood, Weighted
+from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood
 
 _NOISES: dict[str, Callable[[], Any]] = {
@@ -38,14 +39,6 @@ class TargetEstimator(RegressorMixin, GPEstimator):
 
     _center, _scale = 0.0, 1.0  # of the targets
     _stored = (*GPEstimator._stored, "_center", "_scale")
-
-    def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return a training table, its targets (n,) as they are, and weights, of the rows that have any."""
-        raw = read_table(self, X, reset=True)
-        targets = self._targets(y, len(raw))
-        weights = read_weights(sample_weight, raw)
-        used = weights > 0
-        return raw[used], targets[used], weights[used]
 
     def _targets(self, y: Any, size: int) -> np.ndarray:
         if y is None:
@@ -84,7 +77,7 @@ class TargetEstimator(RegressorMixin, GPEstimator):
         Raises:
             NotFittedError, TypeError, ValueError: as :meth:`predict_quantiles`.
         """
-        return self._quantiles(*self._places(X), _ends(coverage))
+        return self._quantiles(*self._places(X), ends_of(coverage))
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """Return the log predictive density (n,) of targets, in the units of y.
@@ -123,16 +116,7 @@ class TargetEstimator(RegressorMixin, GPEstimator):
         return self._center + self._scale * found[:, 0], self._scale * found[:, 1]
 
     def _quantiles(self, inputs: Tensor, offset: Tensor, q: Any) -> np.ndarray:
-        levels = np.atleast_1d(np.asarray(q, float))
-        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"q must be probabilities between 0 and 1; got {q!r}.")
-
-        def quantiles(latent: MultivariateNormal, some: Tensor) -> Tensor:
-            found = self._predictive(latent, some)
-            return torch.stack([found.icdf(inputs.new_tensor(level)) for level in levels], -1)
-
-        found = self._center + self._scale * self._by_rows(inputs, quantiles, offset)
-        return found[:, 0] if np.ndim(q) == 0 else found
+        return self._center + self._scale * self._quantiles_of(self._predictive, q, inputs, offset)
 
     def _log_density(self, inputs: Tensor, offset: Tensor, y: Any) -> np.ndarray:
         targets = torch.from_numpy((self._targets(y, len(inputs)) - self._center) / self._scale)
@@ -186,7 +170,7 @@ def _median(values: np.ndarray, weights: np.ndarray) -> float:
     return float(values[order][np.searchsorted(total, 0.5 * total[-1])])
 
 
-def _ends(coverage: float) -> list[float]:
+def ends_of(coverage: float) -> list[float]:
     """Return the probabilities of the ends of a central interval."""
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be between 0 and 1; got {coverage!r}.")
@@ -281,7 +265,8 @@ class GPRegressor(TargetEstimator):
             TypeError, ValueError: bad data or options.
         """
         likelihoods = self._candidates()
-        raw, targets, weights = distinct_rows(*self._read(X, y, sample_weight))
+        raw = read_table(self, X, reset=True)
+        raw, targets, weights = distinct_rows(raw, self._targets(y, len(raw)), sample_weight)
         self._center, self._scale = center_and_scale(targets, weights)
         self._train(raw, (targets - self._center) / self._scale, weights, likelihoods)
         return self
@@ -300,9 +285,8 @@ class GPRegressor(TargetEstimator):
         )
 
     def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
-        if isinstance(likelihood, HeteroscedasticGaussianLikelihood):
+        if num_latents(likelihood) is not None:
             return KL(), KL()
-        inside = likelihood.likelihood if isinstance(likelihood, Weighted) else likelihood
-        if isinstance(inside, gpytorch.likelihoods.GaussianLikelihood):
+        if isinstance(unweighted(likelihood), gpytorch.likelihoods.GaussianLikelihood):
             return Laplace(), Laplace()
         return super()._default_rules(likelihood, targets)

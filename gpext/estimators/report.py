@@ -86,9 +86,8 @@ def report_of(
     else:
         choices.append("inference by natural gradients of the variational bound")
     if len(found) > 1:
-        by = "leave-one-out log density" if dense else "bound"
-        choices.append(f"noise {chosen!r}, of {', '.join(map(repr, found))}, by its {by}")
-    loo = {name: float(each.model.result.log_loo.mean()) for name, each in found.items()} if dense else {}
+        choices.append(f"noise {chosen!r}, of {', '.join(map(repr, found))}, by its leave-one-out log density")
+    loo = {name: each.score for name, each in found.items()} if dense else {}
     calibration = tuple(estimator._calibration()) if dense else ()
     return Report(tuple(choices), trained.result, seconds, _relevance(estimator, trained), loo, calibration)
 

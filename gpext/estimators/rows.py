@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from gpext.likelihoods import Weighted
+
 
 def read_weights(sample_weight: Any, raw: np.ndarray) -> np.ndarray:
-    """Return the weights (n,) of the rows of a table.
+    """Return the weights (n,) of the rows of a table, one each if None.
 
     Raises:
         ValueError: weights that are negative, not finite, all zero or not one for each row.
@@ -34,16 +36,27 @@ def read_weights(sample_weight: Any, raw: np.ndarray) -> np.ndarray:
 
 
 def distinct_rows(
-    raw: np.ndarray, targets: np.ndarray, weights: np.ndarray
+    raw: np.ndarray, targets: np.ndarray, sample_weight: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct rows: their table (m, d), targets and summed weights (m,).
+    """Return the distinct rows of positive weight: their table (m, d), targets and summed weights (m,).
 
     Args:
         raw: (n, d).
         targets: (n,) or (n, k), numbers.
-        weights: (n,), positive.
+        sample_weight: see :func:`read_weights`.
+
+    Raises:
+        ValueError: as :func:`read_weights`.
     """
+    weights = read_weights(sample_weight, raw)
+    used = weights > 0
+    raw, targets, weights = raw[used], targets[used], weights[used]
     rows = np.concatenate([raw, targets.reshape(len(raw), -1)], 1)
     _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     total = np.bincount(group.reshape(-1), weights)
     return raw[first], targets[first], total
+
+
+def unweighted(likelihood: Any) -> Any:
+    """Return the likelihood of one observation, which a weighted one holds inside."""
+    return likelihood.likelihood if isinstance(likelihood, Weighted) else likelihood

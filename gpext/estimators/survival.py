@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.priors import LogNormalPrior
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 
 from gpext.estimators.base import GPEstimator
-from gpext.estimators.rows import distinct_rows, read_weights
+from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
     Censored,
     LogLogisticLikelihood,
     LogNormalLikelihood,
     WeibullLikelihood,
-    Weighted,
 )
 from gpext.survival import ParametricHazard, concordance_index
 
 _FAMILIES = {"weibull": WeibullLikelihood, "log_logistic": LogLogisticLikelihood, "log_normal": LogNormalLikelihood}
 
 
-class _Maker:
-    """Makes a likelihood of censored times of one family."""
-
-    def __init__(self, family: Callable[..., Any]) -> None:
-        self.family = family
-
-    def __call__(self) -> Censored:
-        # Few times, all of them exact, may be explained without noise: the shape stays where times vary by 1 % or more.
-        return Censored(
-            self.family(shape_prior=LogNormalPrior(0.0, 1.0), shape_constraint=Interval(1e-2, 1e2, initial_value=1.0))
-        )
+def _censored(family: Callable[..., Any]) -> Censored:
+    """Return the likelihood of censored times of one family."""
+    # Few times, all of them exact, may be explained without noise: the shape stays where times vary by 1 % or more.
+    constraint = Interval(1e-2, 1e2, initial_value=1.0)
+    return Censored(family(shape_prior=LogNormalPrior(0.0, 1.0), shape_constraint=constraint))
 
 
 class GPSurvival(GPEstimator):
@@ -127,10 +120,8 @@ class GPSurvival(GPEstimator):
         likelihoods = self._candidates()
         raw = read_table(self, X, reset=True)
         event, time = read_survival(y, len(raw))
-        weights = read_weights(sample_weight, raw)
-        used = weights > 0
         limits = np.stack([time, np.where(event, time, np.inf)], 1)
-        raw, limits, weights = distinct_rows(raw[used], limits[used], weights[used])
+        raw, limits, weights = distinct_rows(raw, limits, sample_weight)
         self.unique_times_ = np.unique(limits[:, 0])
         # In units of the geometric mean of the times a latent function about zero is of the size of the data.
         self._unit = math.exp(np.average(np.log(limits[:, 0]), weights=weights))
@@ -141,14 +132,12 @@ class GPSurvival(GPEstimator):
         names = tuple(_FAMILIES) if self.family == "auto" else (self.family,)
         if any(name not in _FAMILIES for name in names):
             raise ValueError(f"family must be 'auto', {', '.join(map(repr, _FAMILIES))}; got {self.family!r}.")
-        return {name: _Maker(_FAMILIES[name]) for name in names}
+        return {name: partial(_censored, _FAMILIES[name]) for name in names}
 
     def _hazard(self, X: Any) -> ParametricHazard:
         inputs = self._inputs(X)
         found = self._by_rows(inputs, lambda q: torch.stack([q.mean, q.variance], -1))
-        inside: Any = self.likelihood_
-        inside = inside.likelihood if isinstance(inside, Weighted) else inside
-        return ParametricHazard(inside, *torch.from_numpy(found).unbind(-1))
+        return ParametricHazard(unweighted(self.likelihood_), *torch.from_numpy(found).unbind(-1))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return risk scores (n,), minus the logarithm of the median survival time: the larger, the sooner.
@@ -164,17 +153,8 @@ class GPSurvival(GPEstimator):
         Raises:
             NotFittedError, TypeError, ValueError: as :meth:`predict`, or a probability outside (0, 1).
         """
-        levels = np.atleast_1d(np.asarray(q, float))
-        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"q must be probabilities between 0 and 1; got {q!r}.")
-
-        def quantiles(latent: MultivariateNormal) -> Tensor:
-            found = self.likelihood_(latent)
-            return torch.stack([found.icdf(latent.mean.new_tensor(level)) for level in levels], -1)
-
         inputs = self._inputs(X)
-        found = self._unit * self._by_rows(inputs, quantiles)
-        return found[:, 0] if np.ndim(q) == 0 else found
+        return self._unit * self._quantiles_of(self.likelihood_, q, inputs)
 
     def predict_survival_function(self, X: Any, times: Any = None) -> np.ndarray:
         """Return the predictive probabilities (n, T) of no event until each time.
@@ -186,15 +166,15 @@ class GPSurvival(GPEstimator):
         Raises:
             NotFittedError, TypeError, ValueError: as :meth:`predict`, or times that are negative or not finite.
         """
-        hazard = self._hazard(X)
-        at = torch.as_tensor(np.asarray(self.unique_times_ if times is None else times, float) / self._unit)
-        return hazard.survival(at).mean.detach().numpy()
+        return self._hazard(X).survival(self._times(times)).mean.detach().numpy()
 
     def predict_cumulative_hazard_function(self, X: Any, times: Any = None) -> np.ndarray:
         """Return the mean cumulative hazards (n, T) at times (T,); see :meth:`predict_survival_function`."""
-        hazard = self._hazard(X)
-        at = torch.as_tensor(np.asarray(self.unique_times_ if times is None else times, float) / self._unit)
-        return hazard.cumulative_hazard(at).mean.detach().numpy()
+        return self._hazard(X).cumulative_hazard(self._times(times)).mean.detach().numpy()
+
+    def _times(self, times: Any) -> Tensor:
+        """Return times (T,) in the unit of the likelihood, those at training if None."""
+        return torch.as_tensor(np.asarray(self.unique_times_ if times is None else times, float) / self._unit)
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """Return the log predictive density (n,) of each time, or the log probability of living longer if censored.
@@ -216,9 +196,6 @@ class GPSurvival(GPEstimator):
         risk = self.predict(X)
         event, time = read_survival(y, len(risk))
         return float(concordance_index(torch.from_numpy(time), torch.from_numpy(event), torch.from_numpy(risk)).index)
-
-    def _calibration(self) -> Iterator[str]:
-        return iter(())
 
 
 def read_survival(y: Any, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -117,14 +117,13 @@ def _transformed(numbers: np.ndarray, skewed: np.ndarray, power: PowerTransforme
 
 
 def _frame_columns(X: Any) -> dict[Any, np.ndarray] | None:
-    """Return the columns of a DataFrame by name as arrays, or None for anything else or without categories."""
+    """Return the columns of a DataFrame by name as arrays, or None for anything else."""
     if not (hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "__getitem__")):
         return None
     names = list(X.columns)
     if len(set(names)) < len(names):
         raise ValueError("the columns of a DataFrame must have different names.")
-    found = {name: np.asarray(X[name]) for name in names}
-    return found
+    return {name: np.asarray(X[name]) for name in names}
 
 
 def _refuse_missing(name: Any, values: np.ndarray) -> None:

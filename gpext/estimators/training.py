@@ -69,15 +69,18 @@ class Trained:
         model: the process.
         likelihood: p(y | f).
         result: of the last training.
-        objectives: evidence or bound a datum by the number of inducing points, or of rows on the way to all.
         reasons: what was decided while training.
     """
 
     model: DenseGP | SparseGP
     likelihood: Any
     result: FitResult
-    objectives: dict[int, float]
     reasons: tuple[str, ...] = ()
+
+    @property
+    def score(self) -> float:
+        """The mean leave-one-out log density of a model of all data; of a sparse one its bound a datum."""
+        return float(self.model.result.log_loo.mean()) if isinstance(self.model, DenseGP) else self.result.objective
 
 
 @dataclass(frozen=True)
@@ -109,19 +112,16 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
         register_priors(objective)
     if task.start is not None:
         start_from(model, task.start)
-    objectives: dict[int, float] = {}
     if task.start is None and size > _SUBSET:
         order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[: max(size // 4, _LEAST)]
         some = _take(task, order)
         model.set_train_data(task.inputs[order], some, strict=False)
         result = _fit(objective, task.inputs[order], some, task, settings)
-        objectives[len(order)] = result.objective
         model.set_train_data(task.inputs, task.targets, strict=False)
         if result.status is FitStatus.INTERRUPTED:
-            return Trained(model.eval(), task.likelihood, result, objectives)
+            return Trained(model.eval(), task.likelihood, result)
     result = _fit(objective, task.inputs, task.targets, task, settings)
-    objectives[size] = result.objective
-    return Trained(model, task.likelihood, result, objectives, _conclude(model, task))
+    return Trained(model, task.likelihood, result, _conclude(model, task))
 
 
 def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
@@ -162,21 +162,16 @@ def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
         objectives[size] = result.objective
         gain = result.objective - (best.result.objective if best is not None else -float("inf"))
         if best is None or gain > 0:
-            best = Trained(model, likelihood, result, objectives)
+            best = Trained(model, likelihood, result)
         larger = min(2 * size, plan.most, len(task.inputs))
         if not plan.grows or gain < WORTH or larger <= size or result.status is FitStatus.INTERRUPTED:
             break
-        values, size = {**hyperparameters_of(model), **hyperparameters_of(likelihood)}, larger
-    reason = _described(objectives, plan)
-    return replace(best, reasons=(reason,) if reason else ())
-
-
-def _described(objectives: dict[int, float], plan: Plan) -> str:
-    """Return a sentence on the growth of the inducing points."""
+        values, size = hyperparameters_of(model, likelihood), larger
     if not plan.grows:
-        return ""
+        return best
     steps = ", ".join(f"{value:.4f} with {size}" for size, value in objectives.items())
-    return f"inducing points were doubled while the bound gained {WORTH} nats a datum by it: {steps}"
+    reason = f"inducing points were doubled while the bound gained {WORTH} nats a datum by it: {steps}"
+    return replace(best, reasons=(reason,))
 
 
 def _bound(likelihood: Any, model: SparseGP, num_data: int) -> MarginalLogLikelihood:

@@ -121,7 +121,7 @@ class DensePrior:
             response: w (..., N), if what is followed depends on the posterior mean as well, with derivative
                 (I + K T)' w: it adds w (m - mu)' K^-1, made symmetric, to the derivative in K, and w to that in mu.
         """
-        by_mean, by_covariance = posterior.gradient
+        by_mean, by_covariance = posterior.gradient  # made anew for each caller, and changed in place
         if response is not None:
             by_covariance.addcmul_(response.unsqueeze(-1), by_mean.unsqueeze(-2), value=0.5)
             by_covariance.addcmul_(by_mean.unsqueeze(-1), response.unsqueeze(-2), value=0.5)

@@ -174,3 +174,15 @@ def test_hard_data_end_with_finite_predictions():
         assert (deviation >= 0).all()
     with pytest.raises(ValueError, match="1 class"):
         GPClassifier().fit(x, np.ones(40))
+
+
+def test_a_likelihood_of_several_latents_of_the_user(data):
+    x, y = data
+    model = GPRegressor(gpext.likelihoods.HeteroscedasticStudentTLikelihood()).fit(x[:60], y[:60])
+    assert isinstance(model.model_.inference, KL)
+    assert model.score(x, y) > 0.9
+
+
+def test_the_reason_for_inducing_points_is_the_one_that_holds():
+    assert any("minibatches need" in reason for reason in choose_plan(500, 1, "auto", 50).reasons)
+    assert any("cube of 20000" in reason for reason in choose_plan(20_000, 1, "auto", None).reasons)
