@@ -28,4 +28,6 @@ def _same_numbers(request):
     is_inherited = request.cls is not None and issubclass(request.cls, unittest.TestCase)
     with seeds.as_written() if is_inherited else contextlib.nullcontext():
         torch.manual_seed(0)
+        # torch.compile and torch.export turn off the checks of distributions' arguments in the whole process.
+        torch.distributions.Distribution.set_default_validate_args(__debug__)
         yield
