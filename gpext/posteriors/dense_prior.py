@@ -114,13 +114,19 @@ class DensePrior:
     def follow(self, posterior: DensePosterior | CoupledPosterior | BlockPosterior, response: Tensor | None) -> Tensor:
         """Return zero (...), with the derivatives of the sites' evidence in mu and K, the sites fixed.
 
-        First derivatives only: in closed form they cost a fraction of differentiating through a factorisation.
+        First derivatives only: in closed form they cost a fraction of differentiating through a factorisation. Of D
+        coupled latents a part belongs to each, (..., D), or, where they share K, one to all, (..., 1).
 
         Args:
             posterior: this prior conditioned on the sites, whose log normaliser is the evidence.
             response: w (..., N), if what is followed depends on the posterior mean as well, with derivative
                 (I + K T)' w: it adds w (m - mu)' K^-1, made symmetric, to the derivative in K, and w to that in mu.
         """
+        if isinstance(posterior, CoupledPosterior) and self.covariance.dim() == 2:
+            by_mean = posterior.weights if response is None else posterior.weights + response
+            by_covariance = posterior.gradient_of_shared(response)
+            moved = (by_mean * self.mean).sum((-2, -1)) + _inner(by_covariance.flatten(-2), self.covariance.flatten())
+            return (moved - moved.detach()).unsqueeze(-1)
         by_mean, by_covariance = posterior.gradient  # made anew for each caller, and changed in place
         if response is not None:
             by_covariance.addcmul_(response.unsqueeze(-1), by_mean.unsqueeze(-2), value=0.5)

@@ -55,6 +55,11 @@ class JointPosterior(ABC):
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., D, N)."""
 
+    def solve(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return V vector and K^-1 V vector (..., D, N)."""
+        product = self.covariance_times(vector)
+        return product, vector - self.sites.times(product)
+
     @abstractmethod
     def distribution(self, dtype: torch.dtype) -> MultitaskMultivariateNormal:
         """Return the posterior of all latents at the training inputs."""

@@ -30,6 +30,7 @@ class NegativeCoupling:
 
     prior_mean: Tensor  # g0 (..., N)
     root: Tensor  # s (..., N)
+    spread: Tensor  # r (..., D, N)
     chol: Tensor  # of H (..., N, N)
     positive_definite: Tensor  # (...), bool
 
@@ -90,4 +91,4 @@ def condition_on_couplings(
     H = 0.5 * (H + H.mT)
     chol, info = torch.linalg.cholesky_ex(H)
     ok = (info == 0) & (chol.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
-    return NegativeCoupling(prior_mean, root, chol, ok)
+    return NegativeCoupling(prior_mean, root, r, chol, ok)

@@ -64,7 +64,7 @@ class WhitenedCouplings:
         sharp = share > 0.5
         variance = torch.where(sharp, share / precision, (prior + others) / (1 + precision * prior))
         pull = second.root.unsqueeze(-2) * direction  # s w
-        torch.mul(response, (pull / precision).unsqueeze(-1), out=columns)
+        torch.mul(response, second.spread.unsqueeze(-1), out=columns)
         columns.mul_(torch.where(sharp, 1.0, -1 / precision).unsqueeze(-2))
         diagonal = columns.diagonal(dim1=-2, dim2=-1)
         diagonal.copy_(torch.where(sharp, diagonal, pull * variance))
@@ -92,9 +92,22 @@ class WhitenedCouplings:
     def full_response(self) -> Tensor:
         """R_dd (..., D, N, N)."""
         found = torch.empty_like(self.response)
-        p, q = (weight.unsqueeze(-2) for weight in self.reduced_weights)
-        last = self.solved[..., -1, :, :]
         for d in range(self.response.size(-3)):
-            reduced = torch.addcmul(self.solved[..., d, :, :] * p[..., d, :, :], last, q[..., d, :, :])
-            torch.sub(self.response[..., d, :, :], symmetric_product(reduced.mT, reduced.mT), out=found[..., d, :, :])
+            reduced = self._reduced(d)
+            torch.sub(self.response[..., d, :, :], symmetric_product(reduced, reduced), out=found[..., d, :, :])
         return found
+
+    @property
+    def summed_response(self) -> Tensor:
+        """sum_d R_dd (..., N, N), by one product."""
+        *batch, latents, size, _ = self.response.shape
+        reduced = self.response.new_empty(*batch, size, latents, size)
+        for d in range(latents):
+            reduced[..., d, :] = self._reduced(d)
+        reduced = reduced.flatten(-2)
+        return self.response.sum(-3) - symmetric_product(reduced, reduced)
+
+    def _reduced(self, d: int) -> Tensor:
+        """Return E_d' (..., N, N)."""
+        p, q = (weight[..., d, :].unsqueeze(-1) for weight in self.reduced_weights)
+        return torch.addcmul(self.solved[..., d, :, :].mT * p, self.solved[..., -1, :, :].mT, q)

@@ -68,6 +68,9 @@ def test_agrees_with_the_dense_system(latents, kind):
     torch.testing.assert_close(posterior.variance, V.diagonal().view(latents, 40), **close)
     x = torch.randn(latents, 40, dtype=F64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(posterior.covariance_times(x), (V @ x.flatten()).view(latents, 40), **close)
+    product, turned = posterior.solve(x)
+    torch.testing.assert_close(product, (V @ x.flatten()).view(latents, 40), **close)
+    torch.testing.assert_close((covariance @ turned.unsqueeze(-1)).squeeze(-1), product, **close)
     weights = torch.linalg.solve(torch.block_diag(*covariance), m - mean.flatten())
     torch.testing.assert_close(posterior.weights, weights.view(latents, 40), rtol=1e-9, atol=1e-9)
     expected = sites.expected_log(posterior.mean, posterior.blocks)
@@ -85,6 +88,19 @@ def test_gradient_of_the_evidence(kind):
     ours = condition_coupled(mean.detach(), covariance.detach(), sites).gradient
     torch.testing.assert_close(ours[0], by_mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ours[1], 0.5 * (by_covariance + by_covariance.mT), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("kind", ["multinomial", "positive", "mixed"])
+def test_the_gradient_in_a_shared_covariance_is_the_sum_of_all(kind, batch):
+    mean, covariance, sites = problem(3, 30, *batch, kind=kind)
+    covariance = covariance[..., 0, :, :] if not batch else covariance[0, 0]
+    posterior = condition_coupled(mean, covariance, sites)
+    w = torch.randn(*batch, 3, 30, dtype=F64, generator=torch.Generator().manual_seed(1))
+    by_mean, by_covariance = posterior.gradient
+    turned = 0.5 * (w.unsqueeze(-1) * by_mean.unsqueeze(-2) + by_mean.unsqueeze(-1) * w.unsqueeze(-2))
+    for response, expected in ((None, by_covariance), (w, by_covariance + turned)):
+        torch.testing.assert_close(posterior.gradient_of_shared(response), expected.sum(-3), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["multinomial", "mixed"])

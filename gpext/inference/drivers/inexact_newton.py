@@ -3,7 +3,7 @@ r"""Newton's method for the posterior mode that keeps one factorisation: inexact
     (K^-1 + U) move = g - K^-1 (f - mu),        U = -d^2 log p / df df' at the current f
 
 solved by conjugate gradients, preconditioned by V0 = (K^-1 + U0)^-1 of an earlier f. Every vector is kept beside its
-product with K^-1, which is that of z = V0 r for r - U0 z, so that K^-1 itself is never applied. A product with V0 costs
+product with K^-1, which for z = V0 r is r - U0 z, so that K^-1 itself is never applied. A product with V0 costs
 O(D N^2) where a factorisation costs O(D N^3); close to the mode U is close to U0, and a few do [Nocedal & Wright 7.1].
 """
 
@@ -54,8 +54,8 @@ def refine_mode(
         if highest is not None and bool((psi < highest - rounding).any()):
             return best
         residual = at.gradient - weights
-        first = posterior.covariance_times(residual)
-        length = problem.inner(residual, first).clamp_min(0).sqrt()
+        first = posterior.solve(residual)
+        length = problem.inner(residual, first[0]).clamp_min(0).sqrt()
         halved = bool((length < 0.5 * best[2]).any())
         best, highest = (f, weights, length), psi
         if not halved or bool((length < tolerance).all()):
@@ -66,7 +66,12 @@ def refine_mode(
 
 
 def _newton_step(
-    problem: Problem, posterior: JointPosterior, sites: Sites, residual: Tensor, first: Tensor, length: Tensor
+    problem: Problem,
+    posterior: JointPosterior,
+    sites: Sites,
+    residual: Tensor,
+    first: tuple[Tensor, Tensor],
+    length: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return an approximate (K^-1 + U)^-1 residual, and its product with K^-1; zero where U makes no posterior.
 
@@ -75,14 +80,13 @@ def _newton_step(
         posterior: the preconditioner.
         sites: U.
         residual: (..., D, N).
-        first: V0 residual.
-        length: sqrt(residual' first) (...).
+        first: V0 residual, and its product with K^-1.
+        length: sqrt(residual' V0 residual) (...).
     """
     enough = torch.minimum(torch.full_like(length, _FORCING), length) * length
-    step, turn = torch.zeros_like(first), torch.zeros_like(first)
+    step, turn = torch.zeros_like(residual), torch.zeros_like(residual)
     size = length.square()
-    z, Kz = first, residual - posterior.sites.times(first)  # Kz is K^-1 z, as Kp below is K^-1 p
-    p, Kp = z, Kz
+    p, Kp = first  # Kp is K^-1 p, as Kz below is K^-1 z
     for _ in range(_MOST_PRODUCTS):
         image = Kp + sites.times(p)
         curvature = problem.inner(p, image)
@@ -91,8 +95,7 @@ def _newton_step(
             break
         rate = problem.per_value(torch.where(going, size / curvature, 0.0))
         step, turn, residual = step + rate * p, turn + rate * Kp, residual - rate * image
-        z = posterior.covariance_times(residual)
-        Kz = residual - posterior.sites.times(z)
+        z, Kz = posterior.solve(residual)
         last, size = size, problem.inner(residual, z).clamp_min(0)
         turned = problem.per_value(torch.where(going, size / last, 0.0))
         p, Kp = z + turned * p, Kz + turned * Kp
