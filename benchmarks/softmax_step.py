@@ -1,29 +1,37 @@
-"""A training step of a softmax model under Laplace, in units of its own Cholesky factors and of a plain Newton step's.
+"""A training step of a softmax model under Laplace, in units of the Cholesky factors that it computes.
 
-A Newton step for D classes factorises D + 1 matrices of size N x N; a training step (evidence and gradient) needs two
-such sets here, at the sites of the last step and at the mode. "newton" is the ratio to four sets, the usual number of
-Newton steps with a factorisation each. CPU time, one thread, the least of a few steps; steps and factors take turns.
+A training step is the evidence and its gradient, after a step of Adam. Plain Newton steps for D classes factorise D + 1
+matrices of size N x N each; `gpext.inference.Laplace` solves most of them by conjugate gradients with an earlier
+factorisation ("plain Newton" in the table is a training step without that). Factors are counted as they are computed,
+and timed apart: the least of a few repetitions of D + 1, in turn with steps. CPU time, one thread.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.softmax_step            # or --quick
+    OMP_NUM_THREADS=1 python -m benchmarks.softmax_step --output softmax_step.jsonl
+    python -m benchmarks.softmax_step --quick     # the smallest size alone
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
+from benchmarks.tables import table
 from gpext.inference import Laplace
 from gpext.likelihoods import MultinomialLogitLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
 
-_NEWTON = 4  # steps, each with a factorisation, from the sites of the last training step to a tolerance of 1e-10
+SIZES = ((300, 4), (600, 4), (700, 11), (1200, 4))
 _REPEATS = 5
 
 
@@ -43,15 +51,25 @@ class Softmax(LatentGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def seconds(step: Callable[[], object]) -> float:
-    """Return the CPU time of one call."""
-    begin = time.process_time()
-    step()
-    return time.process_time() - begin
+@contextmanager
+def counted_factors() -> Iterator[list[int]]:
+    """Yield a list to which each call of `torch.linalg.cholesky_ex` appends its number of matrices."""
+    factorise, counts = torch.linalg.cholesky_ex, []
+
+    def counting(matrix: Tensor, **options: Any) -> Any:
+        counts.append(matrix.shape[:-2].numel())
+        return factorise(matrix, **options)
+
+    with mock.patch.object(torch.linalg, "cholesky_ex", counting):
+        yield counts
 
 
-def measure(size: int, num_classes: int, *, shared: bool) -> tuple[float, float]:
-    """Return seconds of D + 1 Cholesky factors, and of a training step."""
+def _no_refinement(problem: Any, posterior: Any, f: Tensor, weights: Tensor, tolerance: float) -> Any:
+    return f, weights, torch.full_like(problem.inner(f, f), torch.inf)
+
+
+def measure(size: int, num_classes: int, *, shared: bool) -> Row:
+    """Return seconds of D + 1 Cholesky factors and of a training step, and the factors of a step."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(size, 10, generator=generator, dtype=torch.float64)
     weights = torch.randn(10, num_classes, generator=generator, dtype=torch.float64)
@@ -68,28 +86,66 @@ def measure(size: int, num_classes: int, *, shared: bool) -> tuple[float, float]
     matrix = torch.eye(size, dtype=torch.float64) + model.covar_module(x).to_dense().detach().reshape(-1, size, size)[0]
     matrices = matrix.expand(num_classes + 1, size, size).contiguous()
     step()
-    factors, steps = [], []
-    for _ in range(_REPEATS):
-        factors.append(seconds(lambda: torch.linalg.cholesky_ex(matrices)))
-        steps.append(seconds(step))
-    return min(factors), min(steps)
+    factors, steps, plain = [], [], []
+    with counted_factors() as of_steps:
+        for _ in range(_REPEATS):
+            steps.append(_seconds(step))
+            count = sum(of_steps)
+            factors.append(_seconds(lambda: torch.linalg.cholesky_ex(matrices)))
+            of_steps.clear()
+    with counted_factors() as of_plain, mock.patch("gpext.inference.laplace.refine_mode", _no_refinement):
+        for _ in range(_REPEATS):
+            of_plain.clear()
+            plain.append(_seconds(step))
+    return {
+        "factors": min(factors) / (num_classes + 1),
+        "step": min(steps),
+        "number": count,
+        "plain": min(plain),
+        "plain_number": sum(of_plain),
+    }
 
 
-def main() -> None:
-    """Print a row for each size."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="the smallest size alone")
-    quick = parser.parse_args().quick
-    print("| N | classes | kernel | D + 1 factors, ms | step, ms | to its own factors | to those of Newton |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for size, num_classes in [(300, 4)] if quick else [(300, 4), (600, 4), (700, 11), (1200, 4)]:
+def _seconds(step: Callable[[], object]) -> float:
+    begin = time.process_time()
+    step()
+    return time.process_time() - begin
+
+
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Measure the missing rows."""
+    for size, num_classes in SIZES[:1] if options.quick else SIZES:
         for shared in (True, False):
-            factors, step = measure(size, num_classes, shared=shared)
-            name = "one" if shared else "each"
-            ratios = f"{step / factors / 2:.1f} | {step / factors / _NEWTON:.1f}"
-            times = f"{1e3 * factors:.0f} | {1e3 * step:.0f}"
-            print(f"| {size} | {num_classes} | {name} | {times} | {ratios} |", flush=True)
+            key = f"{size}/{num_classes}/{'one' if shared else 'each'}"
+            ledger.get(key, lambda n=size, d=num_classes, s=shared: measure(n, d, shared=s))
+
+
+def report(ledger: Ledger) -> str:
+    """Return the table."""
+    rows = []
+    for key, row in ledger.rows.items():
+        one = row["factors"]
+        rows.append(
+            [
+                *key.split("/"),
+                f"{1e3 * one:.1f}",
+                f"{row['number']}",
+                f"{1e3 * row['step']:.0f}",
+                f"{row['step'] / one / row['number']:.1f}",
+                f"{row['plain_number']}",
+                f"{1e3 * row['plain']:.0f}",
+                f"{row['step'] / one / row['plain_number']:.1f}",
+            ]
+        )
+    head = ["N", "classes", "kernel", "a factor, ms", "factors", "step, ms", "step in its factors"]
+    return table([*head, "factors of plain Newton", "its step, ms", "step in those factors"], rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the table."""
+    measure_and_report(command_line(__doc__, quick="the smallest size alone").parse_args(arguments), run, report)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
