@@ -8,13 +8,16 @@ from pathlib import Path
 import gpytorch
 import pytest
 import torch
+from gpytorch.mlls import VariationalELBO
 
 import gpext
+from gpext import designs
 from gpext.training import minibatch
 from gpext.training.minibatch import Minibatches
 from tests.members import F64
 from tests.parallel.processes import run
 from tests.sparse_models import SparseGP, inputs
+from tests.variational.test_linear_mixing import LMC, ONE, TASKS, X
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +49,39 @@ def _full_batch_of_rank(rank, size):
 def test_the_full_batch(size):
     expected = full_batch()
     for found, error in run(_full_batch_of_rank, size, size):
+        assert error is None
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def sums_of_values(rows=slice(None)):
+    """Counts that depend on sums over two or three latent values."""
+    x = inputs(60, 2, seed=2)
+    design = designs.sums(torch.arange(60) // 3 + (torch.arange(60) % 7 == 0)).take(rows)
+    y = (torch.arange(20) * 7 % 5).double()[rows]
+    likelihood = gpext.likelihoods.PoissonLikelihood().to(F64)
+    mll = VariationalELBO(likelihood, SparseGP(inputs(6, 2, seed=1)), num_data=20)
+    return numbers(mll, gpext.fit(mll, x, y, design=design, max_steps=15, progress=False))
+
+
+def mixed_latents(rows=slice(None)):
+    """One of three tasks at each input, linear combinations of two latents."""
+    model, y, tasks = LMC(), ONE.double()[rows], TASKS[rows]
+    mll = VariationalELBO(gpext.likelihoods.PoissonLikelihood().to(F64), model, num_data=20)
+    return numbers(mll, gpext.fit(mll, X[rows], y, task_indices=tasks, max_steps=15, progress=False))
+
+
+OF_ROWS = {"design": sums_of_values, "mixing": mixed_latents}
+
+
+def _part_of_rank(rank, case):
+    return OF_ROWS[case](torch.arange(20).split((12, 8))[rank])
+
+
+@pytest.mark.parametrize("case", OF_ROWS)
+def test_designs_and_linear_mixing(case):
+    expected = OF_ROWS[case]()
+    for found, error in run(_part_of_rank, 2, case):
         assert error is None
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
