@@ -17,6 +17,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
+from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
 from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start_from
 from gpext.estimators.plan import Plan
 from gpext.inference import KL, InferenceWarning, Rule, Status
@@ -107,7 +108,8 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
 def _train_dense(task: Task, settings: Settings) -> Trained:
     size = len(task.inputs)
     model = DenseGP(task.inputs, task.targets, task.likelihood, task.rule, task.kernel).to(task.inputs.dtype)
-    objective = LatentMarginalLogLikelihood(task.likelihood, model)
+    kind = GaussianEvidence if has_closed_form(task.likelihood, task.rule) else LatentMarginalLogLikelihood
+    objective = kind(task.likelihood, model)
     if task.priors:
         register_priors(objective)
     if task.start is not None:

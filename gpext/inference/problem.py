@@ -20,6 +20,7 @@ from gpext.distributions import CompoundDistribution, with_cdf
 from gpext.distributions.tweedie import AMOUNTS
 from gpext.inference.expected_density import expected_log_density
 from gpext.inference.result import InferenceResult, Status
+from gpext.kernels import dense_covariance
 from gpext.likelihoods import ComposedLikelihood, LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
 from gpext.posteriors import DensePrior, DesignPrior, JointPosterior, LowRankPrior, Posterior, Prior
@@ -94,7 +95,7 @@ class Problem:
         if designed is not None:
             known, jitter = designed
         if known is None:
-            known = DensePrior.of(mean, prior.covariance_matrix, jitter)
+            known = DensePrior.of(mean, dense_covariance(covariance), jitter)
         if not bool(mean.isfinite().all() and known.is_finite):
             raise HyperparameterError(
                 "the prior has NaN or infinite entries; check the inputs and the kernel's parameters."

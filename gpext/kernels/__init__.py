@@ -2,7 +2,17 @@
 
 from gpext.kernels import keops
 from gpext.kernels.categorical import CategoricalKernel
+from gpext.kernels.direct import dense_covariance, direct_covariance
+from gpext.kernels.matern52 import matern52
 from gpext.kernels.partial_derivatives import PartialDerivativeKernel
-from gpext.kernels.squared_exponential import direct_covariance, squared_exponential
+from gpext.kernels.squared_exponential import squared_exponential
 
-__all__ = ["CategoricalKernel", "PartialDerivativeKernel", "direct_covariance", "keops", "squared_exponential"]
+__all__ = [
+    "CategoricalKernel",
+    "PartialDerivativeKernel",
+    "dense_covariance",
+    "direct_covariance",
+    "keops",
+    "matern52",
+    "squared_exponential",
+]

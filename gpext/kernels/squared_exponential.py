@@ -14,15 +14,15 @@ where r and c are the row and column sums of W: one more product. gpytorch's own
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import gpytorch
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class _Scaled(NamedTuple):
+class Scaled(NamedTuple):
     """Both sets of inputs, stacked, relative to a common centre and in units of the lengthscale."""
 
     inputs: Tensor  # [z; x] (N1 + N2, d)
@@ -31,13 +31,14 @@ class _Scaled(NamedTuple):
 
 
 @torch.no_grad()
-def _scale(x1: Tensor, x2: Tensor, lengthscale: Tensor) -> _Scaled:
+def scale_inputs(x1: Tensor, x2: Tensor, lengthscale: Tensor) -> Scaled:
+    """Return both sets of inputs, relative to the centre of the first and divided by the lengthscale."""
     centre = x1.mean(-2, keepdim=True)  # distances by way of squares lose digits far from the origin
     inputs = torch.cat([x1, x2]).sub_(centre).div_(lengthscale)
-    return _Scaled(inputs, inputs.square().sum(-1, keepdim=True).mul_(-0.5), len(x1))
+    return Scaled(inputs, inputs.square().sum(-1, keepdim=True).mul_(-0.5), len(x1))
 
 
-def _evaluate(scaled: _Scaled, outputscale: Tensor) -> Tensor:
+def _evaluate(scaled: Scaled, outputscale: Tensor) -> Tensor:
     """Return K (N1, N2)."""
     inputs, depth, size = scaled
     ones = torch.ones_like(depth)
@@ -46,9 +47,38 @@ def _evaluate(scaled: _Scaled, outputscale: Tensor) -> Tensor:
     return (right @ left.mT).exp_().mT  # column-major, for the triangular solves that follow
 
 
+def by_inputs_and_lengthscale(
+    weights: Tensor, z: Tensor, x: Tensor, lengthscale: Tensor, needed: Sequence[bool], *, unit: float = 1.0
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
+    """Return the derivatives in x1, x2 and l, where they are needed, and the sum of W.
+
+    Args:
+        weights: W (N1, N2), -2 dK/d|z - x|^2 times the gradient with respect to K.
+        z: (N1, d), x1 times `unit` / l.
+        x: (N2, d), x2 likewise.
+        lengthscale: l (1, d) or (1, 1).
+        needed: whether the derivatives in x1, x2 and l are.
+        unit: of the scaled inputs.
+    """
+    product = weights @ torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    weighted_x, rows = product[..., :-1], product[..., -1:]
+    by_x1 = by_x2 = by_lengthscale = None
+    if needed[0]:
+        by_x1 = unit * (weighted_x - rows * z) / lengthscale
+    columns = weights.sum(-2).unsqueeze(-1)
+    if needed[1]:
+        by_x2 = unit * (weights.mT @ z - columns * x) / lengthscale
+    if needed[2]:
+        terms = (rows * z.square() - 2 * z * weighted_x).sum(-2) + (columns * x.square()).sum(-2)
+        by_lengthscale = terms.unsqueeze(-2) / lengthscale
+        if lengthscale.size(-1) == 1:
+            by_lengthscale = by_lengthscale.sum(-1, keepdim=True)
+    return by_x1, by_x2, by_lengthscale, rows.sum()
+
+
 class _SquaredExponential(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: _Scaled) -> Tensor:
+    def forward(ctx: Any, x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: Scaled) -> Tensor:
         covariance = _evaluate(scaled, outputscale)
         z, x = scaled.inputs.split([len(x1), len(x2)])
         ctx.save_for_backward(z, x, lengthscale, outputscale, covariance)
@@ -58,22 +88,11 @@ class _SquaredExponential(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         z, x, lengthscale, outputscale, covariance = ctx.saved_tensors
-        weights = gradient * covariance
-        product = weights @ torch.cat([x, torch.ones_like(x[..., :1])], -1)
-        weighted_x, rows = product[..., :-1], product[..., -1:]
-        by_x1 = by_x2 = by_lengthscale = by_outputscale = None
-        if ctx.needs_input_grad[0]:
-            by_x1 = (weighted_x - rows * z) / lengthscale
-        columns = weights.sum(-2).unsqueeze(-1)
-        if ctx.needs_input_grad[1]:
-            by_x2 = (weights.mT @ z - columns * x) / lengthscale
-        if ctx.needs_input_grad[2]:
-            terms = (rows * z.square() - 2 * z * weighted_x).sum(-2) + (columns * x.square()).sum(-2)
-            by_lengthscale = terms.unsqueeze(-2) / lengthscale
-            if lengthscale.size(-1) == 1:
-                by_lengthscale = by_lengthscale.sum(-1, keepdim=True)
-        if ctx.needs_input_grad[3]:
-            by_outputscale = (rows.sum() / outputscale).view(outputscale.shape)
+        needed = ctx.needs_input_grad
+        by_x1, by_x2, by_lengthscale, total = by_inputs_and_lengthscale(
+            gradient * covariance, z, x, lengthscale, needed
+        )
+        by_outputscale = (total / outputscale).view(outputscale.shape) if needed[3] else None
         return by_x1, by_x2, by_lengthscale, by_outputscale, None
 
 
@@ -86,38 +105,11 @@ def squared_exponential(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale
         lengthscale: l, (1, d) or (1, 1).
         outputscale: s, a single number of any shape.
     """
-    return _covariance(x1, x2, lengthscale, outputscale, _scale(x1, x2, lengthscale))
+    return squared_exponential_of(x1, x2, lengthscale, outputscale, scale_inputs(x1, x2, lengthscale))
 
 
-def _covariance(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: _Scaled) -> Tensor:
+def squared_exponential_of(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor, scaled: Scaled) -> Tensor:
+    """Return the same for inputs that are scaled already."""
     if not torch.is_grad_enabled():
         return _evaluate(scaled, outputscale)
     return _SquaredExponential.apply(x1, x2, lengthscale, outputscale, scaled)
-
-
-def direct_covariance(kernel: gpytorch.kernels.Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the covariance (N1, N2) and the variances at x2 (N2,), if the kernel is one that this module supports.
-
-    That is gpytorch's RBFKernel, alone or in a ScaleKernel, without batch shape or active dimensions, and with a
-    lengthscale and an outputscale for which this module's arithmetic is accurate.
-    """
-    base, scale = kernel, None
-    if type(kernel) is gpytorch.kernels.ScaleKernel:
-        base, scale = kernel.base_kernel, kernel.outputscale
-    if type(base) is not gpytorch.kernels.RBFKernel or x1.dim() != 2 or x2.dim() != 2:
-        return None
-    scale = torch.ones((), dtype=x1.dtype, device=x1.device) if scale is None else scale
-    lengthscale = base.lengthscale
-    if scale.dim() or lengthscale.dim() != 2 or base.active_dims is not None or x1.dtype != lengthscale.dtype:
-        return None
-    scaled = _scale(x1, x2, lengthscale)
-    if not _is_accurate(scaled, scale):
-        return None
-    return _covariance(x1, x2, lengthscale, scale, scaled), scale.expand(len(x2))
-
-
-@torch.no_grad()
-def _is_accurate(scaled: _Scaled, outputscale: Tensor) -> bool:
-    """Return whether distances computed from squares keep enough digits, and log s is finite."""
-    limits = torch.finfo(outputscale.dtype)
-    return bool((scaled.depth.amin() * limits.eps > -5e-5) & (outputscale > limits.tiny**0.5))

@@ -59,6 +59,16 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
                 f"targets must be the training targets, of shape {tuple(known.shape)}, by which the model predicts; "
                 f"got others, of shape {tuple(target.shape)}. Call model.set_train_data() to train on them."
             )
+        value = self.log_evidence(function_dist, target)
+        for added_loss in self.model.added_loss_terms():
+            value = value + added_loss.loss(*params)
+        for _, module, prior, closure, _ in self.model.named_priors():
+            term = prior.log_prob(closure(module))
+            value = value + term.reshape(*term.shape[: value.dim()], -1).sum(-1)
+        return value / function_dist.event_shape[-1]
+
+    def log_evidence(self, function_dist: MultivariateNormal, target: Tensor) -> Tensor:
+        """Return log p(y) (...) of the training targets by the model's rule; arguments and errors as of `forward`."""
         try:
             result = self.model.variational_strategy.infer(function_dist, target)
         except HyperparameterError as error:  # where a line search has gone too far: a lengthscale of zero, say
@@ -67,10 +77,4 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
             raise NotPSDError(result.message)  # the evidence may be finite then, but means nothing
         if not bool(result.log_evidence.isfinite().all()):
             raise NanError(result.message)
-        value = result.log_evidence
-        for added_loss in self.model.added_loss_terms():
-            value = value + added_loss.loss(*params)
-        for _, module, prior, closure, _ in self.model.named_priors():
-            term = prior.log_prob(closure(module))
-            value = value + term.reshape(*term.shape[: value.dim()], -1).sum(-1)
-        return value / function_dist.event_shape[-1]
+        return result.log_evidence

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
+from gpext.kernels import dense_covariance
 from gpext.models.latent_gp import LatentGP
 from gpext.posteriors import LowRankPosterior, factorise
-from gpext.variational.prior_blocks import dense_covariance
 
 
 class ExportablePrediction(Module):

@@ -199,7 +199,8 @@ class DensePosterior:
         With a = K^-1 (m - mu): a, and (a a' - R) / 2, R the `response`.
         """
         weights = self.weights
-        return weights, 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - self.response)
+        products = torch.addcmul(self.response, weights.unsqueeze(-1), weights.unsqueeze(-2), value=-1)
+        return weights, products.mul_(-0.5)
 
     @cached_property
     def response(self) -> Tensor:

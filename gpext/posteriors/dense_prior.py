@@ -72,7 +72,7 @@ class DensePrior:
     @property
     def is_finite(self) -> bool:
         """Whether every entry is."""
-        return bool(self.covariance.isfinite().all())
+        return bool(self.covariance.detach().sum().isfinite()) or bool(self.covariance.isfinite().all())
 
     @property
     def requires_grad(self) -> bool:

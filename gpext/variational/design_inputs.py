@@ -19,7 +19,8 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.designs import Design
-from gpext.variational.prior_blocks import CrossBlocks, dense_covariance
+from gpext.kernels import dense_covariance
+from gpext.variational.prior_blocks import CrossBlocks
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ from gpext.callers import warn_caller
 from gpext.designs import Design
 from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
 from gpext.inference.problem import Problem
+from gpext.kernels import dense_covariance
 from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise, predict_latent
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 from gpext.variational.design_inputs import row_variances
-from gpext.variational.prior_blocks import FactorCache, dense_covariance, outside_inference_mode, split_covariance
+from gpext.variational.prior_blocks import FactorCache, outside_inference_mode, split_covariance
 
 
 class _Sites(_VariationalDistribution):

@@ -15,12 +15,12 @@ from gpytorch.variational import NaturalVariationalDistribution, VariationalStra
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
+from gpext.kernels import dense_covariance
 from gpext.posteriors import InducingPosterior, condition_inducing, factorise
 from gpext.variational.design_inputs import DesignInputs, Inputs, row_variances
 from gpext.variational.prior_blocks import (
     CrossBlocks,
     FactorCache,
-    dense_covariance,
     hyperparameters,
     is_changed_together,
     known_rows,

@@ -100,17 +100,6 @@ def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Ten
     return cross, covariance[..., size:, size:].diagonal(dim1=-1, dim2=-2)
 
 
-def dense_covariance(covariance: LinearOperator) -> Tensor:
-    """Return the whole matrix."""
-    if isinstance(covariance, LazyEvaluatedKernelTensor):
-        if covariance.x1 is covariance.x2 and not covariance.params:
-            known = direct_covariance(covariance.kernel, covariance.x1, covariance.x2)
-            if known is not None:
-                return known[0]
-        covariance = covariance.evaluate_kernel()
-    return covariance.to_dense()
-
-
 def is_changed_together(prior: Callable[[Tensor], MultivariateNormal], first: Tensor, second: Tensor) -> bool:
     """Return whether the prior at either set of inputs (..., n, d) changes where the two come together."""
     together = prior(torch.cat([first, second], dim=-2))

@@ -19,6 +19,7 @@ from gpext.designs import DesignLinearOperator
 from gpext.inference import require_augmentation
 from gpext.inference.gibbs import draw_sites
 from gpext.inference.problem import Problem
+from gpext.kernels import dense_covariance
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
@@ -28,7 +29,6 @@ from gpext.samplers.targets.chain_target import ChainTarget
 from gpext.samplers.targets.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
 from gpext.threads import factor_flops
-from gpext.variational.prior_blocks import dense_covariance
 
 
 class Target(ChainTarget):

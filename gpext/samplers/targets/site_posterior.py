@@ -20,6 +20,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpext.inference import CAVI
+from gpext.kernels import dense_covariance
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.mlls import UnbiasedMarginalLogLikelihood
 from gpext.models import LatentGP
@@ -28,7 +29,6 @@ from gpext.posteriors import DensePrior
 from gpext.samplers.targets.log_posterior import LogPosterior
 from gpext.samplers.targets.mode import mode_and_scale
 from gpext.sites import GaussianSites
-from gpext.variational.prior_blocks import dense_covariance
 
 _SUBSET = 500
 _ROUNDS = 3  # of sites given parameters and parameters given sites, towards the mode

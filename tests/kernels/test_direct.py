@@ -1,4 +1,4 @@
-"""The squared exponential kernel with derivatives in closed form, against gpytorch's."""
+"""The kernels with derivatives in closed form, against gpytorch's."""
 
 import math
 
@@ -6,13 +6,15 @@ import gpytorch
 import pytest
 import torch
 
-from gpext.kernels import direct_covariance, squared_exponential
+from gpext.kernels import dense_covariance, direct_covariance, matern52, squared_exponential
 
 F64 = torch.float64
+KERNELS = {"squared exponential": gpytorch.kernels.RBFKernel, "Matern-5/2": gpytorch.kernels.MaternKernel}
+FUNCTIONS = pytest.mark.parametrize("function", [squared_exponential, matern52])
 
 
-def kernel(ard, scaled=True):
-    base = gpytorch.kernels.RBFKernel(ard_num_dims=ard).to(F64)
+def kernel(name, ard, scaled=True):
+    base = KERNELS[name](ard_num_dims=ard).to(F64)
     base.lengthscale = torch.linspace(0.5, 1.5, ard or 1, dtype=F64)
     if not scaled:
         return base
@@ -21,12 +23,13 @@ def kernel(ard, scaled=True):
     return scale
 
 
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("ard", [None, 3])
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("same", [True, False])
-def test_values_and_first_derivatives_are_gpytorchs(ard, scaled, same):
+def test_values_and_first_derivatives_are_gpytorchs(name, ard, scaled, same):
     torch.manual_seed(0)
-    k = kernel(ard, scaled)
+    k = kernel(name, ard, scaled)
     x1 = torch.randn(7, 3, dtype=F64, requires_grad=True)
     x2 = x1 if same else torch.randn(9, 3, dtype=F64, requires_grad=True)
     inputs = [x1, *k.parameters()] if same else [x1, x2, *k.parameters()]
@@ -35,17 +38,20 @@ def test_values_and_first_derivatives_are_gpytorchs(ard, scaled, same):
     torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(variance, k(x2, diag=True), rtol=1e-13, atol=1e-13)
     weights = torch.randn_like(ours)
+    with torch.no_grad():
+        torch.testing.assert_close(direct_covariance(k, x1, x2)[0], ours, rtol=0, atol=0)
     mine = torch.autograd.grad((ours * weights).sum(), inputs)
     reference = torch.autograd.grad((theirs * weights).sum(), inputs)
     for a, b in zip(mine, reference, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
-def test_inputs_far_from_the_origin_keep_their_digits():
+@FUNCTIONS
+def test_inputs_far_from_the_origin_keep_their_digits(function):
     x = torch.linspace(0, 1, 6, dtype=F64).unsqueeze(-1)
     one = torch.ones(1, 1, dtype=F64)
-    near = squared_exponential(x, x, one, one)
-    far = squared_exponential(x + 1e6, x + 1e6, one, one)
+    near = function(x, x, one, one)
+    far = function(x + 1e6, x + 1e6, one, one)
     torch.testing.assert_close(far, near, rtol=0, atol=1e-9)
 
 
@@ -76,10 +82,11 @@ def test_inputs_too_far_apart_for_their_squares_are_left_to_gpytorch(dtype, far)
             torch.testing.assert_close(found[0], k(*inputs).to_dense(), rtol=1e-3, atol=1e-6)
 
 
-def test_a_second_derivative_is_refused_not_wrong():
+@FUNCTIONS
+def test_a_second_derivative_is_refused_not_wrong(function):
     x = torch.randn(4, 2, dtype=F64, requires_grad=True)
     one = torch.ones(1, 1, dtype=F64)
-    (first,) = torch.autograd.grad(squared_exponential(x, x, one, one).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(function(x, x, one, one).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"does not require grad|once_differentiable"):
         first.sum().backward()
 
@@ -87,13 +94,37 @@ def test_a_second_derivative_is_refused_not_wrong():
 @pytest.mark.parametrize(
     "other",
     [
-        gpytorch.kernels.MaternKernel(),
-        gpytorch.kernels.RBFKernel(active_dims=[0]),
+        gpytorch.kernels.MaternKernel(1.5),
         gpytorch.kernels.RBFKernel(batch_shape=torch.Size([2])),
-        gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel()),
+        gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(0.5)),
         gpytorch.kernels.RBFKernel() + gpytorch.kernels.RBFKernel(),
     ],
 )
 def test_other_kernels_are_left_to_gpytorch(other):
     x = torch.randn(4, 2)
     assert direct_covariance(other, x, x) is None
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_whole_matrix_of_some_columns_is_gpytorchs(name, scaled):
+    torch.manual_seed(0)
+    base = KERNELS[name](ard_num_dims=2, active_dims=[2, 0]).to(F64)
+    base.lengthscale = torch.tensor([0.4, 1.3], dtype=F64)
+    k = gpytorch.kernels.ScaleKernel(base).to(F64) if scaled else base
+    x = torch.randn(8, 3, dtype=F64)
+    torch.testing.assert_close(dense_covariance(k(x)), k(x).to_dense(), rtol=1e-13, atol=1e-13)
+    weights, parameters = torch.randn(8, 8, dtype=F64), list(k.parameters())
+    mine = torch.autograd.grad((dense_covariance(k(x)) * weights).sum(), parameters)
+    reference = torch.autograd.grad((k(x).to_dense() * weights).sum(), parameters)
+    for a, b in zip(mine, reference, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_equal_rows_have_the_variance_of_one_and_finite_derivatives():
+    x = torch.tensor([[1e3, -2.0], [1e3, -2.0], [0.3, 0.0]], dtype=F64)
+    lengthscale = torch.tensor([[0.1, 0.2]], dtype=F64, requires_grad=True)
+    found = matern52(x, x, lengthscale, torch.tensor(2.0, dtype=F64))
+    torch.testing.assert_close(found[:2, :2], torch.full((2, 2), 2.0, dtype=F64), rtol=1e-9, atol=0)
+    (slope,) = torch.autograd.grad(found.sum(), lengthscale)
+    assert slope.isfinite().all()
