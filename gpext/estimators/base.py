@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _ROWS = 1000  # predicted at once
 _TRIED = 300  # rows of the models that decide about a transform
+_MODE = 1e-4  # tolerance of Laplace's mode while training, in posterior standard deviations
 _FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
 
 
@@ -98,17 +99,25 @@ class GPEstimator(BaseEstimator):
         started = time.perf_counter()
         settings = Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
         first = next(iter(likelihoods.values()))
-        self._columns, transform_reason = self._choose_columns(raw, targets, weights, first, settings)
+        self._columns, transform_reason, tried = self._choose_columns(raw, targets, weights, first, settings)
         inputs = torch.from_numpy(self._columns.transform(raw))
         wholes = torch.from_numpy(np.ascontiguousarray(targets, float)), torch.from_numpy(weights)
-        start = self._start()
+        start, start_rows = self._start(), len(raw)
+        if start is None and tried is not None:
+            start, start_rows = hyperparameters_of(tried.model, tried.likelihood), len(tried.model.train_inputs[0])
         found: dict[str, Trained] = {}
+        reasons = [transform_reason]
         latents = max(num_latents(make()) or 1 for make in likelihoods.values())
         plan = choose_plan(len(inputs), latents, self.inducing_points, self.batch_size)
         if plan.inducing is not None:  # the most general one alone
             likelihoods = dict([list(likelihoods.items())[-1]])
         for name, make in likelihoods.items():
-            likelihood, y = self._weighted(make().to(inputs.dtype), *wholes, sparse=plan.inducing is not None)
+            likelihood = make().to(inputs.dtype)
+            reason = self._prepare(likelihood, found)
+            if reason:
+                reasons.append(f"noise {name!r} not trained: {reason}")
+                continue
+            likelihood, y = self._weighted(likelihood, *wholes, sparse=plan.inducing is not None)
             rule, last_rule = self._rules(likelihood, y)
             task = Task(
                 inputs,
@@ -121,9 +130,10 @@ class GPEstimator(BaseEstimator):
                 has_categories=len(self._columns.categorical) > 0,
                 priors=self.priors,
                 start=start,
+                start_rows=0 if start is None else start_rows,
             )
             found[name] = train(task, plan, settings)
-            start = hyperparameters_of(found[name].model, found[name].likelihood)
+            start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(raw)
             if found[name].result.status is FitStatus.INTERRUPTED:
                 break
         chosen = max(found, key=lambda name: found[name].score)
@@ -138,10 +148,14 @@ class GPEstimator(BaseEstimator):
             len(inputs),
             float(weights.sum()),
             time.perf_counter() - started,
-            [transform_reason],
+            reasons,
         )
         if self.fit_result_.status not in _FINE:
             warnings.warn(self.fit_result_.message, ConvergenceWarning, stacklevel=3)
+
+    def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
+        """Set where training begins, from models of other likelihoods; return why not to train this one, or ""."""
+        return ""
 
     def _choose_columns(
         self,
@@ -150,8 +164,8 @@ class GPEstimator(BaseEstimator):
         weights: np.ndarray,
         make: Callable[[], Any],
         settings: Settings,
-    ) -> tuple[Columns, str]:
-        """Return the columns as they are or with skewed ones transformed, and why.
+    ) -> tuple[Columns, str, Trained | None]:
+        """Return the columns as they are or with skewed ones transformed, why, and the model that decided, if any.
 
         With "auto" a model of a few hundred rows is trained with each, and the leave-one-out predictions decide.
         """
@@ -159,27 +173,30 @@ class GPEstimator(BaseEstimator):
             raise ValueError(f"skewed_columns must be 'auto', 'keep' or 'yeo_johnson'; got {self.skewed_columns!r}.")
         plain = fit_columns(self, raw, weights, power=False)
         if self.skewed_columns == "keep" or len(plain.skewed) == 0:
-            return plain, ""
+            return plain, "", None
         power = fit_columns(self, raw, weights, power=True)
         if self.skewed_columns == "yeo_johnson":
-            return power, ""
+            return power, "", None
         some = np.random.default_rng(settings.seed).permutation(len(raw))[:_TRIED]
-        scores = []
+        found: list[Trained] = []
         for columns in (plain, power):
             inputs = torch.from_numpy(columns.transform(raw[some]))
             parts = torch.from_numpy(np.ascontiguousarray(targets[some], float)), torch.from_numpy(weights[some])
             likelihood, y = self._weighted(make().to(inputs.dtype), *parts)
-            kernel = self._own_kernel(inputs, columns)
-            task = Task(inputs, y, likelihood, kernel, *self._rules(likelihood, y), priors=self.priors)
-            scores.append(train(task, Plan(None, False, 0, None), settings).score)
+            kernel, rules = self._own_kernel(inputs, columns), self._rules(likelihood, y)
+            start = hyperparameters_of(found[0].model, found[0].likelihood) if found else None
+            task = Task(inputs, y, likelihood, kernel, *rules, priors=self.priors, start=start)
+            found.append(train(task, Plan(None, False, 0, None), settings.rough))
         names = [plain.names[j] for j in plain.skewed]
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        scores = [each.score for each in found]
         verb = "transformed" if scores[1] > scores[0] else "left as they are"
         reason = (
             f"skewed columns {verb} ({shown}): leave-one-out log density of {len(some)} rows {scores[0]:.4f} as they "
             f"are, {scores[1]:.4f} transformed"
         )
-        return (power, reason) if scores[1] > scores[0] else (plain, reason)
+        chosen = int(scores[1] > scores[0])
+        return (plain, power)[chosen], reason, found[chosen]
 
     def _start(self) -> dict[str, Tensor] | None:
         """Return the hyperparameters of the last training, to start from them, or None."""
@@ -212,7 +229,7 @@ class GPEstimator(BaseEstimator):
             require_curvature(likelihood, targets, targets)
         except TypeError:
             return KL(), EP()
-        return Laplace(), EP()
+        return Laplace(tolerance=_MODE), EP()
 
     def _own_kernel(self, inputs: Tensor, columns: Columns) -> Kernel:
         if self.kernel is not None:

@@ -22,6 +22,8 @@ from gpext.checks import whole_number
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
+from gpext.estimators.tails import fit_tails
+from gpext.estimators.training import WORTH, Trained
 from gpext.inference import KL, Laplace, Rule
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood
@@ -149,6 +151,16 @@ class TargetEstimator(RegressorMixin, GPEstimator):
             yield f"{100 * level:.0f} % intervals contain {inside:.1f} % of the data"
 
 
+def _standardised_residuals(trained: Trained) -> tuple[np.ndarray, np.ndarray]:
+    """Return the residuals of leave-one-out predictions under Gaussian noise by their deviations (n,), and weights."""
+    mean, variance = trained.model.result.conditioned.leave_one_out
+    targets = trained.model.train_targets
+    is_weighted = unweighted(trained.likelihood) is not trained.likelihood
+    y, weights = targets.unbind(-1) if is_weighted else (targets, torch.ones_like(targets))
+    deviation = (variance + unweighted(trained.likelihood).noise.detach() / weights).sqrt()
+    return ((y - mean) / deviation).numpy(), weights.numpy()
+
+
 def center_and_scale(targets: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Return the mean and the standard deviation of weighted targets, or, of targets with outliers, robust ones.
 
@@ -185,8 +197,9 @@ class GPRegressor(TargetEstimator):
 
     Args:
         noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
-            scale is another latent function; "auto", the better of the first two by leave-one-out log density; or any
-            likelihood of gpext or gpytorch for standardised targets, which is copied.
+            scale is another latent function; "auto", the better of the first two by leave-one-out log density, the
+            second tried only where the residuals of the first have heavier tails than it expects; or any likelihood of
+            gpext or gpytorch for standardised targets, which is copied.
         kernel: a gpytorch kernel over the standardised columns, numeric ones before categorical ones. None: Matern-5/2
             with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
         inference: a rule of :mod:`gpext.inference` for the full data; "auto" is exact for Gaussian noise, and else
@@ -283,6 +296,22 @@ class GPRegressor(TargetEstimator):
             f"noise must be 'auto', {', '.join(map(repr, _NOISES))}, or a likelihood of gpext or gpytorch; got "
             f"{self.noise!r}."
         )
+
+    def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
+        """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where they are light."""
+        if not found:
+            return ""
+        before = found["gaussian"]
+        residuals, weights = _standardised_residuals(before)
+        tails = fit_tails(residuals, weights)
+        if tails.gain < WORTH:
+            return (
+                f"a Student-t fits the leave-one-out residuals of Gaussian noise by {tails.gain:.4f} nats a row better "
+                f"than a Gaussian, less than {WORTH}"
+            )
+        noise = unweighted(before.likelihood).noise.detach()
+        likelihood.initialize(noise=tails.scale**2 * noise, deg_free=noise.new_tensor(tails.deg_free))
+        return ""
 
     def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
         if num_latents(likelihood) is not None:

@@ -30,6 +30,7 @@ from gpext.variational import kmeans_inducing_points
 
 WORTH = 0.003  # nats a datum
 _SUBSET = 400  # rows from which training begins on a quarter of them
+_ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
 _LEAST = 150  # of the rows of that quarter
 
 
@@ -48,6 +49,7 @@ class Task:
         has_categories: whether inputs have codes of categories, so that inducing points are rows.
         priors: whether to add the priors of :mod:`gpext.priors` to parameters without any.
         start: hyperparameters by name to start from.
+        start_rows: the number of rows that these were learnt from.
     """
 
     inputs: Tensor
@@ -60,6 +62,7 @@ class Task:
     has_categories: bool = False
     priors: bool = True
     start: dict[str, Tensor] | None = None
+    start_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,11 @@ class Settings:
     seed: int
     progress: bool
 
+    @property
+    def rough(self) -> Settings:
+        """Those of a training from which another one starts."""
+        return replace(self, tolerance=max(self.tolerance, _ROUGH))
+
 
 def train(task: Task, plan: Plan, settings: Settings) -> Trained:
     """Train a model as planned.
@@ -114,11 +122,12 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
         register_priors(objective)
     if task.start is not None:
         start_from(model, task.start)
-    if task.start is None and size > _SUBSET:
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[: max(size // 4, _LEAST)]
+    quarter = max(size // 4, _LEAST)
+    if size > _SUBSET and quarter > task.start_rows:
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[:quarter]
         some = _take(task, order)
         model.set_train_data(task.inputs[order], some, strict=False)
-        result = _fit(objective, task.inputs[order], some, task, settings)
+        result = _fit(objective, task.inputs[order], some, task, settings.rough)
         model.set_train_data(task.inputs, task.targets, strict=False)
         if result.status is FitStatus.INTERRUPTED:
             return Trained(model.eval(), task.likelihood, result)
