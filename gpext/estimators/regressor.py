@@ -35,6 +35,8 @@ _NOISES: dict[str, Callable[[], Any]] = {
     "heteroscedastic": HeteroscedasticGaussianLikelihood,
 }
 
+_LEAST_SCALE = 0.1  # of a Student-t, in Gaussian standard deviations, from which training begins
+
 
 class TargetEstimator(RegressorMixin, GPEstimator):
     """The common part of estimators of numbers: predictive moments, quantiles, densities and draws."""
@@ -310,7 +312,9 @@ class GPRegressor(TargetEstimator):
                 f"than a Gaussian, less than {WORTH}"
             )
         noise = unweighted(before.likelihood).noise.detach()
-        likelihood.initialize(noise=tails.scale**2 * noise, deg_free=noise.new_tensor(tails.deg_free))
+        likelihood.initialize(
+            noise=max(tails.scale, _LEAST_SCALE) ** 2 * noise, deg_free=noise.new_tensor(tails.deg_free)
+        )
         return ""
 
     def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:

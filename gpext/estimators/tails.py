@@ -34,7 +34,14 @@ class Tails(NamedTuple):
 
 
 def fit_tails(residuals: np.ndarray, weights: np.ndarray) -> Tails:
-    """Return the Student-t with location zero that fits residuals (n,) with weights (n,) best."""
+    """Return the Student-t with location zero that fits residuals (n,) with weights (n,) best.
+
+    Those that are not finite count as missing; if all others are zero, there is no scale, and no gain.
+    """
+    known = np.isfinite(residuals)
+    residuals, weights = residuals[known], weights[known]
+    if not residuals.any():
+        return Tails(float(_DEGREES[-1]), 0.0, 0.0)
     degrees = _DEGREES[:, None]
     weights = weights / weights.sum()
     squares = residuals**2

@@ -23,9 +23,23 @@ def outcome(method, seconds, log_density):
 def test_demo_runs(tmp_path, capsys):
     assert demo.main(["--quick", "--budget", "0.1", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("gpytorch NGD") >= 3
-    assert {path.name for path in tmp_path.glob("*.png")} == {"outliers.png", "log_density.png", "calibration.png"}
-    assert (tmp_path / "table.md").read_text().count("\n") == 2 + 3 * len(demo.METHOD_NAMES)
+    assert printed.count("gpytorch NGD") >= 6
+    figures = {"outliers.png", "log_density.png", "log_density_priors.png", "calibration.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == figures
+    for name, heading, _ in demo.TABLES:
+        assert heading in printed
+        assert (tmp_path / f"{name}.md").read_text().count("\n") == 2 + 3 * len(demo.METHOD_NAMES)
+
+
+@pytest.mark.parametrize("name", demo.METHOD_NAMES)
+@pytest.mark.parametrize("priors", [False, True])
+def test_every_method_gets_the_same_priors_or_none(name, priors):
+    problem = demo.all_problems(num_inducing=5)[0]
+    runner = demo.run_peer if name in demo.PEERS else demo.run_gpext
+    learner = runner(name, problem, 60.0, max_steps=1, priors=priors).learner
+    objective = learner.objective if name in demo.PEERS else learner.mll
+    leaves = {name.split(".")[-1] for name, *_ in objective.named_priors()}
+    assert leaves == ({"lengthscale_prior", "outputscale_prior"} if priors else set())
 
 
 def test_demo_says_where_gpext_did_not_win():
