@@ -22,6 +22,8 @@ from gpext.estimators.table import read_table
 from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 
+_SPARSE_TOLERANCE = 1e-7  # of expected log densities, where inducing points leave far larger errors
+
 
 class ClassEstimator(ClassifierMixin, GPEstimator):
     """The common part of classifiers: labels in, probabilities out."""
@@ -159,10 +161,11 @@ class GPClassifier(ClassEstimator):
     ) -> tuple[Any, Tensor]:
         if len(self.classes_) == 2:
             return super()._weighted(likelihood, targets, weights, sparse=sparse)
+        tolerance = _SPARSE_TOLERANCE if sparse else likelihood.tolerance
         if bool((weights == 1).all()):
-            return likelihood, targets
+            return MultinomialLogitLikelihood(len(self.classes_), tolerance=tolerance), targets
         by_class = one_hot(targets.long(), len(self.classes_)).to(weights) * weights.unsqueeze(-1)
-        return WeightedClasses(len(self.classes_)), by_class
+        return WeightedClasses(len(self.classes_), tolerance=tolerance), by_class
 
     def _probabilities(self, q: MultivariateNormal) -> Tensor:
         if len(self.classes_) > 2:

@@ -54,8 +54,8 @@ class SparseGP(ApproximateGP):
         self.covar_module = kernel
 
     def forward(self, x: Tensor) -> MultivariateNormal:
-        """Return the prior of the latents at inputs (N, d)."""
-        return _prior(self, x)
+        """Return the prior of the latents at inputs (N, d); of several latents they share one covariance (N, N)."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def _mean(likelihood: Module) -> ConstantMean:

@@ -40,17 +40,22 @@ class MultinomialLogitLikelihood(JointLikelihood):
         num_classes: K, the number of classes and of latent functions, at least 2.
         total_count: trials a datum. With 1, targets are class labels 0, ..., K - 1 (..., N); with more, counts
             (..., N, K) whose rows sum to it; with None, counts of any totals.
+        tolerance: absolute error of expected log densities a trial, as in `gpext.quadrature.expected_log_sum_exp`:
+            with 1e-7 variational training takes less time. Predictions are not affected.
 
     Raises:
         TypeError: a total_count that is no whole number.
-        ValueError: fewer than two classes, or a total_count below 1.
+        ValueError: fewer than two classes, a total_count below 1, or a tolerance that is not positive.
     """
 
-    def __init__(self, num_classes: int, total_count: int | None = 1) -> None:
+    def __init__(self, num_classes: int, total_count: int | None = 1, *, tolerance: float = 1e-11) -> None:
         super().__init__()
         num_classes = whole_number("num_classes", num_classes, 2)
         self.num_classes = self.num_latents = num_classes
         self.total_count = None if total_count is None else _one_number(total_count)
+        if not tolerance > 0:
+            raise ValueError(f"tolerance must be positive; got {tolerance}.")
+        self.tolerance = tolerance
 
     def check_support(self, targets: Tensor) -> None:
         """Raise ValueError if a target is outside the support."""
@@ -112,14 +117,16 @@ class MultinomialLogitLikelihood(JointLikelihood):
         return Curvature(self.unchecked_log_prob(targets, f), counts - precision, precision, -totals, probs, precision)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to 1e-11 a trial.
+        """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to the tolerance.
 
         Raises:
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
         terms, m, v = self._terms(targets), mean.double(), variance.double()
-        return terms.log_prob(m, expected_log_sum_exp(m, v)).to(floating_like(targets, mean).dtype)
+        return terms.log_prob(m, expected_log_sum_exp(m, v, tolerance=self.tolerance)).to(
+            floating_like(targets, mean).dtype
+        )
 
     def log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log int p(y | f) N(f | mean, variance) df (..., N), to 1e-10 however small the probability.

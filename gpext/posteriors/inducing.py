@@ -7,6 +7,9 @@ With K_zz = L L', u = mu_z + L v and p(v) = N(0, I), the data see f_i = mu_i + a
     Lambda* = I + A diag(tau) A'                 what the sites of all data make of them
     eta*    = A (nu - tau mu)
 
+Where several latents share one prior covariance, A is (M x N) beside posteriors (..., M) of these latents, and the
+derivatives in the prior covariance are the sums over them.
+
 No inverse of K_zz or of Lambda is formed. A site's precision may be negative as long as Lambda is positive definite.
 """
 
@@ -58,7 +61,7 @@ def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: 
     """
     precision = weight * sites.precision
     residual = weight * sites.shift - precision * prior_mean
-    vector = (whitened @ residual.unsqueeze(-1)).squeeze(-1)
+    vector = (residual.unsqueeze(-2) @ whitened.mT).squeeze(-2)
     return vector, symmetric_product(whitened * precision.unsqueeze(-2), whitened)
 
 
@@ -145,6 +148,11 @@ def condition_inducing(
     return InducingPosterior(chol, half_mean)
 
 
+def is_shared(chol: Tensor, posterior: InducingPosterior) -> bool:
+    """Return whether one prior covariance, whose factor is L (M, M), is that of a batch of posteriors."""
+    return chol.dim() == 2 < posterior.chol_precision.dim()
+
+
 def back_substitute(chol: Tensor, posterior: InducingPosterior, dtype: torch.dtype) -> Tensor:
     """Return L^-T [I - S, m_v] (..., M, M + 1)."""
     stacked = torch.cat([posterior.complement, posterior.mean.unsqueeze(-1)], -1)
@@ -164,13 +172,15 @@ def prior_gradients(
     Phi halves the diagonal and drops what is above it. (dF/dk_ii = -tau_i / 2 and dF/dmu_i = g_i.)
 
     Args:
-        chol: L (..., M, M), float64.
+        chol: L (..., M, M), float64; (M, M) if all latents share it, whose derivatives are added up.
         posterior: q(v).
         whitened: A (..., M, N).
         mean_gradient: g (..., N).
         precision: tau (..., N).
     """
     dtype = whitened.dtype
+    if is_shared(chol, posterior):
+        return _shared_prior_gradients(chol, posterior, whitened, mean_gradient, precision)
     weighted = whitened * precision.unsqueeze(-2)  # A T
     g, mean = mean_gradient.unsqueeze(-2), posterior.mean.unsqueeze(-1)
     # Of the gradient in K_zx the transpose is made, because the kernel wants it column-major.
@@ -182,6 +192,20 @@ def prior_gradients(
         cross = torch.linalg.solve_triangular(chol.to(dtype), outer, upper=False, left=False)
         inner = (whitened @ outer).mT.double()
     return factor_gradient(chol, inner), cross.mT
+
+
+def _shared_prior_gradients(
+    chol: Tensor, posterior: InducingPosterior, whitened: Tensor, mean_gradient: Tensor, precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the derivatives in one K_zz (M, M) and one K_zx (M, N), the sums over latents, by products alone."""
+    size, num_data = whitened.shape
+    mean, complement = posterior.mean.view(-1, size), posterior.complement.view(-1, size, size)
+    g, tau = mean_gradient.reshape(-1, num_data), precision.reshape(-1, num_data)
+    columns = whitened.mT
+    weighted = (columns.unsqueeze(1) * tau.mT.unsqueeze(-1)).flatten(1)  # [T_1 A', T_2 A', ...] (N, D M)
+    outer = torch.addmm(g.mT @ mean.to(g), weighted, complement.flatten(0, 1).to(weighted))  # G' (N, M)
+    cross = torch.linalg.solve_triangular(chol.to(outer), outer, upper=False, left=False)
+    return factor_gradient(chol, (whitened @ outer).mT.double()), cross.mT
 
 
 def factor_gradient(chol: Tensor, inner: Tensor) -> Tensor:

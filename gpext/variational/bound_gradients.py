@@ -72,8 +72,8 @@ def gradients_apart(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def push_back(*pairs: tuple[Tensor, Tensor]) -> None:
-    """Push each gradient back through its tensor, if that depends on a parameter."""
-    live = [(tensor, gradient) for tensor, gradient in pairs if tensor.requires_grad]
+    """Push each gradient back through its tensor, if that depends on a parameter; over shared dimensions its sum."""
+    live = [(tensor, gradient.sum_to_size(tensor.shape)) for tensor, gradient in pairs if tensor.requires_grad]
     if live:
         tensors, gradients = zip(*live, strict=True)
         torch.autograd.backward(tensors, gradients)

@@ -16,6 +16,8 @@ The best sites at given theta are nu_i = g_i + t_i m_i and tau_i = t_i with g_i 
 :meth:`CollapsedBound.refresh` moves there: a natural-gradient step on q(u) of length one, halved until F rises. For the
 augmented bound it is coordinate ascent over w, and never has to be halved.
 
+Latents that share their prior (a kernel without batch shape) share its blocks, and their derivatives are added up.
+
 Cost of an evaluation for N data and M inducing points: two triangular solves, and four products with derivatives, of
 size M x M x N. The kernel is evaluated twice, in blocks of data that stay in cache; memory is one M x N matrix.
 """
@@ -74,6 +76,7 @@ class CollapsedBound:
         x: inputs (..., N, d), or those of a design.
         y: targets (..., N), or what the likelihood takes.
         bound: what F_i is: the augmented bound on E_q[log p(y_i | f_i)] or that expectation itself.
+        start: whose q(f) gives the first sites: by default the strategy itself; or one of other inducing points.
         block_size: data handled at a time.
         ranks: processes with the same model, each with data of its own, whose bound it is; this one alone by default.
     """
@@ -86,11 +89,13 @@ class CollapsedBound:
         y: Tensor,
         *,
         bound: LikelihoodTerm = "augmented",
+        start: SiteVariationalStrategy | None = None,
         block_size: int = 1024,
         ranks: Ranks | None = None,
     ) -> None:
         self.strategy, self.likelihood, self.bound = strategy, likelihood, bound
         self.ranks = Ranks.alone() if ranks is None else ranks
+        self._start = start
         held = number_of(x)
         number = torch.tensor(float(held), dtype=torch.float64, device=places(x).device)
         self.num_data = int(self.ranks.sum(lambda: [number], [number])[0])  # N
@@ -197,7 +202,8 @@ class CollapsedBound:
     def _load_prior(self, inducing_covariance: Tensor) -> Tensor:
         chol = factorise(inducing_covariance)
         factor = chol.to(inducing_covariance.dtype)
-        start = self.strategy.posterior() if any(block.sites is None for block in self._blocks) else None
+        is_first = any(block.sites is None for block in self._blocks)
+        start = self.strategy.posterior() if is_first and self._start is None else None
         for block in self._blocks:
             cross = self.strategy.cross_blocks(block.x)
             block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
@@ -205,6 +211,9 @@ class CollapsedBound:
             block.conditional_variance = cross.variance - block.whitened.square().sum(-2)
             if start is not None:  # where the strategy's q(u) stands: at the prior if it is new
                 block.sites = self._first_sites(block.y, *block.marginals(start))
+            elif is_first:
+                assert self._start is not None  # as there is no start of the strategy's own
+                block.sites = self._first_sites(block.y, *self._start.marginals(block.x))
         return chol
 
     @torch.no_grad()

@@ -26,6 +26,7 @@ from gpext.variational.prior_blocks import (
     known_rows,
     outside_inference_mode,
     split_covariance,
+    whiten,
 )
 
 _MANY = 1024  # inputs that suffice to test whether a model depends on its batch
@@ -184,6 +185,16 @@ class NaturalVariationalStrategy(VariationalStrategy):
         self.initialise()
         eta, half = self._natural()
         return condition_inducing(eta, -2 * half, dtype=dtype)
+
+    @torch.no_grad()
+    def marginals(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Return mean and variance (..., N) of q(f) at inputs that have been checked, outside the graph.
+
+        Raises:
+            torch.linalg.LinAlgError: as :meth:`posterior`, or a variance has lost its digits.
+        """
+        at = whiten(self._factor(), self.cross_blocks(x))
+        return self.posterior().marginals(at.matrix, at.mean, at.conditional_variance)
 
     def _natural(self) -> tuple[Tensor, Tensor]:
         """Return eta (..., M) and -Lambda / 2 (..., M, M), outside the graph."""
