@@ -215,6 +215,8 @@ SOURCES: dict[str, Source] = {
     "sonar": Source("binary", "sonar", fetch=_openml(40, positive="Mine")),
     "usps_3vs5": Source("binary", "usps_3vs5"),
     "usps": Source("classes", "usps"),
+    **{f"{name}_classes": Source("classes", name) for name in ("letter", "satimage", "shuttle")},
+    "covtype_classes": Source("classes", "covtype_every50th"),
     "glass": Source("classes", "glass", fetch=_openml_classes(41)),
     "vehicle": Source("classes", "vehicle", fetch=_openml_classes(54)),
     **{

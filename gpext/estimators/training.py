@@ -2,7 +2,8 @@
 
 Hyperparameters cost most where all data are used, and most of what is to be learned about them a part of the data can
 tell: the full data begin from those of a random quarter. Inducing points are doubled until the bound gains less than
-`WORTH` nats a datum by it.
+`WORTH` nats a datum by it. With many latents they are learned on a sample; q(u) of all data, with more inducing points,
+follows in closed-form steps that begin at the sites of the sample's model.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.priors import register_priors
 from gpext.training import FitResult, FitStatus, fit
-from gpext.variational import kmeans_inducing_points
+from gpext.variational import CollapsedBound, kmeans_inducing_points
 
 WORTH = 0.003  # nats a datum
 _SUBSET = 400  # rows from which training begins on a quarter of them
@@ -110,6 +111,8 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
     """
     if plan.inducing is None:
         return _train_dense(task, settings)
+    if plan.sample is not None:
+        return _train_on_sample(task, plan, plan.sample, settings)
     return _train_sparse(task, plan, settings)
 
 
@@ -155,34 +158,69 @@ def _take(task: Task, index: Tensor) -> Tensor:
     return likelihood.take(task.targets, index) if isinstance(likelihood, LatentLikelihood) else task.targets[index]
 
 
+def _train_on_sample(task: Task, plan: Plan, size: int, settings: Settings) -> Trained:
+    """Learn the hyperparameters on `size` rows, then q(u) of all rows with the largest number of inducing points."""
+    assert plan.inducing is not None
+    order = torch.randperm(len(task.inputs), generator=torch.Generator().manual_seed(settings.seed))[:size]
+    sample = replace(task, inputs=task.inputs[order], targets=_take(task, order))
+    first = _fit_sparse(sample, plan.inducing, task.start, settings)
+    if first.result.status is FitStatus.INTERRUPTED:
+        return first
+    assert isinstance(first.model, SparseGP)
+    model = SparseGP(_points(task, plan.most, settings.seed), first.likelihood, first.model.covar_module)
+    start_from(model.to(task.inputs.dtype), hyperparameters_of(first.model, first.likelihood))
+    collapsed = CollapsedBound(
+        model.variational_strategy,
+        first.likelihood,
+        task.inputs,
+        task.targets,
+        bound="exact",
+        start=first.model.variational_strategy,
+    )
+    try:
+        value = float(collapsed.settle(tolerance=settings.tolerance)) / len(task.inputs)
+    except KeyboardInterrupt:
+        message = "interrupted: the model is that of the sample alone"
+        return replace(first, result=replace(first.result, status=FitStatus.INTERRUPTED, message=message))
+    collapsed.commit()
+    return Trained(model.eval(), first.likelihood, replace(first.result, objective=value))
+
+
 def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
     assert plan.inducing is not None
     size, values, objectives = plan.inducing, task.start, {}
     best: Trained | None = None
     while True:
-        likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))
-        points = task.points if task.points is not None else _points(task, size, settings.seed)
-        model = SparseGP(points, likelihood, kernel).to(task.inputs.dtype)
-        if values is not None:
-            start_from(model, values)
-            start_from(likelihood, values)
-        objective = _bound(likelihood, model, len(task.inputs))
-        if task.priors:
-            register_priors(objective)
-        result = _fit(objective, task.inputs, task.targets, task, settings, plan.batch_size)
-        objectives[size] = result.objective
-        gain = result.objective - (best.result.objective if best is not None else -float("inf"))
+        trained = _fit_sparse(task, size, values, settings, plan.batch_size)
+        objectives[size] = trained.score
+        gain = trained.score - (best.score if best is not None else -float("inf"))
         if best is None or gain > 0:
-            best = Trained(model, likelihood, result)
+            best = trained
         larger = min(2 * size, plan.most, len(task.inputs))
-        if not plan.grows or gain < WORTH or larger <= size or result.status is FitStatus.INTERRUPTED:
+        if not plan.grows or gain < WORTH or larger <= size or trained.result.status is FitStatus.INTERRUPTED:
             break
-        values, size = hyperparameters_of(model, likelihood), larger
+        values, size = hyperparameters_of(trained.model, trained.likelihood), larger
     if not plan.grows:
         return best
     steps = ", ".join(f"{value:.4f} with {size}" for size, value in objectives.items())
     reason = f"inducing points were doubled while the bound gained {WORTH} nats a datum by it: {steps}"
     return replace(best, reasons=(reason,))
+
+
+def _fit_sparse(
+    task: Task, size: int, values: dict[str, Tensor] | None, settings: Settings, batch_size: int | None = None
+) -> Trained:
+    """Train a model of this number of inducing points, from hyperparameters by name if there are any."""
+    likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))
+    model = SparseGP(_points(task, size, settings.seed), likelihood, kernel).to(task.inputs.dtype)
+    if values is not None:
+        start_from(model, values)
+        start_from(likelihood, values)
+    objective = _bound(likelihood, model, len(task.inputs))
+    if task.priors:
+        register_priors(objective)
+    result = _fit(objective, task.inputs, task.targets, task, settings, batch_size)
+    return Trained(model, likelihood, result)
 
 
 def _bound(likelihood: Any, model: SparseGP, num_data: int) -> MarginalLogLikelihood:
@@ -191,7 +229,9 @@ def _bound(likelihood: Any, model: SparseGP, num_data: int) -> MarginalLogLikeli
 
 
 def _points(task: Task, size: int, seed: int) -> Tensor:
-    """Return inducing points (M, d): centres of the inputs, or some of them where there are categories."""
+    """Return inducing points (M, d): given ones, or centres of the inputs, or some of these if there are categories."""
+    if task.points is not None:
+        return task.points
     size = min(size, len(torch.unique(task.inputs[:20_000], dim=0)))
     return kmeans_inducing_points(task.inputs, size, seed=seed, num_iterations=0 if task.has_categories else 10)
 

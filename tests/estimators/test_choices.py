@@ -13,6 +13,7 @@ import gpext
 from gpext.estimators import GPClassifier, GPRegressor
 from gpext.estimators.plan import choose_plan
 from gpext.inference import KL
+from gpext.variational import CollapsedBound
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,12 @@ def test_plans_by_size():
     large = choose_plan(1_000_000, 1, "auto", "auto")
     assert not large.grows
     assert large.batch_size is not None
+    many = choose_plan(20_000, 26, "auto", "auto")  # latents
+    assert many.sample is not None
+    assert many.inducing is not None
+    assert many.inducing < many.most
+    assert not many.grows
+    assert choose_plan(20_000, 26, 30, "auto").sample is None
     assert choose_plan(500, 1, 30, None).inducing == 30
     assert choose_plan(20, 1, 30, None).inducing == 20
     assert choose_plan(100_000, 1, None, None).inducing is None
@@ -79,6 +86,39 @@ def test_many_classes_with_inducing_points(data):
     labels = np.digitize(y, [-0.5, 0.5])
     model = GPClassifier(inducing_points=15).fit(x, labels)
     assert model.score(x, labels) > 0.85
+
+
+def test_many_classes_learn_hyperparameters_on_a_sample(data, monkeypatch):
+    x, y = data
+    labels = np.digitize(y, [-0.5, 0.5])
+    for name, value in (("_FULL", 0.0), ("_MOST", 20), ("_SAMPLE", 80), ("_MOST_LAST", 30)):
+        monkeypatch.setattr(f"gpext.estimators.plan.{name}", value)
+    model = GPClassifier().fit(x, labels)
+    assert len(model.model_.variational_strategy.inducing_points) == 30
+    assert any("from 80 rows with 10 inducing points" in choice for choice in model.report_.choices)
+    assert model.score(x, labels) > 0.85
+    # q(u) is the best one for all rows at these hyperparameters: a further step gains nothing
+    step = model.model_.variational_strategy.update
+    inputs, codes = model._inputs(x), torch.from_numpy(labels)
+    before, after = (step(inputs, codes, model.likelihood_, gradient="exact") for _ in range(2))
+    assert abs(float(after - before)) < 1e-4
+    assert model.fit_result_.objective == pytest.approx(float(before), abs=1e-6)
+    weighted = GPClassifier().fit(x, labels, np.full(len(x), 2.0))
+    assert weighted.score(x, labels) > 0.85
+
+    settle = CollapsedBound.settle
+
+    def interrupt(self, *, tolerance):
+        if self.num_data == len(x):
+            raise KeyboardInterrupt
+        return settle(self, tolerance=tolerance)
+
+    monkeypatch.setattr("gpext.estimators.training.CollapsedBound.settle", interrupt)
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        stopped = GPClassifier(max_steps=2).fit(x, labels)
+    assert stopped.fit_result_.status.name == "INTERRUPTED"
+    assert "the sample alone" in stopped.fit_result_.message
+    assert np.isfinite(stopped.predict_proba(x)).all()
 
 
 def test_heavy_tails_are_found():

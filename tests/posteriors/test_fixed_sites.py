@@ -47,3 +47,24 @@ def test_derivatives_in_the_prior_agree_with_autograd(batch):
     torch.testing.assert_close(actual_mean, by_mean, rtol=1e-9, atol=1e-9)
     symmetric = 0.5 * (by_inducing + by_inducing.mT)
     torch.testing.assert_close(adjoint.inducing(), symmetric, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [(3,), (2, 3)])
+def test_derivatives_in_a_shared_prior_are_sums_over_latents(batch):
+    _, K, _ = random_problem()
+    mu, _, sites = random_problem(batch)
+    sites = GaussianSites(sites.shift, sites.precision.abs())
+    chol = torch.linalg.cholesky(K[:M, :M])
+    whitened = torch.linalg.solve_triangular(chol, K[:M, M:], upper=False)
+    vector, gram = project(whitened, mu, sites)
+    posterior = condition_inducing(vector, gram + torch.eye(M, dtype=F64))
+    g, t = sites.shift.sin(), sites.precision + 0.3
+    mean = mu + (posterior.mean.unsqueeze(-2) @ whitened).squeeze(-2)
+    best = project(whitened, mu, GaussianSites(g + t * mean, t))
+    shared = FixedSites(chol, posterior, gram, *best)
+    each = FixedSites(chol.expand(*batch, M, M), posterior, gram, *best)
+    by_cross, by_mean = shared.cross(whitened, mean, sites, g, t)
+    by_each_cross, by_each_mean = each.cross(whitened.expand(*batch, *whitened.shape), mean, sites, g, t)
+    torch.testing.assert_close(by_mean, by_each_mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(by_cross, by_each_cross.flatten(0, -3).sum(0), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(shared.inducing(), each.inducing().flatten(0, -3).sum(0), rtol=1e-9, atol=1e-9)

@@ -119,6 +119,20 @@ def test_gradients_in_the_prior_agree_with_autograd(batch, size):
     torch.testing.assert_close(actual, symmetric, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("batch", [(3,), (2, 3)])
+def test_gradients_in_a_shared_prior_are_sums_over_latents(batch):
+    _, K, _ = random_problem()
+    mu, _, sites = random_problem(batch)
+    chol, whitened, _ = pieces(K)
+    vector, gram = project(whitened, mu, GaussianSites(sites.shift, sites.precision.abs()))
+    posterior = condition_inducing(vector, gram + torch.eye(M, dtype=F64))
+    together = chol.expand(*batch, M, M), posterior, whitened.expand(*batch, *whitened.shape)
+    g, tau = sites.shift, sites.precision
+    shared = prior_gradients(chol, posterior, whitened, g, tau)
+    for one, each in zip(shared, prior_gradients(*together, g, tau), strict=True):
+        torch.testing.assert_close(one, each.flatten(0, -3).sum(0), rtol=1e-9, atol=1e-9)
+
+
 def test_duplicate_inducing_points_are_refused_with_the_remedy():
     K = torch.ones(3, 3, dtype=F64)
     with pytest.raises(torch.linalg.LinAlgError, match=r"3 inducing points .*leading minor 2.*jitter_val"):

@@ -10,7 +10,8 @@ s (of v on the first, where F is smooth in v) [Trefethen 2013, ch. 8]:
     F_j(o, s) = sum_ab c_abj T_a(2 o / h) T_b(x(s))
 
 with negligible coefficients left out. Values are one product with a table of the c_abj, derivatives are those of the
-polynomials: no exponential is taken. Coefficients come from F at Chebyshev nodes, by :mod:`gpext.quadrature.softmax.gumbel`.
+polynomials: no exponential is taken. The coefficients come from F at Chebyshev nodes, as
+:mod:`gpext.quadrature.softmax.gumbel` computes it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from gpext.quadrature.softmax.gumbel import cumulative
 
-EDGES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # of the intervals of s
+EDGES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of the intervals of s
 _DEGREES = 14, 24  # at most, of the series in o and in s
 
 

@@ -6,11 +6,12 @@ With independent standard Gumbel variables G_k of distribution function G(x) = e
     E[log sum_k e^{f_k}] = E[max_k (f_k + G_k)] - gamma = u_1 - int_{u_0}^{u_1} prod_k F_k(u) du - gamma
     F_k(u) = E[G(u - f_k)] = 1 - sum_i p_k(f_i) (1 - G(u - f_i)) h
 
-The sum over u is trapezoidal, with the same step h for all data; G is bounded in the strip |Im x| < pi/2, so it errs by
-exp(-pi^2 / h). F_k at the nodes comes from a table where f_k is not wide (:mod:`gpext.quadrature.softmax.gumbel_windows`).
-For a wide one the sum over f is trapezoidal as well, of the same step, so that 1 - G(u_j - f_i) is one Toeplitz matrix: F
-is a product with it, its derivatives a product with its transpose, and no exponential is taken of a datum and a node u
-together. The work grows with what a datum spans, so data that span about as much go together.
+The sum over u is trapezoidal, with the same step h for all data; G is bounded in the strip |Im x| < pi/2, so it errs
+by exp(-pi^2 / h). F_k at the nodes comes from a table where f_k is not wide
+(:mod:`gpext.quadrature.softmax.gumbel_windows`). For a wide one the sum over f is trapezoidal as well, of the same
+step, so that 1 - G(u_j - f_i) is one Toeplitz matrix: F is a product with it, its derivatives a product with its
+transpose, and no exponential is taken of a datum and a node u together. The work grows with what a datum spans, so data
+that span about as much go together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gpext.quadrature.softmax.gumbel_windows import EDGES, FULL, Precision, Wind
 
 _EULER = 0.57721566490153286
 _GROWTH = 1.2  # of the span within a group
-_CHUNK = 2**18  # numbers at a time, which stay in cache
+_CHUNK = 2**20  # numbers at a time: more leave the cache, fewer are too few for a product
 
 
 def span(mean: Tensor, variance: Tensor) -> Tensor:
