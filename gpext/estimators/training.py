@@ -30,6 +30,7 @@ from gpext.training import FitResult, FitStatus, fit
 from gpext.variational import CollapsedBound, kmeans_inducing_points
 
 WORTH = 0.003  # nats a datum
+_SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
 _SUBSET = 400  # rows from which training begins on a quarter of them
 _ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
 _LEAST = 150  # of the rows of that quarter
@@ -178,7 +179,7 @@ def _train_on_sample(task: Task, plan: Plan, size: int, settings: Settings) -> T
         start=first.model.variational_strategy,
     )
     try:
-        value = float(collapsed.settle(tolerance=settings.tolerance)) / len(task.inputs)
+        value = float(collapsed.settle(tolerance=_SETTLED * settings.tolerance)) / len(task.inputs)
     except KeyboardInterrupt:
         message = "interrupted: the model is that of the sample alone"
         return replace(first, result=replace(first.result, status=FitStatus.INTERRUPTED, message=message))
