@@ -218,6 +218,76 @@ def test_predictions_are_a_distribution(kind, correlated):
     assert predicted.expand(torch.Size([2, 6])).log_prob(y[:2]).shape == (2, 6)
 
 
+def location_scale(mean, covariance, deg_free=None):
+    from gpext.distributions import CompoundLocationScale
+
+    return CompoundLocationScale(mean, covariance, lambda *_: torch.zeros(()), deg_free)
+
+
+def dense_tail(y, mean, covariance, deg_free, upper):
+    """P(Y > y) or P(Y <= y) of one datum by fine sums over g and the precision w of a Student-t."""
+    (m_f, m_g), ((v_f, c), (_, v_g)) = mean.tolist(), covariance.tolist()
+    u = torch.linspace(-16, 16, 2001, dtype=F64)
+    g = m_g + math.sqrt(v_g) * u
+    sign = 1.0 if upper else -1.0
+    gap = sign * (m_f + c / v_g * (g - m_g) - y)
+    weight, variance = torch.softmax(-0.5 * u.square(), 0), (2 * g).exp()
+    if deg_free is not None:
+        t, a = torch.linspace(-120 / deg_free, 6, 1201, dtype=F64), 0.5 * deg_free
+        weight = weight.unsqueeze(-1) * torch.softmax(a * (t - t.exp()), 0)
+        gap, variance = gap.unsqueeze(-1), variance.unsqueeze(-1) * (-t).exp()
+    return (weight * torch.special.ndtr(gap * (v_f - c**2 / v_g + variance).rsqrt())).sum()
+
+
+@pytest.mark.parametrize("deg_free", [None, 2.1, 7.0, 80.0])
+@pytest.mark.parametrize(("spread", "correlation"), [(0.05, 0.99), (0.5, 0.0), (0.5, -0.97), (1.5, 0.6)])
+def test_quantiles_of_one_datum_to_1e_10_of_the_smaller_tail(deg_free, spread, correlation):
+    mean = torch.tensor([[1.3], [-0.8]], dtype=F64)
+    covariance = torch.tensor([[1.0, correlation * spread], [correlation * spread, spread**2]], dtype=F64)
+    predicted = location_scale(
+        mean, covariance.unsqueeze(-1), None if deg_free is None else torch.tensor(deg_free, dtype=F64)
+    )
+    levels = torch.tensor([1e-9, 0.05, 0.5, 0.9, 1 - 1e-6], dtype=F64)
+    for q, y in zip(levels, predicted.icdf(levels.unsqueeze(-1)).squeeze(-1), strict=True):
+        upper = bool(q > 0.5)
+        tail = dense_tail(y, mean.squeeze(-1), covariance, deg_free, upper)
+        torch.testing.assert_close(tail, 1 - q if upper else q, rtol=1e-10, atol=0)
+        torch.testing.assert_close(predicted.cdf(y).squeeze(), q, rtol=1e-10, atol=3e-13)
+
+
+def test_quantiles_are_those_of_a_student_t_where_the_latents_are_known():
+    """At any level, and about a mean of 1e5 as about zero."""
+    from scipy import stats
+
+    levels = torch.tensor([[1e-30], [1e-12], [1e-4], [0.3], [0.5], [0.999]], dtype=F64)
+    mean = torch.tensor([[0.0, 1e5], [0.2, -2.0]], dtype=F64)
+    for deg_free in (0.7, 3.0, 40.0):
+        predicted = location_scale(mean, torch.zeros(2, 2, 2, dtype=F64), torch.tensor(deg_free, dtype=F64))
+        exact = torch.from_numpy(stats.t.ppf(levels.numpy(), deg_free, scale=mean[1].exp().numpy()))
+        torch.testing.assert_close(predicted.icdf(levels) - mean[0], exact, rtol=1e-9, atol=1e-10)
+
+
+def test_quantiles_of_batches_and_expansions_are_those_of_each_datum():
+    _, mean, V = problem(6)
+    for deg_free in (None, torch.tensor(4.0)):
+        predicted = location_scale(mean, V, deg_free)
+        levels = torch.tensor([[0.1], [0.5], [0.97]], dtype=F64)
+        whole = predicted.icdf(levels)
+        assert whole.shape == (3, 6)
+        alone = [location_scale(mean[:, i : i + 1], V[..., i : i + 1], deg_free).icdf(levels) for i in range(6)]
+        torch.testing.assert_close(whole, torch.cat(alone, -1), rtol=1e-9, atol=1e-9)
+        batch = location_scale(mean.expand(3, 2, 6), V.expand(3, 2, 2, 6), deg_free)
+        torch.testing.assert_close(batch.icdf(levels), whole, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(predicted.expand(torch.Size([3, 6])).quantile(levels), whole, rtol=1e-9, atol=1e-9)
+        one = location_scale(mean[:, :1], V[..., :1], deg_free).icdf(levels.squeeze(-1))
+        torch.testing.assert_close(one, whole[:, 0], rtol=1e-9, atol=1e-9)
+        single = location_scale(mean.float(), V.float(), deg_free).icdf(levels)
+        torch.testing.assert_close(single, whole.float(), rtol=1e-5, atol=1e-5)
+        assert location_scale(mean[:, :0], V[..., :0], deg_free).icdf(0.5).shape == (0,)
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            predicted.icdf(1.0)
+
+
 def latents(n, *, noise_scale=0.4, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = 3 * torch.rand(n, generator=generator, dtype=F64)
