@@ -26,7 +26,7 @@ from torch import Tensor
 from gpext.quadrature.softmax.gumbel import cumulative
 
 EDGES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of the intervals of s
-_DEGREES = 14, 24  # at most, of the series in o and in s
+_DEGREES = 11, 17  # at most, of the series in o and in s
 
 
 @dataclass(frozen=True)
