@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
@@ -23,6 +24,7 @@ from torch.distributions import Distribution
 from gpext import saving
 from gpext.bounds import num_latents
 from gpext.estimators import persistence
+from gpext.estimators.averaging import averaged, hyperparameter_draws, members_of
 from gpext.estimators.models import DenseGP, SparseGP, default_kernel, hyperparameters_of
 from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ROWS = 1000  # predicted at once
+_FEW = 400  # rows up to which predictions are averages over hyperparameters
 _TRIED = 300  # rows of the models that decide about a transform
 _MODE = 1e-4  # tolerance of Laplace's mode while training, in posterior standard deviations
 _FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
@@ -54,7 +57,16 @@ class GPEstimator(BaseEstimator):
     categories_: dict[Any, Any]
     _columns: Columns
     _is_weighted: bool
-    _stored: tuple[str, ...] = ("n_features_in_", "feature_names_in_", "categories_", "likelihood_name_")
+    _hyperparameters: np.ndarray  # draws (S, P)
+    _members: list[DenseGP]  # a model for each of them; none where the one in `model_` predicts alone
+    _averages = False  # whether few rows may have an average over hyperparameters
+    _stored: tuple[str, ...] = (
+        "n_features_in_",
+        "feature_names_in_",
+        "categories_",
+        "likelihood_name_",
+        "_hyperparameters",
+    )
 
     def __init__(
         self,
@@ -140,6 +152,7 @@ class GPEstimator(BaseEstimator):
         self.likelihood_name_, self._is_weighted = chosen, bool((weights != 1).any())
         self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
         self.fit_result_ = found[chosen].result
+        reasons.append(self._average(found[chosen], settings.seed))
         self.report_ = report_of(
             self,
             found,
@@ -152,6 +165,21 @@ class GPEstimator(BaseEstimator):
         )
         if self.fit_result_.status not in _FINE:
             warnings.warn(self.fit_result_.message, ConvergenceWarning, stacklevel=3)
+
+    def _average(self, trained: Trained, seed: int) -> str:
+        """Draw hyperparameters for few rows, over which predictions are averaged; return a sentence if so."""
+        model, self._members = trained.model, []
+        few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= _FEW
+        may = self._averages and self.priors and num_latents(trained.likelihood) is None
+        draws = torch.zeros(0, 0)
+        if few and may and trained.result.status in _FINE:
+            rule = self._rules(trained.likelihood, model.train_targets)[0]
+            draws = hyperparameter_draws(model, rule, seed)
+            self._members = members_of(model, draws)
+        self._hyperparameters = draws.numpy()
+        if not self._members:
+            return ""
+        return f"predictions are averages over {len(self._members)} draws of the hyperparameters"
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Set where training begins, from models of other likelihoods; return why not to train this one, or ""."""
@@ -300,7 +328,11 @@ class GPEstimator(BaseEstimator):
     def _by_rows(self, inputs: Tensor, function: Callable[..., Tensor], *others: Tensor) -> np.ndarray:
         """Return function(q(f) at some rows, of others the same rows), put together for all rows (n, ...)."""
         parts = zip(*(each.split(_ROWS) for each in (inputs, *others)), strict=True)
-        return torch.cat([function(self.model_(x), *rest) for x, *rest in parts]).numpy()
+        return torch.cat([function(self._latent(x), *rest) for x, *rest in parts]).numpy()
+
+    def _latent(self, x: Tensor, *, jointly: bool = False) -> MultivariateNormal:
+        """Return the posterior of f at inputs of the kernel (n, d), its covariances only where they are asked for."""
+        return averaged(self._members, x, jointly=jointly) if self._members else self.model_(x)
 
     def _quantiles_of(
         self, predictive: Callable[..., Distribution], q: Any, inputs: Tensor, *others: Tensor

@@ -132,7 +132,7 @@ class TargetEstimator(RegressorMixin, GPEstimator):
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            f = self.model_(inputs).sample(torch.Size([number]))
+            f = self._latent(inputs, jointly=True).sample(torch.Size([number]))
             draws = self._conditional(f + offset).sample()
         return self._center + self._scale * draws.mT.numpy()
 
@@ -195,7 +195,8 @@ class GPRegressor(TargetEstimator):
     """Gaussian process regression with a choice of noise.
 
     Inputs and targets are standardised inside; predictions are in the units of y. Outliers do not spoil a fit under
-    noise "student_t" or "laplace".
+    noise "student_t" or "laplace". Up to 400 distinct rows, predictions are averages over draws of the hyperparameters
+    from their approximate posterior (docs/estimators.md), unless `priors` is False.
 
     Args:
         noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
@@ -219,7 +220,8 @@ class GPRegressor(TargetEstimator):
         verbose: 1 shows progress.
 
     Attributes:
-        model_, likelihood_: the gpytorch modules of the standardised targets, in eval mode.
+        model_, likelihood_: the gpytorch modules of the standardised targets, in eval mode, at the hyperparameters of
+            the largest evidence.
         likelihood_name_: the noise that was chosen.
         report_: what was chosen and why; print it.
         fit_result_: of the training, a :class:`gpext.FitResult`.
@@ -233,6 +235,8 @@ class GPRegressor(TargetEstimator):
         >>> mean.shape, deviation.shape
         ((2,), (2,))
     """
+
+    _averages = True
 
     def __init__(
         self,

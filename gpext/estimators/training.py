@@ -120,8 +120,7 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
 def _train_dense(task: Task, settings: Settings) -> Trained:
     size = len(task.inputs)
     model = DenseGP(task.inputs, task.targets, task.likelihood, task.rule, task.kernel).to(task.inputs.dtype)
-    kind = GaussianEvidence if has_closed_form(task.likelihood, task.rule) else LatentMarginalLogLikelihood
-    objective = kind(task.likelihood, model)
+    objective = evidence_of(model)
     if task.priors:
         register_priors(objective)
     if task.start is not None:
@@ -137,6 +136,12 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
             return Trained(model.eval(), task.likelihood, result)
     result = _fit(objective, task.inputs, task.targets, task, settings)
     return Trained(model, task.likelihood, result, _conclude(model, task))
+
+
+def evidence_of(model: DenseGP) -> LatentMarginalLogLikelihood:
+    """Return the log evidence of a model by its rule, in closed form where there is one."""
+    closed = has_closed_form(model.likelihood, model.inference)
+    return (GaussianEvidence if closed else LatentMarginalLogLikelihood)(model.likelihood, model)
 
 
 def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
