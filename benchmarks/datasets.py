@@ -302,7 +302,8 @@ def load(
         name: A key of :data:`SOURCES`.
         seed: Chooses which rows are the test part, unless the set brings a split of its own.
         test_fraction: How much is the test part, unless the set brings a split of its own.
-        fold: (k, K) for cross-validation: the k-th (from 0) of K equal parts is the test part, whatever the fraction.
+        fold: (k, K) for cross-validation: the k-th (from 0) of K equal parts is the test part, whatever the fraction;
+            training rows are in the order of the parts k + 1, ..., K - 1, 0, ..., k - 1.
         max_train: Keep at most so many training rows, for quick runs; the standardisation uses the kept rows.
 
     Returns:
@@ -317,7 +318,7 @@ def load(
     order = np.random.default_rng(seed).permutation(len(raw.targets))
     if fold is not None:
         parts = np.array_split(order, fold[1])
-        test = parts.pop(fold[0])
+        test, *parts = parts[fold[0] :] + parts[: fold[0]]  # so that `max_train` keeps other rows in each fold
         train = np.concatenate(parts)
     elif raw.is_test is None:
         num_test = round(test_fraction * len(order))

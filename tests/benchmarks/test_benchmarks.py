@@ -23,7 +23,7 @@ from benchmarks import (
     outliers_found,
     step_time,
 )
-from benchmarks.datasets import load
+from benchmarks.datasets import load, raw_table
 from benchmarks.ep_map import grid, kind_of
 from benchmarks.ep_problems import EXAMPLES, FAMILIES, StudentTProblem, random_problem, student_t
 from benchmarks.ep_references import anneal, conditionals, plain_parallel
@@ -108,6 +108,24 @@ def test_load_standardises_on_the_training_part_only():
     assert data.test_x.mean(0).abs().max() > 1e-6
     assert (len(data.train_y), len(data.test_y)) == (1080, 120)
     assert not torch.equal(data.test_x, load("synthetic_regression", seed=2).test_x)
+
+
+def test_folds_test_on_disjoint_parts_and_train_on_different_random_rows():
+    raw = raw_table("synthetic_regression")
+    row_of = {value: row for row, value in enumerate(raw.targets)}
+    found = [load("synthetic_regression", fold=(k, 4), max_train=200) for k in range(4)]
+
+    def rows(y, data):
+        values = (y * data.target_scale + data.target_mean).numpy()
+        return {int(np.abs(raw.targets - value).argmin()) for value in values}
+
+    tests = [rows(data.test_y, data) for data in found]
+    trains = [rows(data.train_y, data) for data in found]
+    assert len(row_of) == sum(map(len, tests)) == len(set().union(*tests))
+    assert all(not (train & test) for train, test in zip(trains, tests, strict=True))
+    assert len(set().union(*trains)) == 4 * 200
+    for train in trains:  # four deviations of a mean of 200 of 1200 rows; the seed is fixed
+        assert abs(np.mean(list(train)) - 599.5) < 4 * 1200 / np.sqrt(12 * 200)
 
 
 def test_load_reads_the_folder(tmp_path, monkeypatch):
