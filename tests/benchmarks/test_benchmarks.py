@@ -119,13 +119,13 @@ def test_folds_test_on_disjoint_parts_and_train_on_different_random_rows():
         values = (y * data.target_scale + data.target_mean).numpy()
         return {int(np.abs(raw.targets - value).argmin()) for value in values}
 
-    tests = [rows(data.test_y, data) for data in found]
-    trains = [rows(data.train_y, data) for data in found]
-    assert len(row_of) == sum(map(len, tests)) == len(set().union(*tests))
-    assert all(not (train & test) for train, test in zip(trains, tests, strict=True))
-    assert len(set().union(*trains)) == 4 * 200
-    for train in trains:  # four deviations of a mean of 200 of 1200 rows; the seed is fixed
-        assert abs(np.mean(list(train)) - 599.5) < 4 * 1200 / np.sqrt(12 * 200)
+    tested = [rows(data.test_y, data) for data in found]
+    trained = [rows(data.train_y, data) for data in found]
+    assert len(row_of) == sum(map(len, tested)) == len(set().union(*tested))
+    assert all(not (some & rest) for some, rest in zip(trained, tested, strict=True))
+    assert len(set().union(*trained)) == 4 * 200
+    for some in trained:  # four deviations of a mean of 200 of 1200 rows; the seed is fixed
+        assert abs(np.mean(list(some)) - 599.5) < 4 * 1200 / np.sqrt(12 * 200)
 
 
 def test_load_reads_the_folder(tmp_path, monkeypatch):
