@@ -23,7 +23,7 @@ from gpext.estimators.base import GPEstimator
 from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
-from gpext.estimators.training import WORTH, Trained
+from gpext.estimators.training import Trained
 from gpext.inference import KL, Laplace, Rule
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood
@@ -35,6 +35,7 @@ _NOISES: dict[str, Callable[[], Any]] = {
     "heteroscedastic": HeteroscedasticGaussianLikelihood,
 }
 
+HEAVY = 0.01  # nats a row, the gain of a Student-t fitted to residuals from which its model is trained
 _LEAST_SCALE = 0.1  # of a Student-t, in Gaussian standard deviations, from which training begins
 
 
@@ -310,10 +311,10 @@ class GPRegressor(TargetEstimator):
         before = found["gaussian"]
         residuals, weights = _standardised_residuals(before)
         tails = fit_tails(residuals, weights)
-        if tails.gain < WORTH:
+        if tails.gain < HEAVY:
             return (
                 f"a Student-t fits the leave-one-out residuals of Gaussian noise by {tails.gain:.4f} nats a row better "
-                f"than a Gaussian, less than {WORTH}"
+                f"than a Gaussian, less than {HEAVY}"
             )
         noise = unweighted(before.likelihood).noise.detach()
         likelihood.initialize(

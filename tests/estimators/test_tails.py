@@ -6,8 +6,8 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import norm, t
 
 from gpext.estimators import GPRegressor
+from gpext.estimators.regressor import HEAVY
 from gpext.estimators.tails import fit_tails
-from gpext.estimators.training import WORTH
 
 
 def test_the_scale_has_the_largest_likelihood_at_its_degrees_of_freedom():
@@ -62,7 +62,7 @@ def test_light_tails_are_not_trained_again(weight):
     found = GPRegressor().fit(X, y, None if weight is None else np.full(150, weight))
     assert set(found.report_.leave_one_out) == {"gaussian"}
     assert any(
-        "'student_t' not trained" in choice and f"less than {WORTH}" in choice for choice in found.report_.choices
+        "'student_t' not trained" in choice and f"less than {HEAVY}" in choice for choice in found.report_.choices
     )
 
 
