@@ -24,14 +24,15 @@ from torch import Tensor
 from torch.distributions import Distribution, Gamma, Laplace, LogNormal, Normal, Weibull
 from torch.distributions.utils import broadcast_all
 
+from gpext.distributions.incomplete_gamma import log_gamma_cdf, log_gamma_survival, log_or_sum
 from gpext.distributions.noise.matern32 import Matern32
 from gpext.distributions.noise.radial_noise import RadialNoise
 from gpext.distributions.survival_times import GeneralizedPareto, LogLogistic
+from gpext.distributions.tweedie import Tweedie
+from gpext.distributions.tweedie_tails import tweedie_log_tail
 from gpext.distributions.with_cdf import NegativeBinomial, Poisson, StudentT, by_scipy, with_cdf
 from gpext.special import log_ndtr
 
-_SMALLEST = 1e-290  # of a tail that scipy computes, below which it is summed
-_MOST_TERMS = 20000
 _STEP = 1e-5  # of a central difference, as a part of the parameter
 _NARROW = 1e-6  # of the smaller tail: below this share of it an interval is integrated
 _NODES, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(5))
@@ -176,12 +177,18 @@ def _pareto(distribution: GeneralizedPareto, value: Tensor, upper: bool) -> Tens
 @log_tail.register
 def _gamma(distribution: Gamma, value: Tensor, upper: bool) -> Tensor:
     log_x, shape = broadcast_all(_log_ratio(value, distribution.rate.reciprocal()), distribution.concentration)
-    compute = _log_gamma_survival if upper else _log_gamma_cdf
+    compute = log_gamma_survival if upper else log_gamma_cdf
 
     def log_slope(log_x: Tensor, shape: Tensor) -> Tensor:
         return shape * log_x - log_x.exp() - torch.lgamma(shape)
 
     return _LogTail.apply(log_x, shape, compute, log_slope, -1 if upper else 1)
+
+
+@log_tail.register
+def _tweedie(distribution: Tweedie, value: Tensor, upper: bool) -> Tensor:
+    parameters = (distribution.log_mean.double(), distribution.dispersion.double(), distribution.power.double())
+    return tweedie_log_tail(value.double(), *parameters, upper).to(distribution.log_mean.dtype)
 
 
 @log_tail.register
@@ -254,22 +261,6 @@ def _of_hazard(hazard: Tensor, upper: bool) -> Tensor:
     return -hazard if upper else torch.log(-torch.expm1(-hazard))
 
 
-def _log_gamma_cdf(log_x: Tensor, shape: Tensor) -> Tensor:
-    from scipy import special
-
-    x = log_x.exp()
-    log_mass = shape * log_x - x - torch.lgamma(shape + 1)
-    return _log_or_sum(by_scipy(special.gammainc, shape, x), log_mass, lambda j: x / (shape + 1 + j))
-
-
-def _log_gamma_survival(log_x: Tensor, shape: Tensor) -> Tensor:
-    from scipy import special
-
-    x = log_x.exp()
-    log_mass = (shape - 1) * log_x - x - torch.lgamma(shape)
-    return _log_or_sum(by_scipy(special.gammaincc, shape, x), log_mass, lambda j: (shape - 1 - j) / x)
-
-
 def _log_student_cdf(z: Tensor, deg_free: Tensor) -> Tensor:
     from scipy import special
 
@@ -287,7 +278,7 @@ def _log_poisson_cdf(log_rate: Tensor, count: Tensor) -> Tensor:
     rate = log_rate.exp()
     known = by_scipy(special.gammaincc, count + 1, rate)
     log_mass = count * log_rate - rate - torch.lgamma(count + 1)
-    return _log_or_sum(known, log_mass, lambda j: (count - j).clamp_min(0) / rate)
+    return log_or_sum(known, log_mass, lambda j: (count - j).clamp_min(0) / rate)
 
 
 def _log_poisson_survival(log_rate: Tensor, count: Tensor) -> Tensor:
@@ -295,10 +286,10 @@ def _log_poisson_survival(log_rate: Tensor, count: Tensor) -> Tensor:
 
     rate = log_rate.exp()
     if not bool(count.any()):
-        return torch.where(rate < _SMALLEST, log_rate, torch.log(-torch.expm1(-rate)))
+        return torch.where(rate < 1e-290, log_rate, torch.log(-torch.expm1(-rate)))
     known = by_scipy(special.gammainc, count + 1, rate)
     log_mass = (count + 1) * log_rate - rate - torch.lgamma(count + 2)
-    return _log_or_sum(known, log_mass, lambda j: rate / (count + 2 + j))
+    return log_or_sum(known, log_mass, lambda j: rate / (count + 2 + j))
 
 
 def _log_negative_binomial(logits: Tensor, total: Tensor, count: Tensor, upper: bool) -> Tensor:
@@ -310,24 +301,9 @@ def _log_negative_binomial(logits: Tensor, total: Tensor, count: Tensor, upper: 
     log_mass = log_mass + at * torch.nn.functional.logsigmoid(logits) + total * torch.nn.functional.logsigmoid(-logits)
     if upper:
         known = by_scipy(special.betainc, count + 1, total, success)
-        return _log_or_sum(known, log_mass, lambda j: success * (total + at + j) / (at + 1 + j))
+        return log_or_sum(known, log_mass, lambda j: success * (total + at + j) / (at + 1 + j))
     known = by_scipy(special.betainc, total, count + 1, failure)
-    return _log_or_sum(known, log_mass, lambda j: (count - j).clamp_min(0) / ((total + count - j - 1) * success))
-
-
-def _log_or_sum(known: Tensor, log_mass: Tensor, ratio: Callable[[int], Tensor]) -> Tensor:
-    """Return log known, or where it has underflowed the sum of masses that begins with exp(log_mass)."""
-    is_lost = known < _SMALLEST
-    if not bool(is_lost.any()):
-        return known.log()
-    term = torch.where(is_lost, torch.ones_like(known), 0.0)
-    total = term
-    for j in range(_MOST_TERMS):
-        term = torch.where(is_lost, term * ratio(j), 0.0)
-        total = total + term
-        if not bool((term.abs() > torch.finfo(term.dtype).eps * total).any()):
-            break
-    return torch.where(is_lost, log_mass + torch.where(is_lost, total, 1.0).log(), known.clamp_min(_SMALLEST).log())
+    return log_or_sum(known, log_mass, lambda j: (count - j).clamp_min(0) / ((total + count - j - 1) * success))
 
 
 def _integrated(distribution: Distribution, low: Tensor, high: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpext.checks import show_index
 from gpext.distributions import Tweedie
-from gpext.distributions.tweedie import tweedie_log_prob
+from gpext.distributions.tweedie_density import tweedie_log_prob
 from gpext.likelihoods.checks import floating_like
 from gpext.likelihoods.latent import LatentLikelihood
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpext.distributions import Tweedie
-from gpext.distributions.tweedie import tweedie_log_prob
+from gpext.distributions.tweedie_density import tweedie_log_prob
 from tests.members import F64
 from tests.statistics import frequency_is, misfit
 
