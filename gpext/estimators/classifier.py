@@ -122,8 +122,9 @@ class GPClassifier(ClassEstimator):
             with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
         inference: a rule of :mod:`gpext.inference` for the full data; "auto" trains by Laplace's and predicts by
             EP, of more than two classes by KL.
-        inducing_points: "auto": none while the full data are few enough, then 64 or more; None for the full data; a
-            number; or points (M, d) in the units of X.
+        inducing_points: "auto": none while the full data are few enough, then 64 or more, and of more than two classes
+            up to 1024, with hyperparameters from 4000 random rows; None for the full data; a number; or points (M, d)
+            in the units of X.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
         skewed_columns: numeric columns of a skewness above 1: "keep"; "yeo_johnson", transformed before they are
             standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.
