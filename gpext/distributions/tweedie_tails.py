@@ -69,12 +69,37 @@ def tweedie_log_tail(y: Tensor, log_mean: Tensor, dispersion: Tensor, power: Ten
     arguments = (log_y, log_mean, dispersion.log(), power)
     with torch.no_grad():
         found = _tail(*arguments, upper)
-    log_tail = _Tail.apply(*arguments, found, upper)[0]
+    log_tail = _with_derivatives(*arguments, found, upper)[0]
     return torch.where(y < 0, 0.0 if upper else -torch.inf, log_tail)
 
 
+def _with_derivatives(
+    log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, found: Tensor, upper: bool
+) -> Tensor:
+    """Return log t, e_1, e_2 and e_3 (4, ...) as they are known, in the graph of the parameters."""
+    known = _Tail.apply(log_y, log_mean, log_phi, power, found, upper)
+    return known + _InPower.apply(log_y.detach(), log_mean.detach(), log_phi.detach(), power, upper)
+
+
+class _InPower(torch.autograd.Function):
+    """Zeros (4, ...) with the derivatives in the power, which cost as much as four tails: only where asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, upper: bool) -> Tensor:
+        ctx.save_for_backward(log_y, log_mean, log_phi, power)
+        ctx.upper = upper
+        return power.new_zeros(4, *power.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        log_y, log_mean, log_phi, power = ctx.saved_tensors
+        with torch.no_grad():
+            slope = _slope_in_power(log_y, log_mean, log_phi, power, ctx.upper)
+        return None, None, None, (grad * slope).sum(0), None
+
+
 class _Tail(torch.autograd.Function):
-    """log t, e_1, e_2 and e_3 (4, ...), which are known already, with their derivatives."""
+    """log t, e_1, e_2 and e_3 (4, ...) with their derivatives in all but the power."""
 
     @staticmethod
     def forward(
@@ -86,20 +111,19 @@ class _Tail(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *arguments, found = ctx.saved_tensors
-        log_y, log_mean, log_phi, power = arguments
+        log_y, log_mean, log_phi, power, found = ctx.saved_tensors
         if bool(grad[3].any()):
             raise NotImplementedError(
                 "the tails of a Tweedie distribution are differentiable three times in the mean, twice where one of "
                 "the derivatives is in another parameter; got a request for one more."
             )
         if torch.is_grad_enabled():  # for derivatives of the derivative
-            found = _Tail.apply(*arguments, found, ctx.upper)
+            found = _with_derivatives(log_y, log_mean, log_phi, power, found, ctx.upper)
         log_t, e1, e2, e3 = found
-        of_y, of_mean, of_phi, of_power = ctx.needs_input_grad[:4]
+        of_y, of_mean, of_phi = ctx.needs_input_grad[:3]
         kappa = ((2 - power) * log_mean - log_phi).exp()
         by_mean = torch.stack([kappa * e1, kappa * (e2 - e1.square()) - 1 - e1, kappa * (e3 - e2 * e1) - 2 * (e1 + e2)])
-        by_y = by_phi = by_power = None
+        by_y = by_phi = None
         if of_y or of_phi:
             is_zero, gap = log_y <= _NOWHERE, (log_y - log_mean).expm1()
             log_p = tweedie_log_prob(torch.where(is_zero, 0.0, log_y.exp()), log_mean, log_phi.exp(), power) + log_y
@@ -110,11 +134,9 @@ class _Tail(torch.autograd.Function):
             by_y = e * at_y[0] - at_y
             by_phi = (at_y - whole) / (2 - power)
             by_phi = by_phi - e * by_phi[0]
-        if of_power:
-            with torch.no_grad():
-                by_power = _slope_in_power(log_y, log_mean, log_phi, power, ctx.upper)[:3]
-        parts = ((of_y, by_y), (of_mean, by_mean), (of_phi, by_phi), (of_power, by_power))
-        return *(None if not needed or part is None else (grad[:3] * part).sum(0) for needed, part in parts), None, None
+        parts = ((of_y, by_y), (of_mean, by_mean), (of_phi, by_phi))
+        slopes = (None if not needed or part is None else (grad[:3] * part).sum(0) for needed, part in parts)
+        return *slopes, None, None, None
 
 
 def _slope_in_power(log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, upper: bool) -> Tensor:

@@ -35,7 +35,8 @@ class Censored(WrappedLikelihood):
 
     Args:
         likelihood: p(y | f) of numbers or counts, of one latent, whose tails are known: Gaussian, Student-t, Laplace,
-            Matern-3/2 or super-Gaussian noise, Poisson and negative binomial counts.
+            Matern-3/2 or super-Gaussian noise, Poisson and negative binomial counts, times, amounts. Of Tweedie's
+            amounts (-inf, u) includes zero and (0, u) does not.
 
     Raises:
         TypeError: something else than a likelihood of one latent, or one whose target is several numbers; from its

@@ -8,8 +8,8 @@ from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
-from gpext.inference import KL
-from gpext.likelihoods import LatentLikelihood, Offset, TweedieLikelihood
+from gpext.inference import EP, KL, Laplace
+from gpext.likelihoods import Censored, LatentLikelihood, Offset, Truncated, TweedieLikelihood
 from tests.members import F64
 
 
@@ -64,6 +64,41 @@ def test_tail_probabilities_count_the_atom_on_both_sides():
     below = likelihood.marginal(normal(mean, variance)).cdf(y)
     expected = torch.stack([2 * below[0], 2 * (1 - below[1])]).clamp_max(1)
     torch.testing.assert_close(result.loo_tail, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Laplace(), pytest.param(EP(tolerance=1e-9), marks=pytest.mark.slow), pytest.param(KL(), marks=pytest.mark.slow)],
+    ids=["laplace", "ep", "kl"],
+)
+def test_evidences_of_censored_amounts_have_the_derivatives_of_their_differences(rule):
+    x = torch.linspace(0, 1, 5, dtype=F64)
+    gram = torch.exp(-0.5 * (x.unsqueeze(-1) - x).square())
+    prior = MultivariateNormal(torch.zeros(5, dtype=F64), to_linear_operator(gram))
+    y = torch.tensor([[0.0, 0.0], [1.0, math.inf], [0.7, 0.7], [-math.inf, 0.5], [0.2, 2.0]], dtype=F64)
+
+    def evidence(likelihood):
+        result = rule.infer(prior, likelihood, y)
+        assert result.status.name == "CONVERGED"
+        return result.log_evidence
+
+    likelihood = made()
+    found = torch.autograd.grad(evidence(Censored(likelihood)), [likelihood.raw_dispersion, likelihood.raw_power])
+    for slope, name in zip(found, ("raw_dispersion", "raw_power"), strict=True):
+        ends = []
+        for step in (-1e-4, 1e-4):
+            moved = made()
+            with torch.no_grad():
+                getattr(moved, name).add_(step)
+                ends.append(evidence(Censored(moved)))
+        torch.testing.assert_close(slope.squeeze(), (ends[1] - ends[0]) / 2e-4, rtol=1e-5, atol=1e-6)
+
+
+def test_truncated_amounts_have_the_density_of_those_that_are_left():
+    likelihood, f = made(), torch.tensor([0.2, 1.0], dtype=F64)
+    y, law = torch.tensor([0.5, 2.0], dtype=F64), likelihood(f)
+    rest = (law.cdf(torch.tensor(3.0, dtype=F64)) - law.cdf(torch.tensor(0.0, dtype=F64))).log()
+    torch.testing.assert_close(Truncated(likelihood, 0.0, 3.0).log_prob(y, f), law.log_prob(y) - rest)
 
 
 def test_an_exposure_is_an_offset():
