@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from gpytorch import Module as GPyTorchModule
@@ -28,9 +29,10 @@ from torch.nn import Parameter
 
 from gpext.estimators.models import DenseGP
 from gpext.estimators.training import evidence_of
-from gpext.inference import InferenceWarning, Rule, Status
+from gpext.inference import EP, KL, InferenceWarning, Laplace, Rule, Status
 
 DRAWS = 8
+_MOST_STEPS = 100  # of the inference of a draw: most take 30, and one that does not converge would take all it may
 _LEAST_CURVATURE = 4.0  # of -log J: no deviation above 1/2
 _LEAST = 1e-8  # of a parameter above its bound
 _STEP = 0.01  # of phi, for differences of gradients
@@ -107,8 +109,12 @@ def members_of(model: DenseGP, draws: Tensor) -> list[DenseGP]:
 
 
 def _members_of(model: DenseGP, draws: Tensor) -> Iterator[DenseGP]:
+    rule = model.inference
+    if isinstance(rule, EP | KL | Laplace):
+        rule = replace(rule, max_steps=min(rule.max_steps, _MOST_STEPS))
     for phi in draws:
         member = copy.deepcopy(model)
+        member.inference = rule
         Positive(member).set(phi)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)

@@ -9,7 +9,7 @@ from gpext.estimators import GPRegressor
 from gpext.estimators.averaging import DRAWS, Positive, averaged, hyperparameter_draws, members_of
 from gpext.estimators.models import DenseGP, default_kernel
 from gpext.estimators.training import evidence_of
-from gpext.inference import Laplace
+from gpext.inference import EP, Laplace
 from gpext.priors import register_priors
 from gpext.training import fit
 
@@ -89,6 +89,15 @@ def data():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((60, 4))
     return X, X[:, 0] + 0.3 * rng.standard_normal(60)
+
+
+def test_draws_whose_inference_does_not_converge_are_left_out():
+    model = trained()
+    draws = hyperparameter_draws(model, Laplace(), seed=0)
+    model.inference = EP(max_steps=1)
+    assert members_of(model, draws) == []
+    model.inference = EP()
+    assert [member.inference.max_steps for member in members_of(model, draws)] == [100] * DRAWS
 
 
 def test_few_rows_are_averaged_and_said():
