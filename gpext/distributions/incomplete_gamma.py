@@ -24,7 +24,9 @@ def log_gamma_cdf(log_x: Tensor, shape: Tensor) -> Tensor:
     from scipy import special
 
     x = log_x.exp()
-    return log_or_sum(by_scipy(special.gammainc, shape, x), log_poisson(shape, log_x), lambda j: x / (shape + 1 + j))
+    return log_or_sum(
+        by_scipy(special.gammainc, shape, x), lambda: log_poisson(shape, log_x), lambda j: x / (shape + 1 + j)
+    )
 
 
 def log_gamma_survival(log_x: Tensor, shape: Tensor) -> Tensor:
@@ -32,12 +34,12 @@ def log_gamma_survival(log_x: Tensor, shape: Tensor) -> Tensor:
     from scipy import special
 
     x = log_x.exp()
-    log_mass = log_poisson(shape, log_x) + shape.log() - log_x
-    return log_or_sum(by_scipy(special.gammaincc, shape, x), log_mass, lambda j: (shape - 1 - j) / x)
+    known = by_scipy(special.gammaincc, shape, x)
+    return log_or_sum(known, lambda: log_poisson(shape, log_x) + shape.log() - log_x, lambda j: (shape - 1 - j) / x)
 
 
-def log_or_sum(known: Tensor, log_mass: Tensor, ratio: Callable[[int], Tensor]) -> Tensor:
-    """Return log known, or where it has underflowed the sum of masses that begins with exp(log_mass)."""
+def log_or_sum(known: Tensor, log_mass: Callable[[], Tensor], ratio: Callable[[int], Tensor]) -> Tensor:
+    """Return log known, or where it has underflowed the sum of masses that begins with exp(log_mass())."""
     is_lost = known < _SMALLEST
     if not bool(is_lost.any()):
         return known.log()
@@ -48,4 +50,4 @@ def log_or_sum(known: Tensor, log_mass: Tensor, ratio: Callable[[int], Tensor]) 
         total = total + term
         if not bool((term.abs() > torch.finfo(term.dtype).eps * total).any()):
             break
-    return torch.where(is_lost, log_mass + torch.where(is_lost, total, 1.0).log(), known.clamp_min(_SMALLEST).log())
+    return torch.where(is_lost, log_mass() + torch.where(is_lost, total, 1.0).log(), known.clamp_min(_SMALLEST).log())

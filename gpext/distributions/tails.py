@@ -278,7 +278,7 @@ def _log_poisson_cdf(log_rate: Tensor, count: Tensor) -> Tensor:
     rate = log_rate.exp()
     known = by_scipy(special.gammaincc, count + 1, rate)
     log_mass = count * log_rate - rate - torch.lgamma(count + 1)
-    return log_or_sum(known, log_mass, lambda j: (count - j).clamp_min(0) / rate)
+    return log_or_sum(known, lambda: log_mass, lambda j: (count - j).clamp_min(0) / rate)
 
 
 def _log_poisson_survival(log_rate: Tensor, count: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ def _log_poisson_survival(log_rate: Tensor, count: Tensor) -> Tensor:
         return torch.where(rate < 1e-290, log_rate, torch.log(-torch.expm1(-rate)))
     known = by_scipy(special.gammainc, count + 1, rate)
     log_mass = (count + 1) * log_rate - rate - torch.lgamma(count + 2)
-    return log_or_sum(known, log_mass, lambda j: rate / (count + 2 + j))
+    return log_or_sum(known, lambda: log_mass, lambda j: rate / (count + 2 + j))
 
 
 def _log_negative_binomial(logits: Tensor, total: Tensor, count: Tensor, upper: bool) -> Tensor:
@@ -301,9 +301,9 @@ def _log_negative_binomial(logits: Tensor, total: Tensor, count: Tensor, upper: 
     log_mass = log_mass + at * torch.nn.functional.logsigmoid(logits) + total * torch.nn.functional.logsigmoid(-logits)
     if upper:
         known = by_scipy(special.betainc, count + 1, total, success)
-        return log_or_sum(known, log_mass, lambda j: success * (total + at + j) / (at + 1 + j))
+        return log_or_sum(known, lambda: log_mass, lambda j: success * (total + at + j) / (at + 1 + j))
     known = by_scipy(special.betainc, total, count + 1, failure)
-    return log_or_sum(known, log_mass, lambda j: (count - j).clamp_min(0) / ((total + count - j - 1) * success))
+    return log_or_sum(known, lambda: log_mass, lambda j: (count - j).clamp_min(0) / ((total + count - j - 1) * success))
 
 
 def _integrated(distribution: Distribution, low: Tensor, high: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ With lambda, a and g of :mod:`gpext.distributions.tweedie`, x = y / g and the in
     P(Y <= y) = e^-lambda + sum_j p(j) P(a j, x),    P(Y > y) = sum_j p(j) Q(a j, x),    p(j) = lambda^j e^-lambda / j!
 
 over j >= 1. The smaller of the two is summed, over the j that are likely given that Y is beyond y: between L(y) and
-L(u), L(u) = u^(2-p) / (phi (2-p)), where the density of u is e^-36 of that of y, and ten widths sqrt((p - 1) L) on
-either side. Where these are wide, a trapezoidal rule stands for the sum; and where the shapes a j are so large that
+L(u), L(u) = u^(2-p) / (phi (2-p)), where the density of u is e^-36 of that of y, and 8.5 widths sqrt((p - 1) L)
+on either side. Where these are wide, a trapezoidal rule stands for the sum; and where the shapes a j are so large that
 incomplete gamma functions lose digits, the integral of the density over log u, between y and that u.
 
 Derivatives follow from the moments beyond y in the units of mu, e_k = E[(Y / mu - 1)^k | beyond], as the law is an
@@ -39,10 +39,10 @@ from gpext.distributions.tweedie_density import tweedie_log_prob
 from gpext.special import log_poisson
 
 _NEGLIGIBLE = 36.0  # nats
-_WIDTHS, _BEYOND = 10.0, 12.0  # of the number of terms given Y, beyond which it is not summed
+_WIDTHS, _BEYOND = 8.5, 12.0  # of the number of terms given Y, beyond which it is not summed
 _A_WIDTH = 2.5  # nodes of a wide sum
 _RARE = 0.7  # a rate, below which Y is zero more often than not
-_BISECTIONS = 30
+_BISECTIONS = 8
 _AT_ONCE = 2**18  # terms
 _LARGE = 3e4  # shape of a gamma variable
 _NODES, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(40))
@@ -67,9 +67,10 @@ def tweedie_log_tail(y: Tensor, log_mean: Tensor, dispersion: Tensor, power: Ten
     positive = y > 0
     log_y = torch.where(positive, torch.where(positive, y, 1.0).log(), _NOWHERE)
     arguments = (log_y, log_mean, dispersion.log(), power)
+    wanted = torch.is_grad_enabled() and any(each.requires_grad for each in arguments)
     with torch.no_grad():
-        found = _tail(*arguments, upper)
-    log_tail = _with_derivatives(*arguments, found, upper)[0]
+        found = _tail(*arguments, upper, 4 if wanted else 1)
+    log_tail = _with_derivatives(*arguments, found, upper)[0] if wanted else found[0]
     return torch.where(y < 0, 0.0 if upper else -torch.inf, log_tail)
 
 
@@ -150,27 +151,32 @@ def _slope_in_power(log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Ten
     return (8 * near - far) / (12 * step)
 
 
-def _tail(log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, upper: bool) -> Tensor:
-    """Return log t, e_1, e_2 and e_3 (4, ...)."""
+def _tail(log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, upper: bool, number: int = 4) -> Tensor:
+    """Return the first `number` of log t, e_1, e_2 and e_3 (number, ...)."""
+    if not log_y.numel():
+        return log_y.new_empty(number, *log_y.shape)
     flat = [each.reshape(-1) for each in (log_y, log_mean, log_phi, power)]
-    found, is_upper = _smaller_tail(*flat)
+    found, is_upper = _smaller_tail(number, *flat)
     kappa = ((2 - flat[3]) * flat[1] - flat[2]).exp()
     whole = torch.stack([torch.zeros_like(kappa), 1 / kappa, flat[3] / kappa.square()])  # moments of all of Y
     share = found[0].exp()
-    other = torch.cat([torch.log1p(-share).unsqueeze(0), (whole - share * found[1:]) / (1 - share)])
-    return torch.where(is_upper == upper, found, other).view(4, *log_y.shape)
+    other = torch.cat([torch.log1p(-share).unsqueeze(0), (whole[: number - 1] - share * found[1:]) / (1 - share)])
+    return torch.where(is_upper == upper, found, other).view(number, *log_y.shape)
 
 
-def _smaller_tail(log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log t and e_1 to e_3 (4, N) of the tail that is summed, and whether it is the upper one (N,)."""
+def _smaller_tail(
+    number: int, log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return log t, e_1, ... (number, N) of the tail that is summed, and whether it is the upper one (N,)."""
     kappa = ((2 - power) * log_mean - log_phi).exp()
     upper = (log_y >= log_mean) | (kappa < _RARE * (2 - power))
     y_rate, u_rate = _likely(log_y - log_mean, kappa, power, upper)
     is_large = y_rate * (2 - power) > _LARGE * (power - 1)
-    found = torch.empty(4, *log_y.shape, dtype=log_y.dtype, device=log_y.device)
+    found = torch.empty(number, *log_y.shape, dtype=log_y.dtype, device=log_y.device)
     for rows, rule in ((~is_large, _by_sums), (is_large, _by_integrals)):
         if bool(rows.any()):
-            found[:, rows] = rule(*(each[rows] for each in (log_y, log_mean, log_phi, power, upper, y_rate, u_rate)))
+            of_rows = (each[rows] for each in (log_y, log_mean, log_phi, power, upper, y_rate, u_rate))
+            found[:, rows] = rule(number, *of_rows)
     return found, upper
 
 
@@ -197,7 +203,7 @@ def _likely(t: Tensor, kappa: Tensor, power: Tensor, upper: Tensor) -> tuple[Ten
     enough = fall(near) + _NEGLIGIBLE / kappa
     far = torch.minimum((2 * enough).sqrt(), (4 * enough).log().clamp_min(2))
     far = torch.where(upper, (q * far).exp(), 0.0)
-    for _ in range(_BISECTIONS):
+    for _ in range(_BISECTIONS + int((1 + kappa / q * at_y).max().log2())):  # to a part of one term
         middle = 0.5 * (near + far)
         within = fall(middle) < enough
         near, far = torch.where(within, middle, near), torch.where(within, far, middle)
@@ -205,22 +211,36 @@ def _likely(t: Tensor, kappa: Tensor, power: Tensor, upper: Tensor) -> tuple[Ten
 
 
 def _by_integrals(
-    log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, upper: Tensor, y_rate: Tensor, u_rate: Tensor
+    number: int,
+    log_y: Tensor,
+    log_mean: Tensor,
+    log_phi: Tensor,
+    power: Tensor,
+    upper: Tensor,
+    y_rate: Tensor,
+    u_rate: Tensor,
 ) -> Tensor:
-    """Return log t and e_1 to e_3 (4, B), by Gauss-Legendre rules over log u from y on; arguments are (B,)."""
+    """Return log t, e_1, ... (number, B), by Gauss-Legendre rules over log u from y on; arguments are (B,)."""
     width = (u_rate / y_rate).log() / (2 - power)
     shape = (-1, *width.dim() * (1,))
     log_u = log_y + width * (0.5 + 0.5 * _NODES.to(width).view(shape))
     log_p = tweedie_log_prob(log_u.exp(), log_mean, log_phi.exp(), power)
     terms = log_p + log_u + (0.5 * width.abs() * _WEIGHTS.to(width).view(shape)).log()
     share, gap = terms.softmax(0), (log_u - log_mean).expm1()
-    return torch.stack([terms.logsumexp(0), *((share * gap**k).sum(0) for k in (1, 2, 3))])
+    return torch.stack([terms.logsumexp(0), *((share * gap**k).sum(0) for k in range(1, number))])
 
 
 def _by_sums(
-    log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, upper: Tensor, y_rate: Tensor, u_rate: Tensor
+    number: int,
+    log_y: Tensor,
+    log_mean: Tensor,
+    log_phi: Tensor,
+    power: Tensor,
+    upper: Tensor,
+    y_rate: Tensor,
+    u_rate: Tensor,
 ) -> Tensor:
-    """Return log t and e_1 to e_3 (4, B), by sums over the number of terms j; arguments are (B,)."""
+    """Return log t, e_1, ... (number, B), by sums over the number of terms j; arguments are (B,)."""
     rate, shape = ((2 - power) * log_mean - log_phi).exp() / (2 - power), (2 - power) / (power - 1)
     log_x = log_y - log_phi - (power - 1).log() - (power - 1) * log_mean
     first, last = torch.minimum(y_rate, u_rate), torch.maximum(y_rate, u_rate)
@@ -232,15 +252,22 @@ def _by_sums(
     while at < len(count):
         limit = int(ends[at - 1]) + _AT_ONCE if at else _AT_ONCE
         to = max(int(torch.searchsorted(ends, limit, right=True)), at + 1)
-        parts.append(_sums(*(each[at:to] for each in (rate, shape, log_x, upper, first, stride, count))))
+        parts.append(_sums(number, *(each[at:to] for each in (rate, shape, log_x, upper, first, stride, count))))
         at = to
     return torch.cat(parts, 1)
 
 
 def _sums(
-    rate: Tensor, shape: Tensor, log_x: Tensor, upper: Tensor, first: Tensor, stride: Tensor, count: Tensor
+    number: int,
+    rate: Tensor,
+    shape: Tensor,
+    log_x: Tensor,
+    upper: Tensor,
+    first: Tensor,
+    stride: Tensor,
+    count: Tensor,
 ) -> Tensor:
-    """Return log t and e_1 to e_3 (4, B): sums over j = first, first + stride, ..., `count` of them for each of B."""
+    """Return log t, e_1, ... (number, B): sums over j = first, first + stride, ..., `count` of them for each of B."""
     index = torch.repeat_interleave(count)
     place = torch.arange(len(index), device=index.device) - (count.cumsum(0) - count)[index]
     j = first[index] + stride[index] * place
@@ -258,6 +285,8 @@ def _sums(
         return torch.zeros_like(rate).index_add(0, index, values)
 
     mass = total(weights) + atom
+    if number == 1:
+        return (peak + mass.log()).unsqueeze(0)
     h = (s.log() + log_poisson(s, log_x) - log_beyond).exp() * torch.where(is_upper, 1.0, -1.0)
     centre = (rate * shape)[index]
     gap, offset = log_x.exp() - centre, a * (j - rate[index])

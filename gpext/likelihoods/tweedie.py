@@ -29,8 +29,8 @@ class TweedieLikelihood(LatentLikelihood):
 
     :math:`P(0 | f) = \exp(-\mu^{2-p} / (\phi (2 - p)))`; positive amounts have a density [Dunn & Smyth 2005], to 1e-10.
     `power` p and `dispersion` phi are trained with the other parameters. The log density is concave in f, and its
-    expectation has a closed form. Tails are known to 1e-12, at some 30 microseconds each, so that amounts of which only
-    a limit is known can be :class:`gpext.likelihoods.Censored`. An exposure, such as the years of an insurance policy,
+    expectation has a closed form. Tails are known to 1e-12, in some 10 to 50 microseconds: amounts of which only a
+    limit is known can be :class:`gpext.likelihoods.Censored`. An exposure, such as the years of an insurance policy,
     belongs in :class:`gpext.likelihoods.Offset` as its logarithm.
 
     Args:
