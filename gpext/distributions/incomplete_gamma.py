@@ -15,7 +15,7 @@ from torch import Tensor
 from gpext.distributions.with_cdf import by_scipy
 from gpext.special import log_poisson
 
-_SMALLEST = 1e-290  # of a function that scipy computes, below which it is summed
+SMALLEST = 1e-290  # of a function that scipy computes, below which it is summed
 _MOST_TERMS = 20000
 
 
@@ -40,7 +40,7 @@ def log_gamma_survival(log_x: Tensor, shape: Tensor) -> Tensor:
 
 def log_or_sum(known: Tensor, log_mass: Callable[[], Tensor], ratio: Callable[[int], Tensor]) -> Tensor:
     """Return log known, or where it has underflowed the sum of masses that begins with exp(log_mass())."""
-    is_lost = known < _SMALLEST
+    is_lost = known < SMALLEST
     if not bool(is_lost.any()):
         return known.log()
     term = torch.where(is_lost, torch.ones_like(known), 0.0)
@@ -50,4 +50,4 @@ def log_or_sum(known: Tensor, log_mass: Callable[[], Tensor], ratio: Callable[[i
         total = total + term
         if not bool((term.abs() > torch.finfo(term.dtype).eps * total).any()):
             break
-    return torch.where(is_lost, log_mass() + torch.where(is_lost, total, 1.0).log(), known.clamp_min(_SMALLEST).log())
+    return torch.where(is_lost, log_mass() + torch.where(is_lost, total, 1.0).log(), known.clamp_min(SMALLEST).log())

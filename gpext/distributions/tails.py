@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Gamma, Laplace, LogNormal, Normal, Weibull
 from torch.distributions.utils import broadcast_all
 
-from gpext.distributions.incomplete_gamma import log_gamma_cdf, log_gamma_survival, log_or_sum
+from gpext.distributions.incomplete_gamma import SMALLEST, log_gamma_cdf, log_gamma_survival, log_or_sum
 from gpext.distributions.noise.matern32 import Matern32
 from gpext.distributions.noise.radial_noise import RadialNoise
 from gpext.distributions.survival_times import GeneralizedPareto, LogLogistic
@@ -273,23 +273,14 @@ def _log_student_density(z: Tensor, deg_free: Tensor) -> Tensor:
 
 
 def _log_poisson_cdf(log_rate: Tensor, count: Tensor) -> Tensor:
-    from scipy import special
-
-    rate = log_rate.exp()
-    known = by_scipy(special.gammaincc, count + 1, rate)
-    log_mass = count * log_rate - rate - torch.lgamma(count + 1)
-    return log_or_sum(known, lambda: log_mass, lambda j: (count - j).clamp_min(0) / rate)
+    return log_gamma_survival(log_rate, count + 1)
 
 
 def _log_poisson_survival(log_rate: Tensor, count: Tensor) -> Tensor:
-    from scipy import special
-
+    if bool(count.any()):
+        return log_gamma_cdf(log_rate, count + 1)
     rate = log_rate.exp()
-    if not bool(count.any()):
-        return torch.where(rate < 1e-290, log_rate, torch.log(-torch.expm1(-rate)))
-    known = by_scipy(special.gammainc, count + 1, rate)
-    log_mass = (count + 1) * log_rate - rate - torch.lgamma(count + 2)
-    return log_or_sum(known, lambda: log_mass, lambda j: rate / (count + 2 + j))
+    return torch.where(rate < SMALLEST, log_rate, torch.log(-torch.expm1(-rate)))
 
 
 def _log_negative_binomial(logits: Tensor, total: Tensor, count: Tensor, upper: bool) -> Tensor:

@@ -28,7 +28,7 @@ below,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -164,6 +164,18 @@ def _tail(log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor, upper
     return torch.where(is_upper == upper, found, other).view(number, *log_y.shape)
 
 
+class _Rows(NamedTuple):
+    """Tails of one kind, (B,) each."""
+
+    log_y: Tensor
+    log_mean: Tensor
+    log_phi: Tensor
+    power: Tensor
+    upper: Tensor  # which tail
+    y_rate: Tensor  # L(y)
+    u_rate: Tensor  # L(u)
+
+
 def _smaller_tail(
     number: int, log_y: Tensor, log_mean: Tensor, log_phi: Tensor, power: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -175,8 +187,8 @@ def _smaller_tail(
     found = torch.empty(number, *log_y.shape, dtype=log_y.dtype, device=log_y.device)
     for rows, rule in ((~is_large, _by_sums), (is_large, _by_integrals)):
         if bool(rows.any()):
-            of_rows = (each[rows] for each in (log_y, log_mean, log_phi, power, upper, y_rate, u_rate))
-            found[:, rows] = rule(number, *of_rows)
+            every = (log_y, log_mean, log_phi, power, upper, y_rate, u_rate)
+            found[:, rows] = rule(number, _Rows(*(each[rows] for each in every)))
     return found, upper
 
 
@@ -210,17 +222,9 @@ def _likely(t: Tensor, kappa: Tensor, power: Tensor, upper: Tensor) -> tuple[Ten
     return kappa / q * at_y, kappa / q * far
 
 
-def _by_integrals(
-    number: int,
-    log_y: Tensor,
-    log_mean: Tensor,
-    log_phi: Tensor,
-    power: Tensor,
-    upper: Tensor,
-    y_rate: Tensor,
-    u_rate: Tensor,
-) -> Tensor:
-    """Return log t, e_1, ... (number, B), by Gauss-Legendre rules over log u from y on; arguments are (B,)."""
+def _by_integrals(number: int, rows: _Rows) -> Tensor:
+    """Return log t, e_1, ... (number, B), by Gauss-Legendre rules over log u from y on."""
+    log_y, log_mean, log_phi, power, _, y_rate, u_rate = rows
     width = (u_rate / y_rate).log() / (2 - power)
     shape = (-1, *width.dim() * (1,))
     log_u = log_y + width * (0.5 + 0.5 * _NODES.to(width).view(shape))
@@ -230,17 +234,9 @@ def _by_integrals(
     return torch.stack([terms.logsumexp(0), *((share * gap**k).sum(0) for k in range(1, number))])
 
 
-def _by_sums(
-    number: int,
-    log_y: Tensor,
-    log_mean: Tensor,
-    log_phi: Tensor,
-    power: Tensor,
-    upper: Tensor,
-    y_rate: Tensor,
-    u_rate: Tensor,
-) -> Tensor:
-    """Return log t, e_1, ... (number, B), by sums over the number of terms j; arguments are (B,)."""
+def _by_sums(number: int, rows: _Rows) -> Tensor:
+    """Return log t, e_1, ... (number, B), by sums over the number of terms j."""
+    log_y, log_mean, log_phi, power, upper, y_rate, u_rate = rows
     rate, shape = ((2 - power) * log_mean - log_phi).exp() / (2 - power), (2 - power) / (power - 1)
     log_x = log_y - log_phi - (power - 1).log() - (power - 1) * log_mean
     first, last = torch.minimum(y_rate, u_rate), torch.maximum(y_rate, u_rate)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -105,10 +105,7 @@ def hyperparameter_draws(model: DenseGP, rule: Rule, seed: int) -> Tensor:
 
 def members_of(model: DenseGP, draws: Tensor) -> list[DenseGP]:
     """Return a copy of a model for each draw (S, P) of its hyperparameters whose inference converges."""
-    return list(_members_of(model, draws))
-
-
-def _members_of(model: DenseGP, draws: Tensor) -> Iterator[DenseGP]:
+    members = []
     rule = model.inference
     if isinstance(rule, EP | KL | Laplace):
         rule = replace(rule, max_steps=min(rule.max_steps, _MOST_STEPS))
@@ -119,7 +116,8 @@ def _members_of(model: DenseGP, draws: Tensor) -> Iterator[DenseGP]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
             if member.eval().result.status is Status.CONVERGED:
-                yield member
+                members.append(member)
+    return members
 
 
 def averaged(members: Sequence[DenseGP], x: Tensor, *, jointly: bool) -> MultivariateNormal:

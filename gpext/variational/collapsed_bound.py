@@ -24,6 +24,7 @@ size M x M x N. The kernel is evaluated twice, in blocks of data that stay in ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -202,19 +203,25 @@ class CollapsedBound:
     def _load_prior(self, inducing_covariance: Tensor) -> Tensor:
         chol = factorise(inducing_covariance)
         factor = chol.to(inducing_covariance.dtype)
-        is_first = any(block.sites is None for block in self._blocks)
-        start = self.strategy.posterior() if is_first and self._start is None else None
+        marginals: Callable[[_Block], tuple[Tensor, Tensor]] | None = None
+        if any(block.sites is None for block in self._blocks):
+            marginals = self._first_marginals()
         for block in self._blocks:
             cross = self.strategy.cross_blocks(block.x)
             block.whitened = torch.linalg.solve_triangular(factor, cross.covariance, upper=False)
             block.prior_mean = cross.mean
             block.conditional_variance = cross.variance - block.whitened.square().sum(-2)
-            if start is not None:  # where the strategy's q(u) stands: at the prior if it is new
-                block.sites = self._first_sites(block.y, *block.marginals(start))
-            elif is_first:
-                assert self._start is not None  # as there is no start of the strategy's own
-                block.sites = self._first_sites(block.y, *self._start.marginals(block.x))
+            if marginals is not None:
+                block.sites = self._first_sites(block.y, *marginals(block))
         return chol
+
+    def _first_marginals(self) -> Callable[[_Block], tuple[Tensor, Tensor]]:
+        """Return the mean and variance of the start's q(f) at a block; a new strategy's own is the prior."""
+        start = self._start
+        if start is not None:
+            return lambda block: start.marginals(block.x)
+        posterior = self.strategy.posterior()
+        return lambda block: block.marginals(posterior)
 
     @torch.no_grad()
     def _project(self, sites: list[GaussianSites]) -> tuple[Tensor, Tensor]:
