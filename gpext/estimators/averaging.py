@@ -106,18 +106,21 @@ def hyperparameter_draws(model: DenseGP, rule: Rule, seed: int) -> Tensor:
 def members_of(model: DenseGP, draws: Tensor) -> list[DenseGP]:
     """Return a copy of a model for each draw (S, P) of its hyperparameters whose inference converges."""
     members = []
-    rule = model.inference
-    if isinstance(rule, EP | KL | Laplace):
-        rule = replace(rule, max_steps=min(rule.max_steps, _MOST_STEPS))
     for phi in draws:
         member = copy.deepcopy(model)
-        member.inference = rule
+        member.inference = _limited(model.inference)
         Positive(member).set(phi)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
             if member.eval().result.status is Status.CONVERGED:
                 members.append(member)
     return members
+
+
+def _limited(rule: Rule) -> Rule:
+    if isinstance(rule, EP | KL | Laplace):
+        return replace(rule, max_steps=min(rule.max_steps, _MOST_STEPS))
+    return rule
 
 
 def averaged(members: Sequence[DenseGP], x: Tensor, *, jointly: bool) -> MultivariateNormal:
