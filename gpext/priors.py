@@ -30,7 +30,7 @@ from torch.nn import Module
 
 from gpext.checks import whole_number
 from gpext.models import LatentGP
-from gpext.training.kernel_columns import stationary_kernels
+from gpext.kernels.columns import stationary_kernels
 
 __all__ = ["lengthscale_prior", "noise_prior", "outputscale_prior", "register_priors"]
 

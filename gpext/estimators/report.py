@@ -12,7 +12,7 @@ from gpext.estimators.plan import Plan
 from gpext.estimators.training import Trained
 from gpext.models import LatentGP
 from gpext.training import FitResult
-from gpext.training.kernel_columns import stationary_kernels
+from gpext.kernels.columns import stationary_kernels
 
 if TYPE_CHECKING:
     from gpext.estimators.base import GPEstimator

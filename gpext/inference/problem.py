@@ -23,7 +23,7 @@ from gpext.inference.result import InferenceResult, Status
 from gpext.kernels import dense_covariance
 from gpext.likelihoods import ComposedLikelihood, LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
-from gpext.posteriors import DensePrior, DesignPrior, JointPosterior, LowRankPrior, Posterior, Prior
+from gpext.posteriors import DensePrior, DesignPrior, JointPosterior, LowRankPrior, NeighbourPrior, Posterior, Prior
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites, JointSites
 
@@ -91,9 +91,10 @@ class Problem:
             )
         covariance = prior.lazy_covariance_matrix
         known: Prior | None = LowRankPrior.of(mean, covariance, jitter)
-        designed = DesignPrior.of(mean, covariance, jitter)
-        if designed is not None:
-            known, jitter = designed
+        for kind in (DesignPrior, NeighbourPrior):
+            special = kind.of(mean, covariance, jitter)
+            if special is not None:
+                known, jitter = special
         if known is None:
             known = DensePrior.of(mean, dense_covariance(covariance), jitter)
         if not bool(mean.isfinite().all() and known.is_finite):

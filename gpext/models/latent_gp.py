@@ -20,6 +20,7 @@ from gpext.inference.problem import check_support
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.noise_floor import bound_noise
 from gpext.variational import LatentVariationalStrategy, check_columns, check_dtype
+from gpext.variational.neighbour_choice import NeighbourChoice, Ordering
 
 
 class LatentGP(ApproximateGP):
@@ -78,6 +79,8 @@ class LatentGP(ApproximateGP):
         *,
         inducing_inputs: Tensor | None = None,
         design: Design | None = None,
+        neighbours: int | None = None,
+        ordering: Ordering = "maximin",
     ) -> None:
         train_inputs = _columns("inputs", train_inputs)
         if not isinstance(likelihood, Likelihood):
@@ -95,7 +98,8 @@ class LatentGP(ApproximateGP):
                     f"{tuple(inducing_inputs.shape)}."
                 )
         rule = KL() if inference is None else inference
-        super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design))
+        chosen = None if neighbours is None else _neighbours(neighbours, ordering, train_inputs, inducing_inputs, design)
+        super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design, chosen))
         self.likelihood = likelihood
         bound_noise(likelihood, train_targets)
         object.__setattr__(self, "_train_targets", train_targets)
@@ -242,6 +246,17 @@ def _columns(name: str, x: Any) -> Tensor:
         (x,) = x
     check_tensor(name, x)
     return x.unsqueeze(-1) if x.dim() == 1 else x
+
+
+def _neighbours(
+    number: int, ordering: Ordering, inputs: Tensor, inducing_inputs: Tensor | None, design: Design | None
+) -> NeighbourChoice:
+    if inputs.dim() > 2:
+        raise ValueError(f"neighbours take one set of inputs, (N, d); got a batch, {tuple(inputs.shape)}.")
+    for name, given in (("inducing_inputs", inducing_inputs), ("a design", design)):
+        if given is not None:
+            raise NotImplementedError(f"neighbours with {name} are not served; leave one of them out.")
+    return NeighbourChoice(number, ordering)
 
 
 def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:

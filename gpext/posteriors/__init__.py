@@ -24,9 +24,10 @@ from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_low_rank
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
+from gpext.posteriors.neighbour import NeighbourPosterior, NeighbourPrior, condition_neighbours
 
-Posterior = DensePosterior | LowRankPosterior
-Prior = DensePrior | LowRankPrior | DesignPrior
+Posterior = DensePosterior | LowRankPosterior | NeighbourPosterior
+Prior = DensePrior | LowRankPrior | DesignPrior | NeighbourPrior
 
 __all__ = [
     "BlockPosterior",
@@ -41,6 +42,8 @@ __all__ = [
     "LowRankPosterior",
     "LowRankPrior",
     "MatrixFreePosterior",
+    "NeighbourPosterior",
+    "NeighbourPrior",
     "Posterior",
     "Prior",
     "SquareRoot",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gpext.likelihoods.noise_floor import at_noise_floor
-from gpext.training.kernel_columns import stationary_kernels
+from gpext.kernels.columns import stationary_kernels
 
 _FAR = 1e6  # times the value at the start
 _AT_BOUND = 0.01  # of the bound, or of the interval between two

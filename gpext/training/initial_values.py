@@ -21,7 +21,7 @@ from torch.nn import Module
 
 from gpext.checks import check_finite, check_tensor
 from gpext.kernels import CategoricalKernel
-from gpext.training.kernel_columns import stationary_kernels
+from gpext.kernels.columns import stationary_kernels
 
 _MOST_INPUTS = 500
 

@@ -33,9 +33,17 @@ from gpext.designs import Design
 from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
 from gpext.inference.problem import Problem
 from gpext.kernels import dense_covariance
-from gpext.posteriors import JointPosterior, LowRankJointPosterior, LowRankPosterior, factorise, predict_latent
+from gpext.posteriors import (
+    JointPosterior,
+    LowRankJointPosterior,
+    LowRankPosterior,
+    NeighbourPosterior,
+    factorise,
+    predict_latent,
+)
 from gpext.sites import BlockSites, CoupledSites, GaussianSites, JointSites
 from gpext.variational.design_inputs import row_variances
+from gpext.variational.neighbour_choice import NeighbourChoice
 from gpext.variational.prior_blocks import FactorCache, outside_inference_mode, split_covariance
 
 
@@ -91,6 +99,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         rule: how to infer.
         sparse_inputs: Z (M, d) for the sparse prior, learnt with the hyperparameters; None for the exact one.
         design: A (N, P), if datum i sees (A f)_i of the values f at P inputs; None if it sees f_i.
+        neighbours: how neighbours are chosen, for the nearest-neighbour prior; None for the exact one.
     """
 
     def __init__(
@@ -100,10 +109,12 @@ class LatentVariationalStrategy(_VariationalStrategy):
         rule: Rule,
         sparse_inputs: Tensor | None = None,
         design: Design | None = None,
+        neighbours: NeighbourChoice | None = None,
     ) -> None:
         num_data = train_inputs.size(-2) if design is None else design.num_data
         super().__init__(model, train_inputs, _Sites(num_data, train_inputs), False)
         self.design = design
+        self.neighbours = neighbours
         # Data are no part of a state dict, as with ExactGP: one that is loaded keeps the inputs its targets belong to.
         self.register_buffer("inducing_points", self.inducing_points, persistent=False)
         self.rule = rule
@@ -138,6 +149,8 @@ class LatentVariationalStrategy(_VariationalStrategy):
     @property
     def prior_distribution(self) -> MultivariateNormal:
         """p(f) at the training inputs, or p(A f) with a design."""
+        if self.neighbours is not None:
+            return self.neighbours.prior(self.model, self.model.forward, self.inducing_points)
         if self.sparse_inputs is None:
             prior = self.model.forward(self.inducing_points)
             return prior if self.design is None else self.design(prior)
@@ -239,7 +252,8 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self._known.put(self._key(), self.inducing_points)
 
     def _key(self) -> list[Tensor]:
-        return [*self.model.parameters(), self.inducing_points, self.model.train_targets]
+        chosen = [] if self.neighbours is None else [self.neighbours.scale]
+        return [*self.model.parameters(), *chosen, self.inducing_points, self.model.train_targets]
 
     @outside_inference_mode()
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -250,6 +264,9 @@ class LatentVariationalStrategy(_VariationalStrategy):
             exact = self.model.forward(x).lazy_covariance_matrix
             return conditioned.predict(mean, root, exact - RootLinearOperator(root))
         train_x = self.inducing_points
+        if isinstance(conditioned, NeighbourPosterior):
+            assert self.neighbours is not None
+            return self.neighbours.predict(self.model.forward, train_x, conditioned, x)
         if train_x.shape[:-2] != x.shape[:-2]:
             x, train_x = self._expand_inputs(x, train_x)
         size = train_x.size(-2)
@@ -284,7 +301,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         """Return p(f) (with `prior`) or q(f) at inputs x; the sparse prior is that of the training inputs alone."""
         if not prior:
             return self.forward(x)
-        if self.design is not None and self.training:
+        if self.training and (self.design is not None or self.neighbours is not None):
             return self.prior_distribution
         if self.sparse_inputs is not None and torch.equal(x, self.inducing_points):
             return self.prior_distribution

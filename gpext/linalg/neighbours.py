@@ -1,0 +1,68 @@
+"""Orderings of points, and the nearest neighbours of each point among those before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SPREAD = 20_000  # points of which each is the farthest from those before; the others follow at random
+_AT_ONCE = 16  # times the number of neighbours, a set that is searched without division
+
+
+def maximin_order(points: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return an order of points (n, d) in which each is far from all before: a coarse grid, then finer ones.
+
+    Each is the farthest from those before, and the first is the nearest to the mean [Guinness 2018]. It takes O(n^2)
+    operations, so that of more than 20,000 points a random subset is in this order, and the others are after it.
+    """
+    chosen = torch.randperm(len(points), generator=generator, device="cpu")
+    x = points.double().cpu()[chosen[:_SPREAD]].contiguous()
+    order = torch.empty(len(x), dtype=torch.long)
+    i = int((x - x.mean(0)).square().sum(-1).argmin())
+    distance = torch.full((len(x),), torch.inf, dtype=x.dtype)
+    columns = x.mT.contiguous()
+    for step in range(len(x)):
+        order[step] = i
+        new = (columns - columns[:, i : i + 1]).square_().sum(0)
+        torch.minimum(distance, new, out=distance)
+        distance[i] = -1.0
+        i = int(distance.argmax())
+    return torch.cat([chosen[:_SPREAD][order], chosen[_SPREAD:]]).to(points.device)
+
+
+def previous_neighbours(points: Tensor, order: Tensor, number: int) -> Tensor:
+    """Return the nearest neighbours of each point among those before it in an order (n, m), nearest first.
+
+    m is `number`, or n - 1 if that is smaller. The i-th point of the order has at most i - 1: places without a neighbour
+    repeat its own index.
+
+    Args:
+        points: (n, d).
+        order: a permutation (n,).
+        number: of neighbours of a point.
+    """
+    from scipy.spatial import KDTree
+
+    x = points.double().cpu()[order.cpu()].numpy()
+    n, m = len(x), min(number, len(x) - 1)
+    own = torch.arange(n).unsqueeze(-1)
+    found = own.repeat(1, m)
+    stop = n
+    while stop > 1 and m:  # the second half of what is left, then of the first
+        start = stop // 2 if stop > _AT_ONCE * m else 1
+        tree, wanting = KDTree(x[:stop]), torch.arange(start, stop)
+        sought = min(3 * m, stop) if start > 1 else stop
+        while len(wanting):
+            _, near = tree.query(x[wanting.numpy()], sought)
+            near = torch.as_tensor(near, dtype=torch.long).view(len(wanting), -1)
+            before = near < wanting.unsqueeze(-1)
+            enough = before.sum(-1) >= wanting.clamp(max=m)
+            first = (~before).to(torch.int8).argsort(dim=-1, stable=True)[:, :m]
+            chosen = torch.where(before.gather(-1, first), near.gather(-1, first), wanting.unsqueeze(-1))
+            found[wanting[enough], : chosen.size(-1)] = chosen[enough]
+            wanting, sought = wanting[~enough], min(2 * sought, stop)
+        stop = start
+    result = torch.empty_like(found)
+    order = order.cpu()
+    result[order] = order[found]
+    return result.to(points.device)

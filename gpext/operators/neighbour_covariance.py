@@ -1,0 +1,168 @@
+r"""A Gaussian prior by nearest neighbours: each value depends on a few of those before it [Vecchia 1988].
+
+    p(f) = prod_i N(f_i | mu_i + a_i'(f_N(i) - mu_N(i)), d_i),    a_i = K_NN^-1 k_Ni,    d_i = k_ii - k_iN a_i
+    K~^-1 = B' D^-1 B,    B = I - A,    log|K~| = sum_i log d_i
+
+Of all Gaussian densities with this sparsity it has the smallest Kullback-Leibler divergence from N(mu, K). With all
+values before each as neighbours it is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from gpext.linalg.dissection import Dissection
+from gpext.linalg.neighbours import previous_neighbours
+
+
+@dataclass(frozen=True)
+class NeighbourGraph:
+    """The neighbours of P points, and the point of each of N data; data at equal inputs share one."""
+
+    rows: Tensor  # each point and its neighbours (P, E); places that are not used repeat the point
+    order: Tensor  # of the points (P,)
+    first: Tensor  # a datum at each point (P,)
+    point: Tensor  # of each datum (N,)
+    dissection: Dissection
+
+    @classmethod
+    def of(cls, inputs: Tensor, number: int, order: Tensor | None = None) -> NeighbourGraph:
+        """Return the graph of data at inputs (N, d), in a space where near inputs are strongly correlated.
+
+        Args:
+            inputs: (N, d).
+            number: of neighbours of a point.
+            order: of the data (N,), of which a point takes its first; None for the order as they are.
+        """
+        n = len(inputs)
+        points, point = inputs.detach().unique(dim=0, return_inverse=True)
+        rank = torch.arange(n, device=inputs.device)
+        if order is not None:
+            rank = torch.empty_like(rank).scatter_(0, order, rank.clone())
+        earliest = torch.full((len(points),), n, device=inputs.device).scatter_reduce_(0, point, rank, "amin")
+        first = (order if order is not None else torch.arange(n, device=inputs.device))[earliest]
+        order = earliest.argsort()
+        found = previous_neighbours(points, order, number)
+        rows = torch.cat([torch.arange(len(points), device=inputs.device).unsqueeze(-1), found], -1)
+        return cls(rows, order, first, point, Dissection.of(points, rows))
+
+    @property
+    def is_neighbour(self) -> Tensor:
+        """Which places of `rows` hold a neighbour (P, E - 1)."""
+        return self.rows[:, 1:] != self.rows[:, :1]
+
+    @cached_property
+    def generations(self) -> tuple[Tensor, ...]:
+        """The points in groups: the neighbours of a group are in groups before it."""
+        rows, order = self.rows[:, 1:].cpu(), self.order.tolist()
+        before = rows.tolist()
+        age = [0] * len(order)
+        for i in order:
+            age[i] = 1 + max((age[j] for j in before[i] if j != i), default=0)
+        by_age = torch.tensor(age)
+        groups = by_age.argsort(stable=True)
+        sizes = torch.bincount(by_age)[1:].tolist()
+        return tuple(group.to(self.rows.device) for group in groups.split(sizes))
+
+    def sum_over_data(self, values: Tensor) -> Tensor:
+        """Return the sums (..., P) over the data at each point of values (..., N)."""
+        return values.new_zeros(*values.shape[:-1], len(self.rows)).index_add_(-1, self.point, values)
+
+
+@dataclass(frozen=True)
+class LocalRegressions:
+    """a_i, d_i of every point, float64."""
+
+    graph: NeighbourGraph
+    weights: Tensor  # the rows of B (P, E), 1 for the point itself
+    variance: Tensor  # d (P,)
+    chol: Tensor  # of K_NN (P, E - 1, E - 1), of one where there is no neighbour
+    positive: Tensor  # whether every d_i is (), bool
+
+    @classmethod
+    def of(cls, graph: NeighbourGraph, blocks: Tensor) -> LocalRegressions:
+        """Return them, given the covariances of each point and its neighbours (P, E, E)."""
+        among, own = blocks[:, 1:, 1:].clone(), blocks[:, 0, 0]
+        missing = ~graph.is_neighbour
+        across = blocks[:, 1:, 0].masked_fill(missing, 0.0)
+        among.masked_fill_(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
+        among.diagonal(dim1=-2, dim2=-1).masked_fill_(missing, 1.0)
+        chol, info = torch.linalg.cholesky_ex(among)
+        reduced = torch.linalg.solve_triangular(chol, across.unsqueeze(-1), upper=False)
+        a = torch.linalg.solve_triangular(chol.mT, reduced, upper=True).squeeze(-1)
+        variance = own - reduced.squeeze(-1).square().sum(-1)
+        positive = (info == 0).all() & (variance > 0).all()
+        return cls(graph, torch.cat([torch.ones_like(a[:, :1]), -a], -1), variance, chol, positive)
+
+    def residual(self, f: Tensor) -> Tensor:
+        """Return B f (..., P)."""
+        return (self.weights * f[..., self.graph.rows]).sum(-1)
+
+    def covariance_times(self, vector: Tensor) -> Tensor:
+        """Return K~ vector = B^-1 D B^-T vector (..., P)."""
+        x, rows = vector.clone(), self.graph.rows
+        for group in reversed(self.graph.generations):
+            moved = (self.weights[group, 1:] * x[..., group].unsqueeze(-1)).flatten(-2)
+            x.index_add_(-1, rows[group, 1:].flatten(), -moved)
+        return self.half_times(x * self.variance.sqrt())
+
+    def half_times(self, normal: Tensor) -> Tensor:
+        """Return B^-1 D^(1/2) normal (..., P): of standard normal numbers, draws from N(0, K~)."""
+        x, rows = normal * self.variance.sqrt(), self.graph.rows
+        for group in self.graph.generations:
+            x[..., group] -= (self.weights[group, 1:] * x[..., rows[group, 1:]]).sum(-1)
+        return x
+
+    def by_covariance(self, product: Tensor, quadratic: Tensor) -> Tensor:
+        r"""Return the derivative of :math:`-\sum_i (\log d_i + b_i' S_i b_i / d_i) / 2` in the blocks (P, E, E).
+
+        Args:
+            product: S_i b_i (P, E).
+            quadratic: b_i' S_i b_i (P,).
+        """
+        b, d = self.weights, self.variance
+        by_variance = 0.5 * (quadratic / d - 1) / d
+        by_weights = torch.where(self.graph.is_neighbour, product[:, 1:], 0.0) / d.unsqueeze(-1)
+        w = torch.cholesky_solve(by_weights.unsqueeze(-1), self.chol).squeeze(-1)
+        half = 0.5 * by_variance.unsqueeze(-1) * b
+        half[:, 1:] += 0.5 * w
+        outer = half.unsqueeze(-1) * b.unsqueeze(-2)
+        return outer + outer.mT
+
+
+class NeighbourLinearOperator(LinearOperator):
+    """K~ (N, N) of N data, given the covariances of each point and its neighbours.
+
+    Args:
+        blocks: (P, E, E).
+        graph: the neighbours.
+    """
+
+    def __init__(self, blocks: Tensor, *, graph: NeighbourGraph) -> None:
+        super().__init__(blocks, graph=graph)
+        self.blocks, self.graph = blocks, graph
+
+    @cached_property
+    def regressions(self) -> LocalRegressions:
+        """The regression of each value on its neighbours', outside the graph of autograd."""
+        return LocalRegressions.of(self.graph, self.blocks.detach().double())
+
+    def _size(self) -> torch.Size:
+        return torch.Size((len(self.graph.point), len(self.graph.point)))
+
+    def _transpose_nonbatch(self) -> NeighbourLinearOperator:
+        return self
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        found = self.regressions.covariance_times(self.graph.sum_over_data(columns.double().mT))
+        found = found[..., self.graph.point].mT.to(rhs)
+        return found.squeeze(-1) if rhs.dim() == 1 else found
+
+    def _diagonal(self) -> Tensor:
+        return self.blocks[:, 0, 0][self.graph.point]

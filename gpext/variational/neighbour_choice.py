@@ -1,0 +1,148 @@
+r"""The nearest neighbours of a model's data, and the prior and predictions that they make.
+
+Inputs are near each other in units of the lengthscales l at which neighbours were chosen, |x / l - x' / l|. These stay as
+they are while the hyperparameters are trained, so that the objective is smooth; :meth:`NeighbourChoice.choose` takes the
+current ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+from torch.nn import Module
+
+from gpext.checks import whole_number
+from gpext.kernels import dense_covariance
+from gpext.kernels.columns import stationary_kernels
+from gpext.linalg.neighbours import maximin_order
+from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator
+from gpext.posteriors.neighbour import NeighbourPosterior
+
+Ordering = Literal["maximin", "random", "coordinate"]
+Prior = Callable[[Tensor], MultivariateNormal]
+
+_AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivatives are
+
+
+class NeighbourChoice(Module):
+    """Which data are the neighbours of which; the lengthscales that decide it are part of the state dict.
+
+    Args:
+        number: of neighbours of a datum.
+        ordering: "maximin", coarse grids before finer ones; "random"; or "coordinate", along the widest axis.
+        seed: of the random parts of an ordering.
+
+    Raises:
+        TypeError, ValueError: a number that is not positive, or an unknown ordering.
+    """
+
+    scale: Tensor  # l (d,); empty before the first choice
+
+    def __init__(self, number: int, ordering: Ordering = "maximin", seed: int = 0) -> None:
+        super().__init__()
+        self.number = whole_number("neighbours", number, 1)
+        if ordering not in ("maximin", "random", "coordinate"):
+            raise ValueError(f"ordering must be 'maximin', 'random' or 'coordinate'; got {ordering!r}.")
+        self.ordering, self.seed = ordering, seed
+        self.register_buffer("scale", torch.zeros(0))
+        self._graph: tuple[Tensor, Tensor, NeighbourGraph] | None = None
+
+    def choose(self, model: Module, x: Tensor) -> bool:
+        """Take the model's current lengthscales, and return whether the neighbours of any datum have changed.
+
+        Args:
+            model: the process, with kernels in its modules.
+            x: its inputs (N, d).
+        """
+        before = self._graph
+        self.scale = lengthscales_of(model, x)
+        if before is None:
+            return True
+        ratio = self.scale / before[1]
+        if bool((ratio == ratio[0]).all()):  # distances in the same order
+            self.scale = before[1]
+            return False
+        return not torch.equal(self.graph(x).rows, before[2].rows)
+
+    def graph(self, x: Tensor) -> NeighbourGraph:
+        """Return the neighbours of data at inputs (N, d)."""
+        kept = self._graph
+        if kept is None or kept[0] is not x or not torch.equal(kept[1], self.scale):
+            points = x.detach().double() / self.scale
+            generator = torch.Generator().manual_seed(self.seed)
+            if self.ordering == "maximin":
+                order = maximin_order(points, generator)
+            elif self.ordering == "random":
+                order = torch.randperm(len(points), generator=generator, device="cpu").to(x.device)
+            else:
+                widest = int((points.amax(0) - points.amin(0)).argmax())
+                order = points[:, widest].argsort(stable=True)
+            kept = (x, self.scale, NeighbourGraph.of(points, self.number, order))
+            self._graph = kept
+        return kept[2]
+
+    def prior(self, model: Module, forward: Prior, x: Tensor) -> MultivariateNormal:
+        """Return the nearest-neighbour prior at inputs (N, d)."""
+        if not len(self.scale):
+            self.choose(model, x)
+        graph = self.graph(x)
+        blocks = _blocks(forward, x[graph.first][graph.rows])
+        return MultivariateNormal(forward(x).mean, NeighbourLinearOperator(blocks, graph=graph))
+
+    def predict(self, forward: Prior, x: Tensor, posterior: NeighbourPosterior, new: Tensor) -> MultivariateNormal:
+        """Return the posterior at new inputs (S, d), each of which depends on the data nearest to it.
+
+        With a = K_NN^-1 k_N*, f_* = mu_* + a'(f - mu)_N + r, and r has the covariance that the exact prior leaves:
+        variances are those of the nearest-neighbour prior, and covariances are exact where all data are neighbours.
+        """
+        from scipy.spatial import KDTree
+
+        graph = posterior.regressions.graph
+        points = x[graph.first]
+        number = min(self.number, len(points))
+        tree = KDTree((points.detach().double() / self.scale).cpu().numpy())
+        _, found = tree.query((new.detach().double() / self.scale).cpu().numpy(), number)
+        nearest = torch.as_tensor(found, dtype=torch.long, device=x.device).view(len(new), number)
+        blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2)).double()
+        among = blocks[:, 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
+        chol = torch.linalg.cholesky(among)
+        reduced = torch.linalg.solve_triangular(chol, blocks[:, 1:, :1], upper=False)
+        weights = torch.linalg.solve_triangular(chol.mT, reduced, upper=True).squeeze(-1)
+        rest = (blocks[:, 0, 0] - reduced.squeeze(-1).square().sum(-1)).clamp_min(0)  # negative by rounding alone
+
+        def covariance() -> Tensor:
+            used, at = nearest.unique(return_inverse=True)
+            K = dense_covariance(forward(torch.cat([new, points[used]])).lazy_covariance_matrix).double()
+            rows = weights.new_zeros(len(new), len(used)).scatter(1, at, -weights)
+            rows = torch.cat([torch.eye(len(new), dtype=rows.dtype, device=rows.device), rows], -1)
+            return rows @ K @ rows.mT
+
+        return posterior.predict(forward(new).mean, nearest, weights, rest, covariance)
+
+
+@torch.no_grad()
+def lengthscales_of(module: Module, x: Tensor) -> Tensor:
+    """Return the smallest lengthscale of each column of inputs (N, d) among a module's kernels, the mean of batches.
+
+    Columns of no stationary kernel count as much as the shortest; without any stationary kernel all count alike.
+    """
+    scale = torch.full((x.size(-1),), math.inf, dtype=torch.float64, device=x.device)
+    for _, kernel, columns in stationary_kernels(module, x.size(-1)):
+        lengthscale = kernel.lengthscale.detach().double().flatten(0, -2).mean(0)
+        columns = columns.to(x.device)
+        scale[columns] = torch.minimum(scale[columns], lengthscale.expand(len(columns)))
+    least = scale.min()
+    return torch.where(scale.isfinite(), scale, least if bool(least.isfinite()) else torch.ones_like(least))
+
+
+def _blocks(forward: Prior, points: Tensor) -> Tensor:
+    """Return the covariances (P, E, E) of groups of inputs (P, E, d)."""
+    together = _AT_ONCE // points.size(-2) ** 2 + 1
+    if torch.is_grad_enabled() or len(points) <= together:
+        return dense_covariance(forward(points).lazy_covariance_matrix)
+    return torch.cat([dense_covariance(forward(part).lazy_covariance_matrix) for part in points.split(together)])
