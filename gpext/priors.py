@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpext.checks import whole_number
-from gpext.models import LatentGP
 from gpext.kernels.columns import stationary_kernels
+from gpext.models import LatentGP
 
 __all__ = ["lengthscale_prior", "noise_prior", "outputscale_prior", "register_priors"]
 

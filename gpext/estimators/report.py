@@ -10,9 +10,9 @@ import torch
 
 from gpext.estimators.plan import Plan
 from gpext.estimators.training import Trained
+from gpext.kernels.columns import stationary_kernels
 from gpext.models import LatentGP
 from gpext.training import FitResult
-from gpext.kernels.columns import stationary_kernels
 
 if TYPE_CHECKING:
     from gpext.estimators.base import GPEstimator

@@ -20,6 +20,7 @@ from torch import Tensor
 from gpext.distributions.predictive.correlated_latents import in_every
 from gpext.likelihoods.curvature import BlockCurvature, Curvature, diagonal_blocks
 from gpext.likelihoods.latent import LatentLikelihood
+from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.quadrature import (
     JointMoments,
     SecondOrder,
@@ -216,6 +217,8 @@ def _blocks_of(operator: LinearOperator, num_tasks: int) -> Tensor:
         return functools.reduce(torch.add, (_blocks_of(part, num_tasks) for part in operator.linear_ops))
     if isinstance(operator, BlockDiagLinearOperator) and operator.base_linear_op.size(-3) == num_tasks:
         return diagonal_blocks(operator.base_linear_op.diagonal(dim1=-2, dim2=-1))
+    if isinstance(operator, LazyCovariance) and operator.blocks is not None:
+        return operator.blocks
     if isinstance(operator, MatmulLinearOperator):
         left, right = operator.left_linear_op.to_dense(), operator.right_linear_op.to_dense().mT
         left, right = (

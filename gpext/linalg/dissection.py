@@ -1,14 +1,14 @@
 r"""Nested dissection of a sparse symmetric matrix whose indices are points in space [George 1973].
 
-The matrix is a sum of products of sparse rows, Q = sum_i c_i r_i r_i' + diag(t): indices in one row are connected. The
-points are halved along an axis; a separator, taken from one side of it, holds every index that shares a row with the
+The matrix is a sum of small blocks, each on a few indices, which it connects. The
+points are halved along an axis; a separator, taken from one side of it, holds every index that shares a block with the
 other side, so that without it Q is a matrix of two independent blocks, which are halved in turn:
 
     Q = [Q_1   0   Q_1s; 0   Q_2   Q_2s; Q_s1   Q_s2   Q_ss]
 
-Eliminated from the smallest blocks upwards, a node of this binary tree fills in its own indices and its boundary alone:
-the indices of separators above it that share a row with it or with a node below it. In two dimensions a separator of n
-points whose rows are local has O(sqrt(n)) indices, so that a Cholesky factor takes O(n^(3/2)) operations.
+Eliminated from the leaves upwards, a node of this binary tree fills in its own indices and its boundary alone: the
+indices of separators above it that share a block with it or with a node below it. In two dimensions a separator of n
+points whose blocks are local has O(sqrt(n)) indices, so that a Cholesky factor takes O(n^(3/2)) operations.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class Front:
     boundary: Tensor  # indices of separators above that these and those below are connected with (b,)
     parent: int | None  # its place in the list of fronts, after this one
     above: Tensor  # places of the boundary in the parent's own and boundary (b,)
-    rows: Tensor  # that are added here (R,)
-    places: Tensor  # of the entries of these rows in own and boundary (R, E)
+    parts: tuple[tuple[Tensor, Tensor], ...]  # of each list, the groups added here (R,), in own and boundary (R, E)
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,16 @@ class Dissection:
     node: Tensor  # the front that eliminates each index (n,)
 
     @classmethod
-    def of(cls, points: Tensor, rows: Tensor) -> Dissection:
-        """Return a tree for rows that connect points.
+    def of(cls, points: Tensor, *groups: Tensor) -> Dissection:
+        """Return a tree for lists of groups that connect points.
 
         Args:
             points: (n, d), in whose space connected points are near each other; any d columns if there is no space.
-            rows: indices of the points of each row (R, E), repeated where a row has fewer.
+            groups: indices of the points of each group (R, E), repeated where one has fewer.
         """
-        level, cell = _partition(points.double().cpu(), rows.cpu())
-        return _tree(level, cell, rows.cpu(), points.device)
+        lists = [group.cpu() for group in groups]
+        level, cell = _partition(points.double().cpu(), lists)
+        return _tree(level, cell, lists, points.device)
 
     def paths(self, index: Tensor) -> set[int]:
         """Return the fronts that eliminate these indices, and all above them."""
@@ -68,9 +68,7 @@ class Dissection:
     @property
     def work(self) -> float:
         """The number of multiplications of a Cholesky factor."""
-        return sum(
-            s**3 / 6 + s**2 * b / 2 + s * b**2 for s, b in ((len(f.own), len(f.boundary)) for f in self.fronts)
-        )
+        return sum(s**3 / 6 + s**2 * b / 2 + s * b**2 for s, b in ((len(f.own), len(f.boundary)) for f in self.fronts))
 
     @property
     def stored(self) -> int:
@@ -78,7 +76,7 @@ class Dissection:
         return sum(len(f.own) * (len(f.own) + len(f.boundary)) for f in self.fronts)
 
 
-def _partition(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _partition(points: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return for each index the level of the separator or leaf that it belongs to, the root's being 0, and its cell."""
     n = len(points)
     cell = torch.zeros(n, dtype=torch.long)
@@ -91,7 +89,7 @@ def _partition(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         side, separator = torch.zeros(n, dtype=torch.bool), active.clone()
         for axis in range(points.size(-1)):
             upper = _upper_halves(points[:, axis], cell, active, count)
-            low, high = _connected(upper, active, rows)
+            low, high = _connected(upper, active, lists)
             sizes = torch.stack([torch.bincount(cell[marked], minlength=2**depth) for marked in (low, high)])
             smaller, which = sizes.min(0)
             takes = (smaller < best) & (count > _LEAF) & (smaller < _LARGE * count)
@@ -118,50 +116,59 @@ def _upper_halves(x: Tensor, cell: Tensor, active: Tensor, count: Tensor) -> Ten
     return upper
 
 
-def _connected(upper: Tensor, active: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which active indices of the lower and of the upper halves share a row with the other half (n,)."""
-    there, above = active[rows], upper[rows]
-    across = (there & above).any(-1) & (there & ~above).any(-1)
+def _connected(upper: Tensor, active: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return which active indices of the lower and of the upper halves share a group with the other half (n,)."""
     marked = torch.zeros_like(active)
-    marked[rows[across].flatten()] = True
+    for groups in lists:
+        there, above = active[groups], upper[groups]
+        across = (there & above).any(-1) & (there & ~above).any(-1)
+        marked[groups[across].flatten()] = True
     return marked & active & ~upper, marked & active & upper
 
 
-def _tree(level: Tensor, cell: Tensor, rows: Tensor, device: torch.device) -> Dissection:
+def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device) -> Dissection:
     n, depth = len(level), int(level.max()) + 1
-    deepest, which = level[rows].max(-1)  # of each row: all its indices are on one path to the root
-    at = cell[rows.gather(-1, which.unsqueeze(-1)).squeeze(-1)]
-    fronts: list[Front] = []
-    found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    names: dict[tuple[int, int], int] = {}
-    for depth_of_front in reversed(range(depth)):
-        below = deepest >= depth_of_front
-        t = at[below] >> (deepest[below] - depth_of_front)
-        keys = (t.unsqueeze(-1) * n + rows[below])[level[rows[below]] < depth_of_front].unique()
+    none = torch.zeros(0, dtype=torch.long)
+    lowest = [_lowest(level, cell, groups) for groups in lists]
+    found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # own and boundary, by level and cell
+    for at_level in reversed(range(depth)):
+        pairs = []
+        for groups, (deepest, at) in zip(lists, lowest, strict=True):
+            below = deepest >= at_level
+            front, members = at[below] >> (deepest[below] - at_level), groups[below]
+            pairs.append((front.unsqueeze(-1) * n + members)[level[members] < at_level])
+        keys = torch.cat(pairs).unique()
         boundary = _grouped(keys % n, keys // n)
-        index = (level == depth_of_front).nonzero().squeeze(-1)
+        index = (level == at_level).nonzero().squeeze(-1)
         own = _grouped(index, cell[index])
         for c in sorted({*own, *boundary}):
-            none = torch.zeros(0, dtype=torch.long)
-            found[depth_of_front, c] = own.get(c, none), boundary.get(c, none)
-            names[depth_of_front, c] = len(names)
-    own_rows = _grouped(torch.arange(len(rows)), deepest << 40 | at)
+            found[at_level, c] = own.get(c, none), boundary.get(c, none)
+    number = {name: i for i, name in enumerate(found)}
+    added = [_grouped(torch.arange(len(at)), deepest << 40 | at) for deepest, at in lowest]
     place, node = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
-    for (depth_of_front, c), (own_index, boundary_index) in found.items():
-        node[own_index] = names[depth_of_front, c]
-        parent = (depth_of_front - 1, c >> 1)
-        above = torch.zeros(0, dtype=torch.long)
+    fronts: list[Front] = []
+    for (at_level, c), (own_index, boundary_index) in found.items():
+        parent, above = (at_level - 1, c >> 1), none
         if parent in found:
-            both = torch.cat(found[parent])
-            place[both] = torch.arange(len(both))
+            _number(place, torch.cat(found[parent]))
             above = place[boundary_index]
-        both = torch.cat([own_index, boundary_index])
-        place[both] = torch.arange(len(both))
-        added = own_rows.get(depth_of_front << 40 | c, torch.zeros(0, dtype=torch.long))
-        parts = (own_index, boundary_index, above, added, place[rows[added]])
-        own_index, boundary_index, above, added, places = (part.to(device) for part in parts)
-        fronts.append(Front(own_index, boundary_index, names.get(parent), above, added, places))
+        node[own_index] = number[at_level, c]
+        _number(place, torch.cat([own_index, boundary_index]))
+        here = [each.get(at_level << 40 | c, none) for each in added]
+        parts = tuple((i.to(device), place[groups[i]].to(device)) for i, groups in zip(here, lists, strict=True))
+        own_index, boundary_index, above = (part.to(device) for part in (own_index, boundary_index, above))
+        fronts.append(Front(own_index, boundary_index, number.get(parent), above, parts))
     return Dissection(n, tuple(fronts), node.to(device))
+
+
+def _lowest(level: Tensor, cell: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the level and the cell of the lowest index of each group: all of a group are on one path to the root."""
+    deepest, which = level[groups].max(-1)
+    return deepest, cell[groups.gather(-1, which.unsqueeze(-1)).squeeze(-1)]
+
+
+def _number(place: Tensor, index: Tensor) -> None:
+    place[index] = torch.arange(len(index))
 
 
 def _grouped(values: Tensor, groups: Tensor) -> dict[int, Tensor]:

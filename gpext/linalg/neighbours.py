@@ -33,8 +33,8 @@ def maximin_order(points: Tensor, generator: torch.Generator | None) -> Tensor:
 def previous_neighbours(points: Tensor, order: Tensor, number: int) -> Tensor:
     """Return the nearest neighbours of each point among those before it in an order (n, m), nearest first.
 
-    m is `number`, or n - 1 if that is smaller. The i-th point of the order has at most i - 1: places without a neighbour
-    repeat its own index.
+    m is `number`, or n - 1 if that is smaller. The i-th point of the order has at most i - 1 neighbours; places that
+    are left repeat its own index.
 
     Args:
         points: (n, d).

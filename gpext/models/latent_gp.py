@@ -47,9 +47,17 @@ class LatentGP(ApproximateGP):
             (P, d): comparisons, sums, averages. In train mode the model then returns the prior of h; the posterior is
             of f, and another design at new inputs, `design(model(x))`, gives that of new data. None if datum i depends
             on f_i.
+        neighbours: k, for tens of thousands of data in one to three dimensions: the prior is then that under which
+            each f_i depends on the k nearest of those before it alone [Vecchia 1988], and new values depend on the k
+            nearest data. In two dimensions a step takes O(N k^3 + N^(3/2) k^(3/2)). It is exact for k = N - 1; 20 is
+            usually enough. Distances are in lengthscales; :func:`gpext.fit` chooses neighbours anew where training
+            has changed their ratios.
+        ordering: of the data, with neighbours: "maximin", in which each is far from all before, "random", or
+            "coordinate".
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
+        NotImplementedError: neighbours together with inducing inputs or a design.
         ValueError: inputs or targets are not finite, empty, or do not match, or targets are outside the
             support.
 
@@ -98,7 +106,9 @@ class LatentGP(ApproximateGP):
                     f"{tuple(inducing_inputs.shape)}."
                 )
         rule = KL() if inference is None else inference
-        chosen = None if neighbours is None else _neighbours(neighbours, ordering, train_inputs, inducing_inputs, design)
+        chosen = (
+            None if neighbours is None else _neighbours(neighbours, ordering, train_inputs, inducing_inputs, design)
+        )
         super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design, chosen))
         self.likelihood = likelihood
         bound_noise(likelihood, train_targets)

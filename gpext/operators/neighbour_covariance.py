@@ -24,32 +24,47 @@ from gpext.linalg.neighbours import previous_neighbours
 class NeighbourGraph:
     """The neighbours of P points, and the point of each of N data; data at equal inputs share one."""
 
+    points: Tensor  # in a space where near points are strongly correlated (P, d)
     rows: Tensor  # each point and its neighbours (P, E); places that are not used repeat the point
     order: Tensor  # of the points (P,)
     first: Tensor  # a datum at each point (P,)
     point: Tensor  # of each datum (N,)
-    dissection: Dissection
 
     @classmethod
-    def of(cls, inputs: Tensor, number: int, order: Tensor | None = None) -> NeighbourGraph:
-        """Return the graph of data at inputs (N, d), in a space where near inputs are strongly correlated.
+    def of(cls, inputs: Tensor, number: int, order: Tensor) -> NeighbourGraph:
+        """Return the graph of data at inputs.
 
         Args:
-            inputs: (N, d).
+            inputs: (N, d), in a space where near inputs are strongly correlated.
             number: of neighbours of a point.
-            order: of the data (N,), of which a point takes its first; None for the order as they are.
+            order: of the data (N,), of which a point takes its first.
         """
-        n = len(inputs)
         points, point = inputs.detach().unique(dim=0, return_inverse=True)
-        rank = torch.arange(n, device=inputs.device)
-        if order is not None:
-            rank = torch.empty_like(rank).scatter_(0, order, rank.clone())
-        earliest = torch.full((len(points),), n, device=inputs.device).scatter_reduce_(0, point, rank, "amin")
-        first = (order if order is not None else torch.arange(n, device=inputs.device))[earliest]
-        order = earliest.argsort()
-        found = previous_neighbours(points, order, number)
-        rows = torch.cat([torch.arange(len(points), device=inputs.device).unsqueeze(-1), found], -1)
-        return cls(rows, order, first, point, Dissection.of(points, rows))
+        rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        earliest = torch.full_like(order[: len(points)], len(order)).scatter_reduce_(0, point, rank, "amin")
+        sequence = earliest.argsort()
+        own = torch.arange(len(points), device=order.device).unsqueeze(-1)
+        rows = torch.cat([own, previous_neighbours(points, sequence, number)], -1)
+        return cls(points, rows, sequence, order[earliest], point)
+
+    @cached_property
+    def dissection(self) -> Dissection:
+        """The tree of one latent value a point."""
+        return Dissection.of(self.points, self.rows)
+
+    def joint_dissection(self, latents: int) -> Dissection:
+        """Return the tree of D latent values a point, coupled there: value d of point p has the index d P + p."""
+        if latents not in self._joint:
+            size = len(self.points)
+            shift = size * torch.arange(latents, device=self.rows.device)
+            rows = (self.rows + shift.view(-1, 1, 1)).flatten(0, 1)
+            groups = torch.arange(size, device=self.rows.device).unsqueeze(-1) + shift
+            self._joint[latents] = Dissection.of(self.points.repeat(latents, 1), rows, groups)
+        return self._joint[latents]
+
+    @cached_property
+    def _joint(self) -> dict[int, Dissection]:
+        return {}
 
     @property
     def is_neighbour(self) -> Tensor:
@@ -79,25 +94,24 @@ class LocalRegressions:
     """a_i, d_i of every point, float64."""
 
     graph: NeighbourGraph
-    weights: Tensor  # the rows of B (P, E), 1 for the point itself
-    variance: Tensor  # d (P,)
-    chol: Tensor  # of K_NN (P, E - 1, E - 1), of one where there is no neighbour
+    weights: Tensor  # the rows of B (..., P, E), 1 for the point itself
+    variance: Tensor  # d (..., P)
+    chol: Tensor  # of K_NN (..., P, E - 1, E - 1), of one where there is no neighbour
     positive: Tensor  # whether every d_i is (), bool
 
     @classmethod
     def of(cls, graph: NeighbourGraph, blocks: Tensor) -> LocalRegressions:
-        """Return them, given the covariances of each point and its neighbours (P, E, E)."""
-        among, own = blocks[:, 1:, 1:].clone(), blocks[:, 0, 0]
-        missing = ~graph.is_neighbour
-        across = blocks[:, 1:, 0].masked_fill(missing, 0.0)
+        """Return them, given the covariances of each point and its neighbours (..., P, E, E)."""
+        among, missing = blocks[..., 1:, 1:].clone(), ~graph.is_neighbour
+        across = blocks[..., 1:, 0].masked_fill(missing, 0.0)
         among.masked_fill_(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
         among.diagonal(dim1=-2, dim2=-1).masked_fill_(missing, 1.0)
         chol, info = torch.linalg.cholesky_ex(among)
         reduced = torch.linalg.solve_triangular(chol, across.unsqueeze(-1), upper=False)
         a = torch.linalg.solve_triangular(chol.mT, reduced, upper=True).squeeze(-1)
-        variance = own - reduced.squeeze(-1).square().sum(-1)
+        variance = blocks[..., 0, 0] - reduced.squeeze(-1).square().sum(-1)
         positive = (info == 0).all() & (variance > 0).all()
-        return cls(graph, torch.cat([torch.ones_like(a[:, :1]), -a], -1), variance, chol, positive)
+        return cls(graph, torch.cat([torch.ones_like(variance).unsqueeze(-1), -a], -1), variance, chol, positive)
 
     def residual(self, f: Tensor) -> Tensor:
         """Return B f (..., P)."""
@@ -105,41 +119,42 @@ class LocalRegressions:
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return K~ vector = B^-1 D B^-T vector (..., P)."""
-        x, rows = vector.clone(), self.graph.rows
+        x, rows = self._spread(vector), self.graph.rows
         for group in reversed(self.graph.generations):
-            moved = (self.weights[group, 1:] * x[..., group].unsqueeze(-1)).flatten(-2)
+            moved = (self.weights[..., group, 1:] * x[..., group].unsqueeze(-1)).flatten(-2)
             x.index_add_(-1, rows[group, 1:].flatten(), -moved)
         return self.half_times(x * self.variance.sqrt())
 
     def half_times(self, normal: Tensor) -> Tensor:
         """Return B^-1 D^(1/2) normal (..., P): of standard normal numbers, draws from N(0, K~)."""
-        x, rows = normal * self.variance.sqrt(), self.graph.rows
+        x, rows = self._spread(normal * self.variance.sqrt()), self.graph.rows
         for group in self.graph.generations:
-            x[..., group] -= (self.weights[group, 1:] * x[..., rows[group, 1:]]).sum(-1)
+            x[..., group] -= (self.weights[..., group, 1:] * x[..., rows[group, 1:]]).sum(-1)
         return x
 
-    def by_covariance(self, product: Tensor, quadratic: Tensor) -> Tensor:
-        r"""Return the derivative of :math:`-\sum_i (\log d_i + b_i' S_i b_i / d_i) / 2` in the blocks (P, E, E).
+    def _spread(self, vector: Tensor) -> Tensor:
+        return vector.expand(*torch.broadcast_shapes(vector.shape, self.variance.shape)).clone()
+
+    def by_covariance(self, product: Tensor) -> Tensor:
+        r"""Return the derivative of :math:`-\sum_i (\log d_i + b_i' S_i b_i / d_i) / 2` in the blocks (..., P, E, E).
 
         Args:
-            product: S_i b_i (P, E).
-            quadratic: b_i' S_i b_i (P,).
+            product: S_i b_i (..., P, E).
         """
         b, d = self.weights, self.variance
-        by_variance = 0.5 * (quadratic / d - 1) / d
-        by_weights = torch.where(self.graph.is_neighbour, product[:, 1:], 0.0) / d.unsqueeze(-1)
-        w = torch.cholesky_solve(by_weights.unsqueeze(-1), self.chol).squeeze(-1)
+        by_variance = 0.5 * ((product * b).sum(-1) / d - 1) / d
+        by_weights = torch.where(self.graph.is_neighbour, product[..., 1:], 0.0) / d.unsqueeze(-1)
         half = 0.5 * by_variance.unsqueeze(-1) * b
-        half[:, 1:] += 0.5 * w
+        half[..., 1:] += 0.5 * torch.cholesky_solve(by_weights.unsqueeze(-1), self.chol).squeeze(-1)
         outer = half.unsqueeze(-1) * b.unsqueeze(-2)
         return outer + outer.mT
 
 
 class NeighbourLinearOperator(LinearOperator):
-    """K~ (N, N) of N data, given the covariances of each point and its neighbours.
+    """K~ (..., N, N) of N data, given the covariances of each point and its neighbours.
 
     Args:
-        blocks: (P, E, E).
+        blocks: (..., P, E, E).
         graph: the neighbours.
     """
 
@@ -153,16 +168,19 @@ class NeighbourLinearOperator(LinearOperator):
         return LocalRegressions.of(self.graph, self.blocks.detach().double())
 
     def _size(self) -> torch.Size:
-        return torch.Size((len(self.graph.point), len(self.graph.point)))
+        return torch.Size((*self.blocks.shape[:-3], len(self.graph.point), len(self.graph.point)))
 
     def _transpose_nonbatch(self) -> NeighbourLinearOperator:
         return self
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        found = self.regressions.covariance_times(self.graph.sum_over_data(columns.double().mT))
-        found = found[..., self.graph.point].mT.to(rhs)
+        sums = self.graph.sum_over_data(columns.double().mT).movedim(-2, 0)  # a column at a time, (R, ..., P)
+        found = self.regressions.covariance_times(sums).movedim(0, -2)[..., self.graph.point].mT.to(rhs)
         return found.squeeze(-1) if rhs.dim() == 1 else found
 
     def _diagonal(self) -> Tensor:
-        return self.blocks[:, 0, 0][self.graph.point]
+        return self.blocks[..., 0, 0][..., self.graph.point]
+
+    def _expand_batch(self, batch_shape: torch.Size) -> NeighbourLinearOperator:
+        return NeighbourLinearOperator(self.blocks.expand(*batch_shape, *self.blocks.shape[-3:]), graph=self.graph)

@@ -25,6 +25,7 @@ from gpext.posteriors.low_rank import LowRankPosterior, LowRankPrior, condition_
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
 from gpext.posteriors.neighbour import NeighbourPosterior, NeighbourPrior, condition_neighbours
+from gpext.posteriors.neighbour_joint import NeighbourJointPosterior, condition_neighbours_joint
 
 Posterior = DensePosterior | LowRankPosterior | NeighbourPosterior
 Prior = DensePrior | LowRankPrior | DesignPrior | NeighbourPrior
@@ -42,6 +43,7 @@ __all__ = [
     "LowRankPosterior",
     "LowRankPrior",
     "MatrixFreePosterior",
+    "NeighbourJointPosterior",
     "NeighbourPosterior",
     "NeighbourPrior",
     "Posterior",
@@ -55,6 +57,8 @@ __all__ = [
     "condition_low_rank",
     "condition_low_rank_joint",
     "condition_matrix_free",
+    "condition_neighbours",
+    "condition_neighbours_joint",
     "factor_gradient",
     "factorise",
     "fast_covariance",

@@ -10,8 +10,8 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 from torch.nn import Parameter
 
-from gpext.likelihoods.noise_floor import at_noise_floor
 from gpext.kernels.columns import stationary_kernels
+from gpext.likelihoods.noise_floor import at_noise_floor
 
 _FAR = 1e6  # times the value at the start
 _AT_BOUND = 0.01  # of the bound, or of the interval between two

@@ -37,6 +37,7 @@ from gpext.posteriors import (
     JointPosterior,
     LowRankJointPosterior,
     LowRankPosterior,
+    NeighbourJointPosterior,
     NeighbourPosterior,
     factorise,
     predict_latent,
@@ -150,7 +151,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def prior_distribution(self) -> MultivariateNormal:
         """p(f) at the training inputs, or p(A f) with a design."""
         if self.neighbours is not None:
-            return self.neighbours.prior(self.model, self.model.forward, self.inducing_points)
+            return self.neighbours.prior(self.model, self.model.forward, self.inducing_points, several=self._is_joint)
         if self.sparse_inputs is None:
             prior = self.model.forward(self.inducing_points)
             return prior if self.design is None else self.design(prior)
@@ -178,8 +179,11 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def _variance_of_rows(self, design: Design) -> Tensor:
         """Return the prior variances a_i' K a_i (..., N), from the covariances of the inputs of one row each."""
         x = self.inducing_points
-        several = num_latents(self.model.likelihood) is not None
-        return row_variances(self.model.forward, x.unsqueeze(0) if several and x.dim() == 2 else x, design)
+        return row_variances(self.model.forward, x.unsqueeze(0) if self._is_joint and x.dim() == 2 else x, design)
+
+    @property
+    def _is_joint(self) -> bool:
+        return num_latents(self.model.likelihood) is not None
 
     @property
     def variational_distribution(self) -> MultivariateNormal:
@@ -194,8 +198,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
             return expected - conditioned.log_normalizer
         expected = conditioned.sites.expected_log(conditioned.mean, conditioned.variance).sum(-1)
         divergence = expected - conditioned.log_normalizer
-        several = num_latents(self.model.likelihood) is not None
-        return divergence.sum(-1) if several else divergence
+        return divergence.sum(-1) if self._is_joint else divergence
 
     @outside_inference_mode()
     def infer(self, prior: MultivariateNormal, targets: Tensor) -> InferenceResult:
@@ -264,7 +267,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
             exact = self.model.forward(x).lazy_covariance_matrix
             return conditioned.predict(mean, root, exact - RootLinearOperator(root))
         train_x = self.inducing_points
-        if isinstance(conditioned, NeighbourPosterior):
+        if isinstance(conditioned, NeighbourPosterior | NeighbourJointPosterior):
             assert self.neighbours is not None
             return self.neighbours.predict(self.model.forward, train_x, conditioned, x)
         if train_x.shape[:-2] != x.shape[:-2]:

@@ -1,8 +1,8 @@
 r"""The nearest neighbours of a model's data, and the prior and predictions that they make.
 
-Inputs are near each other in units of the lengthscales l at which neighbours were chosen, |x / l - x' / l|. These stay as
-they are while the hyperparameters are trained, so that the objective is smooth; :meth:`NeighbourChoice.choose` takes the
-current ones.
+Inputs are near each other in units of the lengthscales l at which neighbours were chosen, |x / l - x' / l|. These stay
+as they are while the hyperparameters are trained, so that the objective is smooth; :meth:`NeighbourChoice.choose` takes
+the current ones.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
 from gpext.linalg.neighbours import maximin_order
+from gpext.linalg.sparse_factor import columns_at
 from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator
-from gpext.posteriors.neighbour import NeighbourPosterior
+from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior
 
 Ordering = Literal["maximin", "random", "coordinate"]
 Prior = Callable[[Tensor], MultivariateNormal]
@@ -86,15 +87,17 @@ class NeighbourChoice(Module):
             self._graph = kept
         return kept[2]
 
-    def prior(self, model: Module, forward: Prior, x: Tensor) -> MultivariateNormal:
-        """Return the nearest-neighbour prior at inputs (N, d)."""
+    def prior(self, model: Module, forward: Prior, x: Tensor, *, several: bool) -> MultivariateNormal:
+        """Return the nearest-neighbour prior at inputs (N, d), of `several` latents or of one."""
         if not len(self.scale):
             self.choose(model, x)
         graph = self.graph(x)
-        blocks = _blocks(forward, x[graph.first][graph.rows])
+        blocks = _blocks(forward, x[graph.first][graph.rows], several)
         return MultivariateNormal(forward(x).mean, NeighbourLinearOperator(blocks, graph=graph))
 
-    def predict(self, forward: Prior, x: Tensor, posterior: NeighbourPosterior, new: Tensor) -> MultivariateNormal:
+    def predict(
+        self, forward: Prior, x: Tensor, posterior: NeighbourPosterior | NeighbourJointPosterior, new: Tensor
+    ) -> MultivariateNormal:
         """Return the posterior at new inputs (S, d), each of which depends on the data nearest to it.
 
         With a = K_NN^-1 k_N*, f_* = mu_* + a'(f - mu)_N + r, and r has the covariance that the exact prior leaves:
@@ -108,18 +111,20 @@ class NeighbourChoice(Module):
         tree = KDTree((points.detach().double() / self.scale).cpu().numpy())
         _, found = tree.query((new.detach().double() / self.scale).cpu().numpy(), number)
         nearest = torch.as_tensor(found, dtype=torch.long, device=x.device).view(len(new), number)
-        blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2)).double()
-        among = blocks[:, 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
+        several = posterior.prior_mean.dim() > 1
+        blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), several).double()
+        among = blocks[..., 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
         chol = torch.linalg.cholesky(among)
-        reduced = torch.linalg.solve_triangular(chol, blocks[:, 1:, :1], upper=False)
+        reduced = torch.linalg.solve_triangular(chol, blocks[..., 1:, :1], upper=False)
         weights = torch.linalg.solve_triangular(chol.mT, reduced, upper=True).squeeze(-1)
-        rest = (blocks[:, 0, 0] - reduced.squeeze(-1).square().sum(-1)).clamp_min(0)  # negative by rounding alone
+        rest = (blocks[..., 0, 0] - reduced.squeeze(-1).square().sum(-1)).clamp_min(0)  # negative by rounding alone
 
         def covariance() -> Tensor:
             used, at = nearest.unique(return_inverse=True)
             K = dense_covariance(forward(torch.cat([new, points[used]])).lazy_covariance_matrix).double()
-            rows = weights.new_zeros(len(new), len(used)).scatter(1, at, -weights)
-            rows = torch.cat([torch.eye(len(new), dtype=rows.dtype, device=rows.device), rows], -1)
+            unit = torch.eye(len(new), dtype=weights.dtype, device=x.device)
+            unit = unit.expand(*weights.shape[:-2], -1, -1)
+            rows = torch.cat([unit, -columns_at(at.view(nearest.shape), weights, len(used)).mT], -1)
             return rows @ K @ rows.mT
 
         return posterior.predict(forward(new).mean, nearest, weights, rest, covariance)
@@ -140,9 +145,11 @@ def lengthscales_of(module: Module, x: Tensor) -> Tensor:
     return torch.where(scale.isfinite(), scale, least if bool(least.isfinite()) else torch.ones_like(least))
 
 
-def _blocks(forward: Prior, points: Tensor) -> Tensor:
-    """Return the covariances (P, E, E) of groups of inputs (P, E, d)."""
-    together = _AT_ONCE // points.size(-2) ** 2 + 1
-    if torch.is_grad_enabled() or len(points) <= together:
-        return dense_covariance(forward(points).lazy_covariance_matrix)
-    return torch.cat([dense_covariance(forward(part).lazy_covariance_matrix) for part in points.split(together)])
+def _blocks(forward: Prior, points: Tensor, several: bool) -> Tensor:
+    """Return the covariances (..., P, E, E) of groups of inputs (P, E, d), of several latents or of one."""
+    together = len(points) if torch.is_grad_enabled() else _AT_ONCE // points.size(-2) ** 2 + 1
+    if several:
+        points = points.unsqueeze(1)  # for the latents
+    parts = (dense_covariance(forward(part).lazy_covariance_matrix) for part in points.split(together))
+    blocks = torch.cat(list(parts))
+    return blocks.squeeze(1) if several and blocks.size(1) == 1 else blocks.movedim(0, -3)
