@@ -266,7 +266,7 @@ def _neighbours(
     for name, given in (("inducing_inputs", inducing_inputs), ("a design", design)):
         if given is not None:
             raise NotImplementedError(f"neighbours with {name} are not served; leave one of them out.")
-    return NeighbourChoice(number, ordering)
+    return NeighbourChoice(number, inputs.size(-1), ordering)
 
 
 def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:

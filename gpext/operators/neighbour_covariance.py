@@ -68,7 +68,7 @@ class NeighbourGraph:
 
     @property
     def is_neighbour(self) -> Tensor:
-        """Which places of `rows` hold a neighbour (P, E - 1)."""
+        """Whether each place of `rows` holds a neighbour (P, E - 1)."""
         return self.rows[:, 1:] != self.rows[:, :1]
 
     @cached_property
@@ -116,6 +116,20 @@ class LocalRegressions:
     def residual(self, f: Tensor) -> Tensor:
         """Return B f (..., P)."""
         return (self.weights * f[..., self.graph.rows]).sum(-1)
+
+    @cached_property
+    def precision_diagonal(self) -> Tensor:
+        """The diagonal of K~^-1 (..., P)."""
+        return self.sum_over_rows(self.weights.square() / self.variance.unsqueeze(-1))
+
+    def precision_times(self, vector: Tensor) -> Tensor:
+        """Return K~^-1 vector (..., P)."""
+        return self.sum_over_rows(self.weights * (self.residual(vector) / self.variance).unsqueeze(-1))
+
+    def sum_over_rows(self, entries: Tensor) -> Tensor:
+        """Return the sums (..., P) over the entries (..., P, E) of all rows that belong to each point."""
+        flat = self.graph.rows.flatten()
+        return entries.new_zeros(entries.shape[:-1]).index_add_(-1, flat, entries.flatten(-2))
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return K~ vector = B^-1 D B^-T vector (..., P)."""

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from gpext.posteriors.dense import DensePosterior
 from gpext.posteriors.low_rank import LowRankPosterior
+from gpext.posteriors.neighbour import NeighbourPosterior
 
 _ROUNDING = 1e-10  # per unit of the trace of B1: six digits are left of tau v above it
 
 
-def fast_covariance(posterior: DensePosterior | LowRankPosterior) -> Tensor:
-    """Return V (N, N) of one posterior; with all its digits if most sites have too little precision, or of low rank."""
+def fast_covariance(posterior: DensePosterior | LowRankPosterior | NeighbourPosterior) -> Tensor:
+    """Return V (N, N) of one posterior; with all its digits if most sites have too little precision, or not dense."""
+    if isinstance(posterior, NeighbourPosterior):
+        return posterior.covariance.to_dense()
     if not isinstance(posterior, DensePosterior):
         return posterior.covariance
     K, tau = posterior.prior_covariance, posterior.sites.precision.clamp_min(0)

@@ -28,7 +28,13 @@ from gpext.distributions import LatentNormal
 from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.linalg.sparse_factor import SparseFactor, columns_at, factorise_sparse, submatrix
 from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph, NeighbourLinearOperator
-from gpext.posteriors.neighbour_joint import COLUMNS, NeighbourJointPosterior, condition_neighbours_joint
+from gpext.posteriors.neighbour_joint import (
+    COLUMNS,
+    NeighbourJointPosterior,
+    are_sharp,
+    condition_neighbours_joint,
+    with_digits,
+)
 from gpext.sites import GaussianSites, JointSites
 
 _JITTERS = (0.0, 1.0, 10.0, 100.0, 1000.0)  # times eps of the dtype and the largest variance
@@ -148,7 +154,8 @@ class NeighbourPosterior:
     @cached_property
     def weights(self) -> Tensor:
         """K~^-1 (m - mu) = nu - tau m (..., N)."""
-        return self.sites.shift - self.sites.precision * self.mean
+        by_sites = self.sites.shift - self.sites.precision * self.mean
+        return with_digits(by_sites, self.sites.precision, self.mean - self.prior_mean, self.regressions)
 
     @property
     def variance(self) -> Tensor:
@@ -162,8 +169,13 @@ class NeighbourPosterior:
 
     @property
     def cavity_share(self) -> Tensor:
-        """1 - tau v (..., N)."""
-        return 1 - self.sites.precision * self.variance
+        """1 - tau v (..., N), where sites are sharp from V K~^-1 = I - V T."""
+        r, tau = self.regressions, self.sites.precision
+        graph = r.graph
+        of_point = r.sum_over_rows(self.row_products * r.weights / r.variance.unsqueeze(-1))
+        others = graph.sum_over_data(tau)[..., graph.point] - tau
+        share = of_point[..., graph.point] + others * self.variance
+        return torch.where(are_sharp(tau, r)[..., graph.point], share, 1 - tau * self.variance)
 
     @property
     def covariance(self) -> LazyCovariance:

@@ -49,7 +49,9 @@ class NeighbourJointPosterior(JointPosterior):
     @cached_property
     def weights(self) -> Tensor:
         """K~^-1 (m - mu) = nu - U m (..., D, N)."""
-        return self.sites.shift - self.sites.times(self.mean)
+        by_sites = self.sites.shift - self.sites.times(self.mean)
+        own = precision_blocks(self.sites).diagonal(dim1=-3, dim2=-2).mT
+        return with_digits(by_sites, own, self.mean - self.prior_mean, self.regressions)
 
     @property
     def blocks(self) -> Tensor:
@@ -175,6 +177,30 @@ def condition_neighbours_joint(
     blocks = graph.sum_over_data(precision_blocks(sites)).movedim(-1, -3)  # (..., P, D, D)
     factor = factorise_sparse(graph.joint_dissection(latents), weights, scale, blocks=blocks)
     return NeighbourJointPosterior(prior_mean.expand(sites.shift.shape), regressions, sites, factor, jitter)
+
+
+def are_sharp(precision: Tensor, regressions: LocalRegressions) -> Tensor:
+    """Return at which points (..., P) sites of these precisions (..., N) outweigh the prior."""
+    return regressions.graph.sum_over_data(precision) > regressions.precision_diagonal
+
+
+def with_digits(by_sites: Tensor, precision: Tensor, moved: Tensor, regressions: LocalRegressions) -> Tensor:
+    """Return K~^-1 (m - mu) (..., N), which nu - tau m has few digits of where sites are sharp.
+
+    There it is made to have the sums of K~^-1 (m - mu) over the data at each point.
+
+    Args:
+        by_sites: nu - tau m (..., N).
+        precision: tau (..., N).
+        moved: m - mu (..., N).
+        regressions: of K~.
+    """
+    graph, sharp = regressions.graph, are_sharp(precision, regressions)
+    if not bool(sharp.any()):
+        return by_sites
+    missing = regressions.precision_times(moved[..., graph.first]) - graph.sum_over_data(by_sites)
+    each = torch.where(sharp, missing / graph.sum_over_data(precision), 0.0)
+    return by_sites + precision * each[..., graph.point]
 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:

@@ -41,6 +41,11 @@ class LatentInference:
             if isinstance(rule, KL | CAVI) and rule.max_steps > MOST_STEPS:
                 model.inference = replace(rule, max_steps=MOST_STEPS)
 
+    def choose_neighbours(self) -> bool:
+        """Choose the neighbours of nearest-neighbour priors by the current lengthscales; return whether any changed."""
+        changed = [model.variational_strategy.choose_neighbours() for model in self.models]
+        return any(changed)
+
     def restore(self) -> None:
         """Restore the rules, and the sites of the best parameters."""
         for model, rule, sites in zip(self.models, self._rules, self._best, strict=True):

@@ -7,6 +7,8 @@ With M inducing inputs Z the prior is the sparse one, under which the f_i are in
 variances (FITC) [Snelson & Ghahramani 2006]; a step of every rule then takes O(N M^2) [Naish-Guzman & Holden 2007]:
 
     L L' = K_zz + jitter,   Phi = K_xz L^-T,   p(f) = N(mu, Phi Phi' + diag(k_ii - |phi_i|^2))
+
+With neighbours it is that of :mod:`gpext.operators.neighbour_covariance`, whose precision is sparse.
 """
 
 from __future__ import annotations
@@ -146,6 +148,10 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self._variational_distribution = _Sites(num_data, train_inputs)
         self.variational_params_initialized.fill_(0)
         self._result = None
+
+    def choose_neighbours(self) -> bool:
+        """Choose neighbours by the current lengthscales, if the prior has any; return whether they have changed."""
+        return self.neighbours is not None and self.neighbours.choose(self.model, self.inducing_points)
 
     @property
     def prior_distribution(self) -> MultivariateNormal:
@@ -287,13 +293,15 @@ class LatentVariationalStrategy(_VariationalStrategy):
             covariance: theirs (..., S, S).
 
         Raises:
-            NotImplementedError: the model has inducing inputs, through which alone its predictions know the data.
+            NotImplementedError: the model has inducing inputs or neighbours, by which alone its predictions know the
+                data.
         """
-        if self.sparse_inputs is not None:
-            raise NotImplementedError(
-                "a model with inducing_inputs predicts f alone; leave them out for the posterior of a part of f."
-            )
         conditioned = self.result().conditioned
+        if self.sparse_inputs is not None or isinstance(conditioned, NeighbourPosterior | NeighbourJointPosterior):
+            raise NotImplementedError(
+                "a model with inducing_inputs or neighbours predicts f alone; leave them out for the posterior of a "
+                "part of f."
+            )
         if self.design is not None:
             if isinstance(conditioned, LowRankPosterior | LowRankJointPosterior):
                 return predict_latent(conditioned, mean, cross, covariance)

@@ -31,10 +31,11 @@ _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivat
 
 
 class NeighbourChoice(Module):
-    """Which data are the neighbours of which; the lengthscales that decide it are part of the state dict.
+    """A choice of the neighbours of each datum; the lengthscales that decide it are part of the state dict.
 
     Args:
         number: of neighbours of a datum.
+        num_columns: d, of the inputs.
         ordering: "maximin", coarse grids before finer ones; "random"; or "coordinate", along the widest axis.
         seed: of the random parts of an ordering.
 
@@ -42,15 +43,15 @@ class NeighbourChoice(Module):
         TypeError, ValueError: a number that is not positive, or an unknown ordering.
     """
 
-    scale: Tensor  # l (d,); empty before the first choice
+    scale: Tensor  # l (d,); zero before the first choice
 
-    def __init__(self, number: int, ordering: Ordering = "maximin", seed: int = 0) -> None:
+    def __init__(self, number: int, num_columns: int, ordering: Ordering = "maximin", seed: int = 0) -> None:
         super().__init__()
         self.number = whole_number("neighbours", number, 1)
         if ordering not in ("maximin", "random", "coordinate"):
             raise ValueError(f"ordering must be 'maximin', 'random' or 'coordinate'; got {ordering!r}.")
         self.ordering, self.seed = ordering, seed
-        self.register_buffer("scale", torch.zeros(0))
+        self.register_buffer("scale", torch.zeros(num_columns, dtype=torch.float64))
         self._graph: tuple[Tensor, Tensor, NeighbourGraph] | None = None
 
     def choose(self, model: Module, x: Tensor) -> bool:
@@ -60,15 +61,16 @@ class NeighbourChoice(Module):
             model: the process, with kernels in its modules.
             x: its inputs (N, d).
         """
-        before = self._graph
-        self.scale = lengthscales_of(model, x)
-        if before is None:
+        old, new = self.scale, lengthscales_of(model, x)
+        if not bool(old.any()):
+            self.scale = new
             return True
-        ratio = self.scale / before[1]
+        ratio = new / old
         if bool((ratio == ratio[0]).all()):  # distances in the same order
-            self.scale = before[1]
             return False
-        return not torch.equal(self.graph(x).rows, before[2].rows)
+        before = self.graph(x).rows
+        self.scale = new
+        return not torch.equal(self.graph(x).rows, before)
 
     def graph(self, x: Tensor) -> NeighbourGraph:
         """Return the neighbours of data at inputs (N, d)."""
@@ -89,7 +91,7 @@ class NeighbourChoice(Module):
 
     def prior(self, model: Module, forward: Prior, x: Tensor, *, several: bool) -> MultivariateNormal:
         """Return the nearest-neighbour prior at inputs (N, d), of `several` latents or of one."""
-        if not len(self.scale):
+        if not bool(self.scale.any()):
             self.choose(model, x)
         graph = self.graph(x)
         blocks = _blocks(forward, x[graph.first][graph.rows], several)
@@ -102,9 +104,16 @@ class NeighbourChoice(Module):
 
         With a = K_NN^-1 k_N*, f_* = mu_* + a'(f - mu)_N + r, and r has the covariance that the exact prior leaves:
         variances are those of the nearest-neighbour prior, and covariances are exact where all data are neighbours.
+
+        Raises:
+            ValueError: a batch of inputs.
         """
         from scipy.spatial import KDTree
 
+        if new.dim() > 2:
+            raise ValueError(
+                f"a model with neighbours predicts at one set of inputs, (S, d), not a batch; got {tuple(new.shape)}."
+            )
         graph = posterior.regressions.graph
         points = x[graph.first]
         number = min(self.number, len(points))

@@ -1,0 +1,105 @@
+"""Cholesky factors by nested dissection, against dense matrices."""
+
+import pytest
+import torch
+
+from gpext.linalg import dissection
+from gpext.linalg.dissection import Dissection
+from gpext.linalg.sparse_factor import columns_at, factorise_sparse, submatrix
+from tests.members import F64
+
+N = 60
+
+
+@pytest.fixture(autouse=True)
+def small_leaves(monkeypatch):
+    monkeypatch.setattr(dissection, "_LEAF", 4)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def problem(*, batch=(), parts=1, seed=0):
+    """A tree, the parts of Q, and Q: rows of near points, of several clouds of points that no row connects."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.rand(N, 2, generator=generator, dtype=F64) + 5 * (torch.arange(N) % parts).unsqueeze(-1)
+    near = torch.cdist(points, points).argsort(-1)[:, :5]
+    pairs = torch.stack([torch.arange(N), near[:, 1]], -1)
+    tree = Dissection.of(points, near, pairs)
+    weights, scale = randn(*batch, N, 5, seed=1), 1 + randn(*batch, N, seed=2).square()
+    diagonal = 0.5 - randn(*batch, N, seed=3).square().clamp_max(1)
+    blocks = randn(*batch, N, 2, 2, seed=4)
+    blocks = 0.1 * (blocks + blocks.mT)
+    rows = columns_at(near, weights, N).mT
+    Q = (rows.mT * scale.unsqueeze(-2)) @ rows + torch.diag_embed(diagonal)
+    for i, (a, b) in enumerate(pairs.tolist()):
+        Q[..., [[a], [b]], [a, b]] += blocks[..., i, :, :]
+    shift = 0.1 - torch.linalg.eigvalsh(Q).amin().clamp_max(0)
+    return tree, (weights, scale, diagonal + shift, blocks), Q + shift * torch.eye(N, dtype=F64)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": (2,)}, {"parts": 3}, {"parts": N}], ids=str)
+def test_everything_is_that_of_the_dense_matrix(options):
+    tree, parts, Q = problem(**options)
+    assert len(tree.fronts) > 5
+    factor = factorise_sparse(tree, *parts)
+    assert bool(factor.positive_definite.all())
+    assert factor.positive_definite.shape == Q.shape[:-2]
+    inverse, right = torch.linalg.inv(Q), randn(*Q.shape[:-2], N, 3, seed=5)
+    torch.testing.assert_close(factor.log_det, torch.logdet(Q))
+    torch.testing.assert_close(factor.solve(right), inverse @ right)
+    one = randn(N, 3, seed=6)  # of all of a batch
+    torch.testing.assert_close(factor.solve(one), inverse @ one)
+    half = factor.half_solve(torch.eye(N, dtype=F64))
+    torch.testing.assert_close(half.mT @ half, inverse)
+    torch.testing.assert_close(factor.transposed_half_solve(right), half.mT @ right)
+    seen = torch.zeros(N, dtype=torch.bool)
+    for front, Z in factor.inverse_entries():
+        index = torch.cat([front.own, front.boundary])
+        torch.testing.assert_close(Z, submatrix(inverse.contiguous(), index))
+        seen[front.own] = True
+    assert bool(seen.all())
+
+
+def test_few_columns_visit_their_own_paths_alone():
+    tree, parts, Q = problem()
+    factor = factorise_sparse(tree, *parts)
+    index = tree.fronts[0].own[:1]
+    right = torch.zeros(N, 1, dtype=F64).index_fill(0, index, 1.0)
+    assert len(tree.paths(index)) < len(tree.fronts)
+    torch.testing.assert_close(factor.half_solve(right, index).square().sum(), torch.linalg.inv(Q)[index, index].sum())
+
+
+@pytest.mark.parametrize("which", range(0, N, 17))
+def test_an_indefinite_matrix_is_reported(which):
+    tree, (weights, scale, diagonal, blocks), Q = problem()
+    diagonal = diagonal.clone()
+    diagonal[which] -= 1 / torch.linalg.inv(Q)[which, which] + 1e-6  # of all, the least that makes it so
+    assert not bool(factorise_sparse(tree, weights, scale, diagonal, blocks).positive_definite)
+    diagonal[which] += 2e-6
+    assert bool(factorise_sparse(tree, weights, scale, diagonal, blocks).positive_definite)
+
+
+def test_one_of_a_batch_may_be_indefinite():
+    tree, (weights, scale, diagonal, blocks), _ = problem(batch=(2,))
+    diagonal = diagonal.clone()
+    diagonal[1] -= 100.0
+    assert factorise_sparse(tree, weights, scale, diagonal, blocks).positive_definite.tolist() == [True, False]
+
+
+def test_a_single_index():
+    tree = Dissection.of(torch.zeros(1, 2), torch.zeros(1, 3, dtype=torch.long))
+    one, zero = torch.ones(1, dtype=F64), torch.tensor([[1.0, 0.0, 0.0]], dtype=F64)
+    factor = factorise_sparse(tree, zero, one, one)
+    torch.testing.assert_close(factor.log_det, torch.tensor(2.0, dtype=F64).log())
+
+
+def test_a_separator_grows_with_the_root_of_the_number_of_points(monkeypatch):
+    monkeypatch.setattr(dissection, "_LEAF", 50)
+    work = []
+    for n in (1000, 4000):
+        points = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+        near = torch.cdist(points, points).topk(6, largest=False).indices
+        work.append(Dissection.of(points, near).work)
+    assert work[1] / work[0] < 4**1.7  # n^(3/2) and the fringe of leaves; 64 for a dense factor
