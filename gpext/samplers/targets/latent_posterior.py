@@ -56,7 +56,7 @@ class Target(ChainTarget):
                 prior = _dense(prior)
             problem = Problem.of(prior, require_augmentation(likelihood), targets, jitter)
         if not isinstance(problem.prior, DensePrior):
-            raise TypeError("GibbsSampler needs the exact prior of f; got a low-rank-plus-diagonal covariance.")
+            raise TypeError("GibbsSampler needs the exact prior of f; got one of low rank, or by nearest neighbours.")
         self._prior = problem.prior
         self._observe(likelihood, targets, problem.jitter, problem.prior.mean.shape, prior.mean.dtype)
 
@@ -153,8 +153,11 @@ class ModelTarget(Target):
 
     @torch.inference_mode(False)  # a copy made in it would have no parameters that move
     def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
-        if model.variational_strategy.sparse_inputs is not None:
-            raise TypeError("GibbsSampler needs the exact prior of f; build the LatentGP without inducing_inputs.")
+        strategy = model.variational_strategy
+        if strategy.sparse_inputs is not None or strategy.neighbours is not None:
+            raise TypeError(
+                "GibbsSampler needs the exact prior of f; build the LatentGP without inducing_inputs or neighbours."
+            )
         self.model = copy.deepcopy(model).eval()
         self._x = self.model.train_inputs[0]
         self._moved = Hyperparameters(self.model, names, logarithms=logarithms)
