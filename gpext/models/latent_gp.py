@@ -50,14 +50,15 @@ class LatentGP(ApproximateGP):
         neighbours: k, for tens of thousands of data in one to three dimensions: the prior is then that under which
             each f_i depends on the k nearest of those before it alone [Vecchia 1988], and new values depend on the k
             nearest data. In two dimensions a step takes O(N k^3 + N^(3/2) k^(3/2)). It is exact for k = N - 1; 20 is
-            usually enough. Distances are in lengthscales; :func:`gpext.fit` chooses neighbours anew where training
-            has changed their ratios.
+            usually enough. With inducing inputs, neighbours are of what these leave of the covariance, for more columns
+            of inputs [Gyger et al. 2025]; likelihoods of several latents then need `KL`. Distances are in lengthscales;
+            :func:`gpext.fit` chooses neighbours anew where training has changed their ratios.
         ordering: of the data, with neighbours: "maximin", in which each is far from all before, "random", or
             "coordinate".
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
-        NotImplementedError: neighbours together with inducing inputs or a design.
+        NotImplementedError: neighbours together with a design.
         ValueError: inputs or targets are not finite, empty, or do not match, or targets are outside the
             support.
 
@@ -106,9 +107,7 @@ class LatentGP(ApproximateGP):
                     f"{tuple(inducing_inputs.shape)}."
                 )
         rule = KL() if inference is None else inference
-        chosen = (
-            None if neighbours is None else _neighbours(neighbours, ordering, train_inputs, inducing_inputs, design)
-        )
+        chosen = None if neighbours is None else _neighbours(neighbours, ordering, train_inputs, design)
         super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design, chosen))
         self.likelihood = likelihood
         bound_noise(likelihood, train_targets)
@@ -258,14 +257,11 @@ def _columns(name: str, x: Any) -> Tensor:
     return x.unsqueeze(-1) if x.dim() == 1 else x
 
 
-def _neighbours(
-    number: int, ordering: Ordering, inputs: Tensor, inducing_inputs: Tensor | None, design: Design | None
-) -> NeighbourChoice:
+def _neighbours(number: int, ordering: Ordering, inputs: Tensor, design: Design | None) -> NeighbourChoice:
     if inputs.dim() > 2:
         raise ValueError(f"neighbours take one set of inputs, (N, d); got a batch, {tuple(inputs.shape)}.")
-    for name, given in (("inducing_inputs", inducing_inputs), ("a design", design)):
-        if given is not None:
-            raise NotImplementedError(f"neighbours with {name} are not served; leave one of them out.")
+    if design is not None:
+        raise NotImplementedError("neighbours with a design are not served; leave one of the two out.")
     return NeighbourChoice(number, inputs.size(-1), ordering)
 
 

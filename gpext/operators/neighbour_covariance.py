@@ -4,7 +4,9 @@ r"""A Gaussian prior by nearest neighbours: each value depends on a few of those
     K~^-1 = B' D^-1 B,    B = I - A,    log|K~| = sum_i log d_i
 
 Of all Gaussian densities with this sparsity it has the smallest Kullback-Leibler divergence from N(mu, K). With all
-values before each as neighbours it is exact.
+values before each as neighbours it is exact. With inducing inputs it is the prior of what they leave,
+
+    f = mu + Phi z + r,    z ~ N(0, I),    r by neighbours with K - Phi Phi' in place of K        [Gyger et al. 2025]
 """
 
 from __future__ import annotations
@@ -165,16 +167,18 @@ class LocalRegressions:
 
 
 class NeighbourLinearOperator(LinearOperator):
-    """K~ (..., N, N) of N data, given the covariances of each point and its neighbours.
+    """K~ + Phi Phi' (..., N, N) of N data.
 
     Args:
-        blocks: (..., P, E, E).
+        blocks: the covariances of each point and its neighbours, less Phi Phi' (..., P, E, E).
+        root: Phi at the points (..., P, M); None for none.
         graph: the neighbours.
     """
 
-    def __init__(self, blocks: Tensor, *, graph: NeighbourGraph) -> None:
-        super().__init__(blocks, graph=graph)
-        self.blocks, self.graph = blocks, graph
+    def __init__(self, blocks: Tensor, root: Tensor | None = None, *, graph: NeighbourGraph) -> None:
+        root = blocks.new_zeros(*blocks.shape[:-2], 0) if root is None else root
+        super().__init__(blocks, root, graph=graph)
+        self.blocks, self.root, self.graph = blocks, root, graph
 
     @cached_property
     def regressions(self) -> LocalRegressions:
@@ -189,12 +193,16 @@ class NeighbourLinearOperator(LinearOperator):
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
-        sums = self.graph.sum_over_data(columns.double().mT).movedim(-2, 0)  # a column at a time, (R, ..., P)
-        found = self.regressions.covariance_times(sums).movedim(0, -2)[..., self.graph.point].mT.to(rhs)
+        sums = self.graph.sum_over_data(columns.double().mT)  # (..., R, P)
+        sums = sums.expand(*torch.broadcast_shapes(sums.shape[:-2], self.batch_shape), *sums.shape[-2:])
+        found = self.regressions.covariance_times(sums.movedim(-2, 0)).movedim(0, -2)  # a column at a time
+        root = self.root.detach().double()
+        found = (found + sums @ root @ root.mT)[..., self.graph.point].mT.to(rhs)
         return found.squeeze(-1) if rhs.dim() == 1 else found
 
     def _diagonal(self) -> Tensor:
-        return self.blocks[..., 0, 0][..., self.graph.point]
+        return (self.blocks[..., 0, 0] + self.root.square().sum(-1))[..., self.graph.point]
 
     def _expand_batch(self, batch_shape: torch.Size) -> NeighbourLinearOperator:
-        return NeighbourLinearOperator(self.blocks.expand(*batch_shape, *self.blocks.shape[-3:]), graph=self.graph)
+        blocks, root = (t.expand(*batch_shape, *t.shape[-k:]) for t, k in ((self.blocks, 3), (self.root, 2)))
+        return NeighbourLinearOperator(blocks, root, graph=self.graph)

@@ -1,15 +1,20 @@
 r"""Condition a nearest-neighbour prior on Gaussian sites of any sign: a sparse precision and its Cholesky factor.
 
-    q(f) prop. to N(mu, K~) prod_i exp(nu_i f_i - tau_i f_i^2 / 2),    K~^-1 = B' D^-1 B
-    V^-1 = Q = B' D^-1 B + T,    m = mu + V (nu - tau mu),    log|I + K~ T| = log|Q| + sum_i log d_i
+    q(f) prop. to N(mu, K) prod_i exp(nu_i f_i - tau_i f_i^2 / 2),    f = mu + Phi z + r,   z ~ N(0, I),   r ~ N(0, K~)
 
-with the neighbours of :mod:`gpext.operators.neighbour_covariance` and the factor of :mod:`gpext.linalg.sparse_factor`.
-Several data at one input add up to one site. Derivatives in the covariances of a point and its neighbours are those of
-E_q[log N(f_i | f_N(i))] by Fisher's identity: with S = V + (m - mu)(m - mu)',
+with K~^-1 = B' D^-1 B of :mod:`gpext.operators.neighbour_covariance`, and Phi (P x M) of inducing inputs, or M = 0.
+With the factor of :mod:`gpext.linalg.sparse_factor` of Q, and e = nu - tau mu,
 
-    dA = -1/2 sum_i d(log d_i + b_i' S b_i / d_i),    b_i the i-th row of B
+    Q = B' D^-1 B + T,    C = Q^-1 T Phi,    W = Phi - C,    A = I + Phi' T W
+    E[z] = A^-1 W' e,     E[r] = Q^-1 e - C E[z],    m = mu + Phi E[z] + E[r]
+    V = Q^-1 + W A^-1 W',    Cov(r) = Q^-1 + C A^-1 C',    log|I + K T| = log|Q| + sum_i log d_i + log|A|
 
-which takes entries of V between neighbours alone.
+Several data at one input add up to one site. Derivatives are those of the expected log densities of r and of the sites
+under q, by Fisher's identity: with S = Cov(r) + E[r] E[r]' and weights w = nu - tau m,
+
+    dA = -1/2 sum_i d(log d_i + b_i' S b_i / d_i) + tr((w E[z]' - T W A^-1)' dPhi),    b_i the i-th row of B
+
+which takes entries of Q^-1 between neighbours alone.
 """
 
 from __future__ import annotations
@@ -46,7 +51,8 @@ class NeighbourPrior:
     """N(mu, K~) over N latent values; float64, in the graph of what it was made from."""
 
     mean: Tensor  # mu (..., N)
-    blocks: Tensor  # covariances of each point and its neighbours (..., P, E, E)
+    blocks: Tensor  # covariances of each point and its neighbours, less Phi Phi' (..., P, E, E)
+    root: Tensor  # Phi (..., P, M)
     regressions: LocalRegressions
     jitter: float  # in K
 
@@ -55,9 +61,9 @@ class NeighbourPrior:
         """Return the prior and the jitter in K, the least that makes every d_i positive; None if it is another one."""
         if not isinstance(covariance, NeighbourLinearOperator):
             return None
-        blocks, graph = covariance.blocks.double(), covariance.graph
+        blocks, root, graph = covariance.blocks.double(), covariance.root.double(), covariance.graph
         eps = torch.finfo(covariance.dtype).eps
-        largest = float(blocks.detach()[..., 0, 0].amax())
+        largest = float((blocks.detach()[..., 0, 0] + root.detach().square().sum(-1)).amax())
         unit = torch.eye(blocks.size(-1), dtype=blocks.dtype, device=blocks.device)
         for factor in _JITTERS:
             added = jitter + factor * eps / _FEWEST_DIGITS * largest
@@ -65,7 +71,7 @@ class NeighbourPrior:
             regressions = LocalRegressions.of(graph, padded.detach())
             if bool(regressions.positive & (regressions.variance > eps * largest).all()):
                 break
-        return cls(mean.double(), padded, regressions, added), added
+        return cls(mean.double(), padded, root, regressions, added), added
 
     @property
     def graph(self) -> NeighbourGraph:
@@ -75,27 +81,27 @@ class NeighbourPrior:
     @property
     def variance(self) -> Tensor:
         """The variances of the kernel (..., N), of which K~ has those of the first point and its neighbours alone."""
-        return self.blocks[..., 0, 0][..., self.graph.point]
+        return (self.blocks[..., 0, 0] + self.root.square().sum(-1))[..., self.graph.point]
 
     @property
     def distribution(self) -> MultivariateNormal:
         """The same as gpytorch's."""
-        return MultivariateNormal(self.mean, NeighbourLinearOperator(self.blocks, graph=self.graph))
+        return MultivariateNormal(self.mean, NeighbourLinearOperator(self.blocks, self.root, graph=self.graph))
 
     @property
     def is_finite(self) -> bool:
         """Whether every entry is."""
-        return bool(self.blocks.detach().isfinite().all())
+        return bool(self.blocks.detach().isfinite().all() and self.root.detach().isfinite().all())
 
     @property
     def requires_grad(self) -> bool:
         """Whether anything learns from it."""
-        return self.mean.requires_grad or self.blocks.requires_grad
+        return self.mean.requires_grad or self.blocks.requires_grad or self.root.requires_grad
 
     def expand_to(self, shape: torch.Size) -> NeighbourPrior:
         """Return the same prior for each of a batch of data of a shape (..., N), or (..., 1, N) for several latents."""
         mean = self.mean.expand(torch.broadcast_shapes(self.mean.shape, shape))
-        return NeighbourPrior(mean, self.blocks, self.regressions, self.jitter)
+        return NeighbourPrior(mean, self.blocks, self.root, self.regressions, self.jitter)
 
     @overload
     def condition(self, sites: GaussianSites) -> NeighbourPosterior: ...
@@ -107,27 +113,41 @@ class NeighbourPrior:
     def condition(self, sites: GaussianSites | JointSites) -> NeighbourPosterior | NeighbourJointPosterior: ...
 
     def condition(self, sites: GaussianSites | JointSites) -> NeighbourPosterior | NeighbourJointPosterior:
-        """Return the prior, of D latents for coupled sites, conditioned on them; outside the graph."""
+        """Return the prior, of D latents for coupled sites, conditioned on them; outside the graph.
+
+        Raises:
+            NotImplementedError: coupled sites under a prior with inducing inputs.
+        """
         with torch.no_grad():
             mean = self.mean.detach()
             if isinstance(sites, JointSites):
+                if self.root.size(-1):
+                    raise NotImplementedError(
+                        "neighbours and inducing_inputs together serve likelihoods of one latent, and KL for others; "
+                        "leave one of the two out."
+                    )
                 return condition_neighbours_joint(mean, self.regressions, sites, self.jitter)
-            return condition_neighbours(mean, self.regressions, sites, self.jitter)
+            return condition_neighbours(mean, self.regressions, self.root.detach(), sites, self.jitter)
 
     def follow(self, posterior: NeighbourPosterior | NeighbourJointPosterior, response: Tensor | None) -> Tensor:
         """Return zero (...), with the derivatives of the sites' evidence in mu and K; see `DensePrior.follow`."""
         r, graph = posterior.regressions, self.graph
-        by_mean = posterior.weights
-        moved = (posterior.mean - self.mean.detach())[..., graph.first]
-        residual = r.residual(moved).unsqueeze(-1)
-        product = posterior.row_products + moved[..., graph.rows] * residual  # S b_i, its entries in the row
+        by_mean, moved = posterior.weights, posterior.residual_mean
+        outer = r.residual(moved).unsqueeze(-1)
+        product = posterior.row_products + moved[..., graph.rows] * outer  # S b_i, its entries in the row
+        by_root = posterior.by_root
         if response is not None:
             by_mean = by_mean + response
-            x = r.covariance_times(graph.sum_over_data(response))
-            product = product + x[..., graph.rows] * residual
+            sums = graph.sum_over_data(response)
+            x = r.covariance_times(sums)
+            product = product + x[..., graph.rows] * outer
             product = product + moved[..., graph.rows] * r.residual(x).unsqueeze(-1)
+            weights, root = graph.sum_over_data(posterior.weights), self.root.detach()
+            for a, b in ((sums, weights), (weights, sums)):
+                by_root = by_root + a.unsqueeze(-1) * (b.unsqueeze(-2) @ root)
         by_blocks = r.by_covariance(product)
         followed = (by_mean * self.mean).sum(-1) + (by_blocks * self.blocks).sum((-3, -2, -1))
+        followed = followed + (by_root * self.root).sum((-2, -1))
         return followed - followed.detach()
 
 
@@ -137,42 +157,64 @@ class NeighbourPosterior:
 
     prior_mean: Tensor  # mu (..., N)
     regressions: LocalRegressions
+    root: Tensor  # Phi (..., P, M)
     sites: GaussianSites
     factor: SparseFactor  # of Q
+    across: Tensor  # C (..., P, M)
+    chol: Tensor  # L of A = L L' (..., M, M)
+    positive_definite: Tensor  # (...), bool
     jitter: float  # in K
 
     @property
-    def positive_definite(self) -> Tensor:
-        """Whether there is such a posterior (...)."""
-        return self.factor.positive_definite
+    def coordinates(self) -> Tensor:
+        """E[z] (..., M)."""
+        return self._parts[0]
+
+    @property
+    def residual_mean(self) -> Tensor:
+        """E[r] (..., P)."""
+        return self._parts[1]
 
     @cached_property
     def mean(self) -> Tensor:
         """The posterior mean (..., N)."""
-        return self.prior_mean + self.covariance_times(self._residual_shift)
+        return self.prior_mean + self._moved(*self._parts)
 
     @cached_property
     def weights(self) -> Tensor:
-        """K~^-1 (m - mu) = nu - tau m (..., N)."""
+        """K^-1 (m - mu) = nu - tau m (..., N)."""
         by_sites = self.sites.shift - self.sites.precision * self.mean
-        return with_digits(by_sites, self.sites.precision, self.mean - self.prior_mean, self.regressions)
+        return with_digits(by_sites, self.sites.precision, self.residual_mean, self.regressions)
 
     @property
     def variance(self) -> Tensor:
         """The posterior marginal variances v (..., N)."""
-        return self._inverse[0][..., self.regressions.graph.point]
+        return (self._inverse[0] + self._low_rank.square().sum(-1))[..., self.regressions.graph.point]
 
     @property
     def row_products(self) -> Tensor:
-        """V b_i (..., P, E), its entries at the i-th point and its neighbours."""
-        return self._inverse[1]
+        """Cov(r) b_i (..., P, E), its entries at the i-th point and its neighbours."""
+        C, r = self._whitened(self.across), self.regressions
+        rows = r.graph.rows
+        along = (r.weights.unsqueeze(-1) * C[..., rows, :]).sum(-2)  # C_i' b_i
+        return self._inverse[1] + (C[..., rows, :] @ along.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def by_root(self) -> Tensor:
+        """The derivative of `log_normalizer` in Phi (..., P, M), at fixed sites and covariances of r."""
+        graph = self.regressions.graph
+        W = torch.linalg.solve_triangular(self.chol, self._low_rank, upper=False, left=False)  # W A^-1
+        weights = graph.sum_over_data(self.weights)
+        precision = graph.sum_over_data(self.sites.precision)
+        return weights.unsqueeze(-1) * self.coordinates.unsqueeze(-2) - precision.unsqueeze(-1) * W
 
     @property
     def cavity_share(self) -> Tensor:
-        """1 - tau v (..., N), where sites are sharp from V K~^-1 = I - V T."""
+        """1 - tau v (..., N), where sites are sharp from Q^-1 K~^-1 = I - Q^-1 T."""
         r, tau = self.regressions, self.sites.precision
         graph = r.graph
-        of_point = r.sum_over_rows(self.row_products * r.weights / r.variance.unsqueeze(-1))
+        of_point = r.sum_over_rows(self._inverse[1] * r.weights / r.variance.unsqueeze(-1))
+        of_point = of_point - graph.sum_over_data(tau) * self._low_rank.square().sum(-1)
         others = graph.sum_over_data(tau)[..., graph.point] - tau
         share = of_point[..., graph.point] + others * self.variance
         return torch.where(are_sharp(tau, r)[..., graph.point], share, 1 - tau * self.variance)
@@ -184,14 +226,16 @@ class NeighbourPosterior:
 
         def dense() -> Tensor:
             unit = torch.eye(self.factor.dissection.size, dtype=self.mean.dtype, device=self.mean.device)
-            return self.factor.solve(unit)[..., point, :][..., point]
+            inverse = self.factor.solve(unit) + self._low_rank @ self._low_rank.mT
+            return inverse[..., point, :][..., point]
 
         return LazyCovariance(self.variance, dense=dense)
 
     @property
     def log_det(self) -> Tensor:
-        """log|I + K~ T| (...)."""
-        return self.factor.log_det + self.regressions.variance.log().sum(-1)
+        """log|I + K T| (...)."""
+        of_coordinates = 2 * self.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self.factor.log_det + self.regressions.variance.log().sum(-1) + of_coordinates
 
     @property
     def log_normalizer(self) -> Tensor:
@@ -213,37 +257,71 @@ class NeighbourPosterior:
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N)."""
-        graph = self.regressions.graph
-        return self.factor.solve(graph.sum_over_data(vector).unsqueeze(-1)).squeeze(-1)[..., graph.point]
+        return self._moved(*self._response(vector))
 
     def predict(
-        self, test_mean: Tensor, nearest: Tensor, weights: Tensor, rest: Tensor, covariance: Callable[[], Tensor]
+        self,
+        test_mean: Tensor,
+        nearest: Tensor,
+        weights: Tensor,
+        test_root: Tensor,
+        rest: Tensor,
+        covariance: Callable[[], Tensor],
     ) -> MultivariateNormal:
-        """Return the posterior at S new inputs, f = mu + a'(f - mu)_N + r; differentiable in the arguments.
+        """Return the posterior at S new inputs, f = mu + phi'z + a'r_N + s; differentiable in the arguments.
 
         Args:
             test_mean: (..., S) prior mean there.
             nearest: the points N that each depends on (S, E).
             weights: a (..., S, E).
-            rest: the variances of r (..., S).
-            covariance: returns the covariance of r (..., S, S).
+            test_root: phi (..., S, M).
+            rest: the variances of s (..., S).
+            covariance: returns the covariance of s (..., S, S).
         """
         graph = self.regressions.graph
-        moved = (self.mean - self.prior_mean)[..., graph.first]
-        mean = test_mean.double() + (weights * moved[..., nearest]).sum(-1)
+        z, r = self._parts
+        mean = test_mean.double() + (weights * r[..., nearest]).sum(-1) + (test_root @ z.unsqueeze(-1)).squeeze(-1)
         order = graph.dissection.node[nearest[:, 0]].argsort()  # those together that depend on the same fronts
-        halves = (self._half(nearest[i], weights[..., i, :]) for i in order.split(COLUMNS))
-        variance = rest + torch.cat([half.square().sum(-2) for half in halves], -1)[..., order.argsort()]
+        halves = (self._half(nearest[i], weights[..., i, :], test_root[..., i, :]) for i in order.split(COLUMNS))
+        squares = [of_r.square().sum(-2) + of_z.square().sum(-2) for of_r, of_z in halves]
+        variance = rest + torch.cat(squares, -1)[..., order.argsort()]
 
         def dense() -> Tensor:
-            half = self._half(nearest, weights)
-            return half.mT @ half + covariance()
+            of_r, of_z = self._half(nearest, weights, test_root)
+            return of_r.mT @ of_r + of_z.mT @ of_z + covariance()
 
         return LatentNormal(mean.to(test_mean.dtype), LazyCovariance(variance.to(test_mean.dtype), dense=dense))
 
-    def _half(self, nearest: Tensor, weights: Tensor) -> Tensor:
-        """Return H A' (..., P, S) with H'H = V, for the rows of A of new inputs."""
-        return self.factor.half_solve(columns_at(nearest, weights, self.factor.dissection.size), nearest)
+    def _half(self, nearest: Tensor, weights: Tensor, test_root: Tensor) -> tuple[Tensor, Tensor]:
+        """Return matrices (..., P, S) and (..., M, S) whose squares are the covariance of phi'z + a'r_N."""
+        columns = columns_at(nearest, weights, self.factor.dissection.size)
+        turned = test_root - (weights.unsqueeze(-1) * self.across[..., nearest, :]).sum(-2)
+        return self.factor.half_solve(columns, nearest), self._whitened(turned).mT
+
+    def _whitened(self, rows: Tensor) -> Tensor:
+        """Return rows L^-T (..., S, M)."""
+        return torch.linalg.solve_triangular(self.chol.mT, rows, upper=True, left=False)
+
+    @cached_property
+    def _low_rank(self) -> Tensor:
+        """W L^-T (..., P, M)."""
+        return self._whitened(self.root - self.across)
+
+    def _response(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Cov(z, f) vector (..., M) and Cov(r, f) vector (..., P), of data (..., N)."""
+        right = self.regressions.graph.sum_over_data(vector).unsqueeze(-1)
+        whitened = self._low_rank.mT @ right
+        z = torch.linalg.solve_triangular(self.chol.mT, whitened, upper=True)
+        return z.squeeze(-1), (self.factor.solve(right) - self.across @ z).squeeze(-1)
+
+    def _moved(self, z: Tensor, r: Tensor) -> Tensor:
+        """Return Phi z + r of the data (..., N)."""
+        return ((self.root @ z.unsqueeze(-1)).squeeze(-1) + r)[..., self.regressions.graph.point]
+
+    @cached_property
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """E[z] (..., M) and E[r] (..., P)."""
+        return self._response(self._residual_shift)
 
     @property
     def _residual_shift(self) -> Tensor:
@@ -251,8 +329,8 @@ class NeighbourPosterior:
 
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor]:
-        """The variances (..., P), and V b_i (..., P, E)."""
-        b = self.regressions.weights.expand(*self.positive_definite.shape, *self.regressions.weights.shape[-2:])
+        """The diagonal of Q^-1 (..., P), and Q^-1 b_i (..., P, E)."""
+        b = self.regressions.weights.expand(*self.factor.positive_definite.shape, *self.regressions.weights.shape[-2:])
         variance, product = torch.empty_like(b[..., 0]), torch.empty_like(b)
         for front, Z in self.factor.inverse_entries():
             variance[..., front.own] = Z.diagonal(dim1=-2, dim2=-1)[..., : len(front.own)]
@@ -262,18 +340,24 @@ class NeighbourPosterior:
 
 
 def condition_neighbours(
-    prior_mean: Tensor, regressions: LocalRegressions, sites: GaussianSites, jitter: float
+    prior_mean: Tensor, regressions: LocalRegressions, root: Tensor, sites: GaussianSites, jitter: float
 ) -> NeighbourPosterior:
-    """Condition N(prior_mean, K~) on sites of any sign.
+    """Condition N(prior_mean, K~ + root root') on sites of any sign.
 
     Args:
         prior_mean: mu (..., N).
         regressions: of K~.
+        root: Phi (..., P, M).
         sites: (..., N).
         jitter: that K~ was made with.
     """
     sites = sites.to(torch.float64)
     graph = regressions.graph
-    diagonal = graph.sum_over_data(sites.precision)
-    factor = factorise_sparse(graph.dissection, regressions.weights, 1 / regressions.variance, diagonal)
-    return NeighbourPosterior(prior_mean, regressions, sites, factor, jitter)
+    precision = graph.sum_over_data(sites.precision)
+    factor = factorise_sparse(graph.dissection, regressions.weights, 1 / regressions.variance, precision)
+    weighted = precision.unsqueeze(-1) * root
+    across = factor.solve(weighted)
+    inner = weighted.mT @ (root - across) + torch.eye(root.size(-1), dtype=root.dtype, device=root.device)
+    chol, info = torch.linalg.cholesky_ex(0.5 * (inner + inner.mT))
+    positive = factor.positive_definite & (info == 0)
+    return NeighbourPosterior(prior_mean, regressions, root, sites, factor, across, chol, positive, jitter)

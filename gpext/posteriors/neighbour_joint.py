@@ -51,7 +51,17 @@ class NeighbourJointPosterior(JointPosterior):
         """K~^-1 (m - mu) = nu - U m (..., D, N)."""
         by_sites = self.sites.shift - self.sites.times(self.mean)
         own = precision_blocks(self.sites).diagonal(dim1=-3, dim2=-2).mT
-        return with_digits(by_sites, own, self.mean - self.prior_mean, self.regressions)
+        return with_digits(by_sites, own, self.residual_mean, self.regressions)
+
+    @property
+    def residual_mean(self) -> Tensor:
+        """E[r] = m - mu at the points (..., D, P)."""
+        return (self.mean - self.prior_mean)[..., self.regressions.graph.first]
+
+    @property
+    def by_root(self) -> Tensor:
+        """The derivative in Phi (..., D, P, 0), of which there is none."""
+        return self.residual_mean.unsqueeze(-1)[..., :0]
 
     @property
     def blocks(self) -> Tensor:
@@ -98,7 +108,13 @@ class NeighbourJointPosterior(JointPosterior):
         return MultitaskLatentNormal(self.mean.to(dtype).mT, covariance, interleaved=False)
 
     def predict(  # type: ignore[override]
-        self, test_mean: Tensor, nearest: Tensor, weights: Tensor, rest: Tensor, covariance: Callable[[], Tensor]
+        self,
+        test_mean: Tensor,
+        nearest: Tensor,
+        weights: Tensor,
+        test_root: Tensor,
+        rest: Tensor,
+        covariance: Callable[[], Tensor],
     ) -> MultitaskMultivariateNormal:
         """Return the posterior of all latents at S new inputs; see `NeighbourPosterior.predict`.
 
@@ -106,12 +122,12 @@ class NeighbourJointPosterior(JointPosterior):
             test_mean: (..., D, S) prior means there.
             nearest: the points that each depends on (S, E).
             weights: a (..., D, S, E), or (S, E).
+            test_root: of no columns.
             rest: the variances of r (..., D, S), or (S,).
             covariance: returns the covariances of r (..., D, S, S), or (S, S).
         """
-        graph, dtype = self.regressions.graph, test_mean.dtype
-        moved = (self.mean - self.prior_mean)[..., graph.first]
-        mean = test_mean.double() + (weights * moved[..., nearest]).sum(-1)
+        dtype = test_mean.dtype
+        mean = test_mean.double() + (weights * self.residual_mean[..., nearest]).sum(-1)
         weights = weights.expand(*mean.shape, weights.size(-1))
         order = self.factor.dissection.node[nearest[:, 0]].argsort()  # those together that depend on the same fronts
         halves = (self._half(nearest[i], weights[..., i, :]) for i in order.split(COLUMNS))
@@ -185,20 +201,20 @@ def are_sharp(precision: Tensor, regressions: LocalRegressions) -> Tensor:
 
 
 def with_digits(by_sites: Tensor, precision: Tensor, moved: Tensor, regressions: LocalRegressions) -> Tensor:
-    """Return K~^-1 (m - mu) (..., N), which nu - tau m has few digits of where sites are sharp.
+    """Return K^-1 (m - mu) (..., N), which nu - tau m has few digits of where sites are sharp.
 
-    There it is made to have the sums of K~^-1 (m - mu) over the data at each point.
+    There it is made to have the sums of K~^-1 E[r], which it equals, over the data at each point.
 
     Args:
         by_sites: nu - tau m (..., N).
         precision: tau (..., N).
-        moved: m - mu (..., N).
+        moved: E[r] (..., P), m - mu at the points, less Phi E[z].
         regressions: of K~.
     """
     graph, sharp = regressions.graph, are_sharp(precision, regressions)
     if not bool(sharp.any()):
         return by_sites
-    missing = regressions.precision_times(moved[..., graph.first]) - graph.sum_over_data(by_sites)
+    missing = regressions.precision_times(moved) - graph.sum_over_data(by_sites)
     each = torch.where(sharp, missing / graph.sum_over_data(precision), 0.0)
     return by_sites + precision * each[..., graph.point]
 

@@ -8,11 +8,13 @@ variances (FITC) [Snelson & Ghahramani 2006]; a step of every rule then takes O(
 
     L L' = K_zz + jitter,   Phi = K_xz L^-T,   p(f) = N(mu, Phi Phi' + diag(k_ii - |phi_i|^2))
 
-With neighbours it is that of :mod:`gpext.operators.neighbour_covariance`, whose precision is sparse.
+With neighbours it is that of :mod:`gpext.operators.neighbour_covariance`, whose precision is sparse; with both, the
+covariance that inducing inputs leave is by neighbours, not diagonal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -157,7 +159,9 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def prior_distribution(self) -> MultivariateNormal:
         """p(f) at the training inputs, or p(A f) with a design."""
         if self.neighbours is not None:
-            return self.neighbours.prior(self.model, self.model.forward, self.inducing_points, several=self._is_joint)
+            return self.neighbours.prior(
+                self.model, self.model.forward, self.inducing_points, self._root_of, several=self._is_joint
+            )
         if self.sparse_inputs is None:
             prior = self.model.forward(self.inducing_points)
             return prior if self.design is None else self.design(prior)
@@ -181,6 +185,11 @@ class LatentVariationalStrategy(_VariationalStrategy):
         rest = variance.double() - root.square().sum(-1)
         rest = rest.clamp_min(0)  # with jitter in K_zz, it is negative by rounding alone
         return joint.mean[..., size:], root.to(x.dtype), rest.to(x.dtype)
+
+    @property
+    def _root_of(self) -> Callable[[Tensor], Tensor] | None:
+        z = self.sparse_inputs
+        return None if z is None else lambda x: self._sparse_prior(x, z)[1]
 
     def _variance_of_rows(self, design: Design) -> Tensor:
         """Return the prior variances a_i' K a_i (..., N), from the covariances of the inputs of one row each."""
@@ -275,7 +284,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         train_x = self.inducing_points
         if isinstance(conditioned, NeighbourPosterior | NeighbourJointPosterior):
             assert self.neighbours is not None
-            return self.neighbours.predict(self.model.forward, train_x, conditioned, x)
+            return self.neighbours.predict(self.model.forward, train_x, self._root_of, conditioned, x)
         if train_x.shape[:-2] != x.shape[:-2]:
             x, train_x = self._expand_inputs(x, train_x)
         size = train_x.size(-2)

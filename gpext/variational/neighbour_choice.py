@@ -26,6 +26,7 @@ from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior
 
 Ordering = Literal["maximin", "random", "coordinate"]
 Prior = Callable[[Tensor], MultivariateNormal]
+Root = Callable[[Tensor], Tensor]
 
 _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivatives are
 
@@ -89,21 +90,44 @@ class NeighbourChoice(Module):
             self._graph = kept
         return kept[2]
 
-    def prior(self, model: Module, forward: Prior, x: Tensor, *, several: bool) -> MultivariateNormal:
-        """Return the nearest-neighbour prior at inputs (N, d), of `several` latents or of one."""
+    def prior(
+        self, model: Module, forward: Prior, x: Tensor, root_of: Root | None, *, several: bool
+    ) -> MultivariateNormal:
+        """Return the nearest-neighbour prior at inputs (N, d), of `several` latents or of one.
+
+        Args:
+            model: the process.
+            forward: the exact prior at any inputs.
+            x: (N, d).
+            root_of: Phi at any inputs, so that Phi Phi' is the part of the covariance that inducing inputs explain.
+            several: whether `forward` returns a batch of latents.
+        """
         if not bool(self.scale.any()):
             self.choose(model, x)
         graph = self.graph(x)
-        blocks = _blocks(forward, x[graph.first][graph.rows], several)
-        return MultivariateNormal(forward(x).mean, NeighbourLinearOperator(blocks, graph=graph))
+        points = x[graph.first]
+        blocks = _blocks(forward, points[graph.rows], several)
+        if root_of is None:
+            covariance = NeighbourLinearOperator(blocks, graph=graph)
+        else:
+            root = root_of(points)
+            blocks = _less(blocks, root[..., graph.rows, :])
+            covariance = NeighbourLinearOperator(blocks, root, graph=graph)
+        return MultivariateNormal(forward(x).mean, covariance)
 
     def predict(
-        self, forward: Prior, x: Tensor, posterior: NeighbourPosterior | NeighbourJointPosterior, new: Tensor
+        self,
+        forward: Prior,
+        x: Tensor,
+        root_of: Root | None,
+        posterior: NeighbourPosterior | NeighbourJointPosterior,
+        new: Tensor,
     ) -> MultivariateNormal:
         """Return the posterior at new inputs (S, d), each of which depends on the data nearest to it.
 
-        With a = K_NN^-1 k_N*, f_* = mu_* + a'(f - mu)_N + r, and r has the covariance that the exact prior leaves:
-        variances are those of the nearest-neighbour prior, and covariances are exact where all data are neighbours.
+        With R = K - Phi Phi' and a = R_NN^-1 r_N*, f_* = mu_* + phi'z + a'r_N + s, and s has the covariance that the
+        exact prior leaves: variances are those of the nearest-neighbour prior, and covariances are exact where all data
+        are neighbours.
 
         Raises:
             ValueError: a batch of inputs.
@@ -120,8 +144,14 @@ class NeighbourChoice(Module):
         tree = KDTree((points.detach().double() / self.scale).cpu().numpy())
         _, found = tree.query((new.detach().double() / self.scale).cpu().numpy(), number)
         nearest = torch.as_tensor(found, dtype=torch.long, device=x.device).view(len(new), number)
-        several = posterior.prior_mean.dim() > 1
-        blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), several).double()
+        blocks = _blocks(
+            forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), posterior.prior_mean.dim() > 1
+        ).double()
+        root = blocks.new_zeros(len(new) + len(points), 0)
+        if root_of is not None:
+            root = root_of(torch.cat([new, points])).double()
+        own, others = root[..., : len(new), :], root[..., len(new) :, :]
+        blocks = _less(blocks, torch.cat([own.unsqueeze(-2), others[..., nearest, :]], -2))
         among = blocks[..., 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
         chol = torch.linalg.cholesky(among)
         reduced = torch.linalg.solve_triangular(chol, blocks[..., 1:, :1], upper=False)
@@ -131,12 +161,13 @@ class NeighbourChoice(Module):
         def covariance() -> Tensor:
             used, at = nearest.unique(return_inverse=True)
             K = dense_covariance(forward(torch.cat([new, points[used]])).lazy_covariance_matrix).double()
+            K = _less(K, torch.cat([own, others[..., used, :]], -2))
             unit = torch.eye(len(new), dtype=weights.dtype, device=x.device)
             unit = unit.expand(*weights.shape[:-2], -1, -1)
             rows = torch.cat([unit, -columns_at(at.view(nearest.shape), weights, len(used)).mT], -1)
             return rows @ K @ rows.mT
 
-        return posterior.predict(forward(new).mean, nearest, weights, rest, covariance)
+        return posterior.predict(forward(new).mean, nearest, weights, own, rest, covariance)
 
 
 @torch.no_grad()
@@ -162,3 +193,8 @@ def _blocks(forward: Prior, points: Tensor, several: bool) -> Tensor:
     parts = (dense_covariance(forward(part).lazy_covariance_matrix) for part in points.split(together))
     blocks = torch.cat(list(parts))
     return blocks.squeeze(1) if several and blocks.size(1) == 1 else blocks.movedim(0, -3)
+
+
+def _less(blocks: Tensor, root: Tensor) -> Tensor:
+    """Return blocks (..., E, E) less root root', for a root (..., E, M)."""
+    return blocks - (root.double() @ root.double().mT).to(blocks) if root.size(-1) else blocks

@@ -39,27 +39,41 @@ def neighbour_covariance(K, graph):
     return (root @ root.mT)[..., graph.point, :][..., graph.point]
 
 
-def both(name, number, n=15):
-    """A likelihood, targets, and functions that return the prior by neighbours and the same as a dense one."""
+def both(name, number, n=15, inducing=0):
+    """A likelihood, targets, and functions that return the prior by neighbours and the same as a dense one.
+
+    The first of the data are inducing inputs, with a jitter.
+    """
     likelihood, prior, y = CASES[name].problem(n)
     graph = graph_of(prior.x, number)
 
-    def sparse():
+    def parts():
         p = prior()
-        blocks = p.covariance_matrix[..., graph.first, :][..., graph.first]
+        K = p.covariance_matrix
+        chol = torch.linalg.cholesky(K[..., :inducing, :inducing] + 0.1 * torch.eye(inducing, dtype=F64))
+        root = torch.linalg.solve_triangular(chol, K[..., :inducing, :], upper=False).mT
+        return p.mean, root, K - root @ root.mT
+
+    def sparse():
+        mean, root, rest = parts()
+        blocks = rest[..., graph.first, :][..., graph.first]
         blocks = blocks[..., graph.rows.unsqueeze(-1), graph.rows.unsqueeze(-2)]
-        return MultivariateNormal(p.mean, NeighbourLinearOperator(blocks, graph=graph))
+        return MultivariateNormal(mean, NeighbourLinearOperator(blocks, root[..., graph.first, :], graph=graph))
 
     def dense():
-        p = prior()
-        return MultivariateNormal(p.mean, to_linear_operator(neighbour_covariance(p.covariance_matrix, graph)))
+        mean, root, rest = parts()
+        return MultivariateNormal(mean, to_linear_operator(neighbour_covariance(rest, graph) + root @ root.mT))
 
     return likelihood, prior, y, sparse, dense
 
 
-@pytest.mark.parametrize(("name", "rule"), PAIRS)
-def test_the_result_is_that_of_the_dense_matrix(name, rule):
-    likelihood, prior, y, sparse, dense = both(name, 4)
+ALL = [(name, rule, 0) for name, rule in PAIRS]
+ALL += [(name, rule, 3) for name, rule in PAIRS if CASES[name].num_latents is None or rule == "kl"]
+
+
+@pytest.mark.parametrize(("name", "rule", "inducing"), ALL)
+def test_the_result_is_that_of_the_dense_matrix(name, rule, inducing):
+    likelihood, prior, y, sparse, dense = both(name, 4, inducing=inducing)
     found, expected = RULES[rule].infer(sparse(), likelihood, y), RULES[rule].infer(dense(), likelihood, y)
     assert found.status is expected.status
     assert isinstance(found.posterior, MultitaskMultivariateNormal) == isinstance(
@@ -86,3 +100,19 @@ def test_with_all_neighbours_it_is_the_exact_prior(name, rule):
     found, expected = RULES[rule].infer(sparse(), likelihood, y), RULES[rule].infer(prior(), likelihood, y)
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(found.posterior.mean, expected.posterior.mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("inducing", [0, 3])
+@pytest.mark.parametrize("name", ["student_t", "multinomial"])
+def test_the_operator_is_the_dense_matrix(name, inducing):
+    _, _, _, sparse, dense = both(name, 4, inducing=inducing)
+    operator, matrix = sparse().lazy_covariance_matrix, dense().covariance_matrix
+    vector = torch.randn(15, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    torch.testing.assert_close(operator @ vector, matrix @ vector)
+    torch.testing.assert_close(operator.to_dense(), matrix)
+
+
+def test_inducing_inputs_with_coupled_sites_are_refused():
+    likelihood, _, y, sparse, _ = both("multinomial", 4, inducing=3)
+    with pytest.raises(NotImplementedError, match="inducing_inputs"):
+        RULES["laplace"].infer(sparse(), likelihood, y)

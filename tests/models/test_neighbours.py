@@ -9,6 +9,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 import gpext
+from gpext.bounds import num_latents
 from gpext.inference import CAVI, EP, KL, Laplace, Status, Taylor
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
@@ -72,16 +73,20 @@ SINGLE = [
 
 
 @pytest.mark.parametrize(("make", "kind", "rule"), SINGLE)
-@pytest.mark.parametrize("shared", [False, True])
-def test_with_all_data_as_neighbours_the_model_is_the_exact_one(make, kind, rule, shared):
+@pytest.mark.parametrize(("shared", "inducing"), [(False, 0), (True, 0), (False, 5)])
+def test_with_all_data_as_neighbours_the_model_is_the_exact_one(make, kind, rule, shared, inducing):
     x, y, new = data(kind)
+    if inducing and num_latents(make()) is not None and not isinstance(rule, KL):
+        pytest.skip("coupled sites")
     found = []
     for neighbours in (None, N - 1):
         likelihood = make()
-        model = Model(x, y, likelihood, rule, shared=shared, neighbours=neighbours)
+        options = {"inducing_inputs": 0.9 * x[:inducing] + 0.05} if inducing and neighbours else {}
+        model = Model(x, y, likelihood, rule, shared=shared, neighbours=neighbours, **options)
         mll = LatentMarginalLogLikelihood(likelihood, model)
         value = mll(model.train()(x), y)
-        parameters = [p for p in mll.parameters() if p.requires_grad]
+        z = model.variational_strategy.sparse_inputs
+        parameters = [p for p in mll.parameters() if p.requires_grad and p is not z]
         gradient = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
         prediction = model.eval()(new)
         assert model.result.status is Status.CONVERGED
@@ -142,6 +147,38 @@ def test_more_neighbours_come_nearer_to_the_exact_evidence(ordering):
         model = Model(x, y, likelihood, Laplace(), neighbours=neighbours, ordering=ordering)
         errors.append(float((model.result.log_evidence - exact).abs()))
     assert errors[1] < 0.1 * errors[0]
+
+
+def test_derivatives_in_inducing_inputs_are_differences():
+    x, y, new = data("count")
+    model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=4, inducing_inputs=new).train()
+    mll, z = LatentMarginalLogLikelihood(model.likelihood, model), model.variational_strategy.sparse_inputs
+    (gradient,) = torch.autograd.grad(mll(model(x), y), z)
+    values = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            z[1, 0] += step
+            values.append(mll(model(x), y))
+            z[1, 0] -= step
+    torch.testing.assert_close(gradient[1, 0], (values[0] - values[1]) / 2e-5, rtol=1e-4, atol=1e-7)
+
+
+def test_inducing_inputs_and_neighbours_come_nearer_than_either():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 6, generator=generator, dtype=F64)
+    y = (torch.sin(4 * x[:, 0]) + x.sum(-1) > 3.5).to(F64)
+    x = x[:, :2] + 0.1 * x[:, 2:4]
+    errors = {}
+    for name, options in {
+        "exact": {},
+        "neighbours": {"neighbours": 3},
+        "inducing": {"inducing_inputs": x[:15]},
+        "both": {"neighbours": 3, "inducing_inputs": x[:15]},
+    }.items():
+        model = Model(x, y, BernoulliLogitLikelihood(), Laplace(), **options)
+        errors[name] = float(model.result.log_evidence)
+    distance = {name: abs(value - errors["exact"]) for name, value in errors.items()}
+    assert distance["both"] < 0.5 * min(distance["neighbours"], distance["inducing"])
 
 
 def test_training_chooses_neighbours_by_the_lengthscales_found():
@@ -236,8 +273,8 @@ def test_bad_input():
         Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5, ordering="hilbert")
     with pytest.raises(ValueError, match="one set of inputs"):
         Model(x.expand(2, -1, -1), y, PoissonLikelihood(), Laplace(), neighbours=5)
-    with pytest.raises(NotImplementedError, match="inducing_inputs"):
-        Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5, inducing_inputs=new)
+    with pytest.raises(NotImplementedError, match="design"):
+        Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5, design=gpext.designs.sums(torch.arange(N)))
     with pytest.raises(ValueError, match="finite"):
         Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5).eval()(new * torch.nan)
     with pytest.raises(ValueError, match="batch"):
