@@ -5,6 +5,7 @@ from gpext.kernels.categorical import CategoricalKernel
 from gpext.kernels.direct import dense_covariance, direct_covariance
 from gpext.kernels.matern52 import matern52
 from gpext.kernels.partial_derivatives import PartialDerivativeKernel
+from gpext.kernels.sphere import sphere_points
 from gpext.kernels.squared_exponential import squared_exponential
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "direct_covariance",
     "keops",
     "matern52",
+    "sphere_points",
     "squared_exponential",
 ]
