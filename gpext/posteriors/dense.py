@@ -28,6 +28,7 @@ from torch import Tensor
 from gpext.distributions import LatentNormal
 from gpext.linalg.products import times
 from gpext.linalg.triangles import take_columns
+from gpext.posteriors.gaussian import GaussianPosterior
 from gpext.posteriors.negative_sites import NegativeSites, condition_on_negative
 from gpext.posteriors.positive_factor import PositiveFactor
 from gpext.sites import GaussianSites
@@ -36,7 +37,7 @@ _RELIABLE = 1e-3  # tau v, as one less a diagonal element of B1^-1, from which i
 
 
 @dataclass(frozen=True)
-class DensePosterior:
+class DensePosterior(GaussianPosterior):
     """A Gaussian prior over N latent values conditioned on N sites; float64.
 
     `positive_definite` is False when no such posterior exists (too negative a precision, or a prior covariance that is
@@ -174,25 +175,6 @@ class DensePosterior:
         return log_det
 
     @property
-    def log_normalizer(self) -> Tensor:
-        r"""The evidence of the sites, :math:`A = \log\int N(f|\mu,K) \prod_i t_i(f_i) df` (...).
-
-        With e = nu - tau mu: A = sum(nu mu - tau mu^2 / 2) + e' V e / 2 - log|I + K T| / 2.
-        """
-        mu, residual = self.prior_mean, self._residual_shift
-        at_mean = (self.sites.shift * mu - 0.5 * self.sites.precision * mu.square()).sum(-1)
-        return at_mean + 0.5 * (residual * (self.mean - mu)).sum(-1) - 0.5 * self.log_det
-
-    @property
-    def log_peak(self) -> Tensor:
-        r"""A without the sites at the mean, :math:`\log\int N(f|\mu,K) \prod_i t_i(f_i) / t_i(m_i) df` (...).
-
-        Which is -(m - mu)' K^-1 (m - mu) / 2 - log|I + K T| / 2. Of sharp sites A and the t_i(m_i) are huge, and their
-        difference has no digits.
-        """
-        return -0.5 * (self.weights * (self.mean - self.prior_mean)).sum(-1) - 0.5 * self.log_det
-
-    @property
     def gradient(self) -> tuple[Tensor, Tensor]:
         """Derivatives of `log_normalizer` at fixed sites in the prior mean (..., N) and covariance (..., N, N).
 
@@ -213,15 +195,6 @@ class DensePosterior:
             reduced = self.negative.reduce(self.factor)
             response = response - reduced.mT @ reduced
         return response
-
-    @property
-    def leave_one_out(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance (..., N) of each f_i given all sites but its own: the cavities of JVV11 Sec. 4.
-
-        A variance that is not positive means that the datum alone holds the posterior together: there is no cavity.
-        """
-        variance = self.variance / self.cavity_share
-        return self.mean - variance * self.weights, variance
 
     def predict(
         self, test_mean: Tensor, cross_covariance: Tensor, test_covariance: Tensor | LinearOperator
@@ -254,10 +227,6 @@ class DensePosterior:
         if self.negative is not None:
             covariance = covariance + _gram(self.negative.condition(cross, reduced), 1, dtype)
         return covariance
-
-    @property
-    def _residual_shift(self) -> Tensor:
-        return self.sites.shift - self.sites.precision * self.prior_mean
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N), in O(N^2)."""

@@ -35,6 +35,7 @@ from gpext.distributions import LatentNormal
 from gpext.linalg.added_diagonal import split_diagonal
 from gpext.linalg.products import times
 from gpext.linalg.square_root import SquareRoot
+from gpext.posteriors.gaussian import GaussianPosterior
 from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low_rank_joint
 from gpext.sites import GaussianSites, JointSites
 
@@ -118,7 +119,7 @@ class LowRankPrior:
 
 
 @dataclass(frozen=True)
-class LowRankPosterior:
+class LowRankPosterior(GaussianPosterior):
     """A low-rank-plus-diagonal prior conditioned on N sites; float64. What `DensePosterior` offers, in O(N M^2)."""
 
     prior_mean: Tensor  # mu (..., N)
@@ -162,24 +163,6 @@ class LowRankPosterior:
         return self._stretch.log().sum(-1) + 2 * self.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     @property
-    def log_normalizer(self) -> Tensor:
-        """The evidence of the sites (...), see `DensePosterior.log_normalizer`."""
-        mu, e = self.prior_mean, self._residual_shift
-        at_mean = (self.sites.shift * mu - 0.5 * self.sites.precision * mu.square()).sum(-1)
-        return at_mean + 0.5 * (e * (self.mean - mu)).sum(-1) - 0.5 * self.log_det
-
-    @property
-    def log_peak(self) -> Tensor:
-        """A without the sites at the mean (...), see `DensePosterior.log_peak`."""
-        return -0.5 * (self.weights * (self.mean - self.prior_mean)).sum(-1) - 0.5 * self.log_det
-
-    @property
-    def leave_one_out(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance (..., N) of each f_i given all sites but its own."""
-        variance = self.variance / self.cavity_share
-        return self.mean - variance * self.weights, variance
-
-    @property
     def response_diagonal(self) -> Tensor:
         """The diagonal of R (..., N)."""
         return self._weight - self._weight.square() * self._low_rank_variance
@@ -219,10 +202,6 @@ class LowRankPosterior:
     def coordinates(self) -> tuple[Tensor, Tensor]:
         """Mean (..., M) and covariance (..., M, M) of the posterior of z."""
         return self._coordinates, torch.cholesky_inverse(self.chol)
-
-    @property
-    def _residual_shift(self) -> Tensor:
-        return self.sites.shift - self.sites.precision * self.prior_mean
 
     @property
     def _stretch(self) -> Tensor:

@@ -33,6 +33,7 @@ from gpext.distributions import LatentNormal
 from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.linalg.sparse_factor import SparseFactor, columns_at, factorise_sparse, submatrix
 from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph, NeighbourLinearOperator
+from gpext.posteriors.gaussian import GaussianPosterior
 from gpext.posteriors.neighbour_joint import (
     COLUMNS,
     NeighbourJointPosterior,
@@ -42,8 +43,7 @@ from gpext.posteriors.neighbour_joint import (
 )
 from gpext.sites import GaussianSites, JointSites
 
-_JITTERS = (0.0, 1.0, 10.0, 100.0, 1000.0)  # times eps of the dtype and the largest variance
-_FEWEST_DIGITS = 1e-3  # eps over this is what rounding may leave of a d_i
+_JITTERS = (0.0, 1.0, 10.0, 100.0)  # times the least
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,22 @@ class NeighbourPrior:
 
     @classmethod
     def of(cls, mean: Tensor, covariance: LinearOperator, jitter: float) -> tuple[NeighbourPrior, float] | None:
-        """Return the prior and the jitter in K, the least that makes every d_i positive; None if it is another one."""
+        """Return the prior and the jitter in K; None if it is another one.
+
+        There is none where every d_i is above eps^(2/3) of the largest variance. Where one is not, 1 / d_i leaves the
+        evidence few digits: then the jitter is of that size, and ten times that if rounding demands it.
+        """
         if not isinstance(covariance, NeighbourLinearOperator):
             return None
         blocks, root, graph = covariance.blocks.double(), covariance.root.double(), covariance.graph
-        eps = torch.finfo(covariance.dtype).eps
         largest = float((blocks.detach()[..., 0, 0] + root.detach().square().sum(-1)).amax())
+        least = torch.finfo(covariance.dtype).eps ** (2 / 3) * largest
         unit = torch.eye(blocks.size(-1), dtype=blocks.dtype, device=blocks.device)
         for factor in _JITTERS:
-            added = jitter + factor * eps / _FEWEST_DIGITS * largest
+            added = jitter + factor * least
             padded = blocks + added * unit if added else blocks
             regressions = LocalRegressions.of(graph, padded.detach())
-            if bool(regressions.positive & (regressions.variance > eps * largest).all()):
+            if bool(regressions.positive & (regressions.variance > 0.5 * least).all()):
                 break
         return cls(mean.double(), padded, root, regressions, added), added
 
@@ -152,7 +156,7 @@ class NeighbourPrior:
 
 
 @dataclass(frozen=True)
-class NeighbourPosterior:
+class NeighbourPosterior(GaussianPosterior):
     """A nearest-neighbour prior conditioned on N sites; float64. It offers what `DensePosterior` does."""
 
     prior_mean: Tensor  # mu (..., N)
@@ -237,24 +241,6 @@ class NeighbourPosterior:
         of_coordinates = 2 * self.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.factor.log_det + self.regressions.variance.log().sum(-1) + of_coordinates
 
-    @property
-    def log_normalizer(self) -> Tensor:
-        """The evidence of the sites (...), see `DensePosterior.log_normalizer`."""
-        mu, e = self.prior_mean, self._residual_shift
-        at_mean = (self.sites.shift * mu - 0.5 * self.sites.precision * mu.square()).sum(-1)
-        return at_mean + 0.5 * (e * (self.mean - mu)).sum(-1) - 0.5 * self.log_det
-
-    @property
-    def log_peak(self) -> Tensor:
-        """A without the sites at the mean (...), see `DensePosterior.log_peak`."""
-        return -0.5 * (self.weights * (self.mean - self.prior_mean)).sum(-1) - 0.5 * self.log_det
-
-    @property
-    def leave_one_out(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance (..., N) of each f_i given all sites but its own."""
-        variance = self.variance / self.cavity_share
-        return self.mean - variance * self.weights, variance
-
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N)."""
         return self._moved(*self._response(vector))
@@ -322,10 +308,6 @@ class NeighbourPosterior:
     def _parts(self) -> tuple[Tensor, Tensor]:
         """E[z] (..., M) and E[r] (..., P)."""
         return self._response(self._residual_shift)
-
-    @property
-    def _residual_shift(self) -> Tensor:
-        return self.sites.shift - self.sites.precision * self.prior_mean
 
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor]:
