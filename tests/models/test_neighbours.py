@@ -143,10 +143,10 @@ def test_more_neighbours_come_nearer_to_the_exact_evidence(ordering):
     likelihood = BernoulliLogitLikelihood()
     exact = Model(x, y, likelihood, Laplace()).result.log_evidence
     errors = []
-    for neighbours in (1, 30):
+    for neighbours in (1, 60):
         model = Model(x, y, likelihood, Laplace(), neighbours=neighbours, ordering=ordering)
         errors.append(float((model.result.log_evidence - exact).abs()))
-    assert errors[1] < 0.1 * errors[0]
+    assert errors[1] < min(0.1 * errors[0], 0.05)
 
 
 def test_derivatives_in_inducing_inputs_are_differences():
@@ -164,21 +164,20 @@ def test_derivatives_in_inducing_inputs_are_differences():
 
 
 def test_inducing_inputs_and_neighbours_come_nearer_than_either():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(200, 6, generator=generator, dtype=F64)
-    y = (torch.sin(4 * x[:, 0]) + x.sum(-1) > 3.5).to(F64)
-    x = x[:, :2] + 0.1 * x[:, 2:4]
-    errors = {}
-    for name, options in {
-        "exact": {},
-        "neighbours": {"neighbours": 3},
-        "inducing": {"inducing_inputs": x[:15]},
-        "both": {"neighbours": 3, "inducing_inputs": x[:15]},
-    }.items():
-        model = Model(x, y, BernoulliLogitLikelihood(), Laplace(), **options)
-        errors[name] = float(model.result.log_evidence)
-    distance = {name: abs(value - errors["exact"]) for name, value in errors.items()}
-    assert distance["both"] < 0.5 * min(distance["neighbours"], distance["inducing"])
+    x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = (x.sum(-1) > 1).to(F64)
+
+    def covariance(**options):
+        model = Model(x, y, BernoulliLogitLikelihood(), Laplace(), **options).train()
+        with torch.no_grad():
+            return model(x).lazy_covariance_matrix.to_dense()
+
+    def divergence(**options):  # of the prior from the exact one
+        ratio = torch.linalg.solve(covariance(**options), covariance())
+        return float(0.5 * (ratio.trace() - len(x) - torch.logdet(ratio)))
+
+    either = divergence(neighbours=3), divergence(inducing_inputs=x[:15])
+    assert divergence(neighbours=3, inducing_inputs=x[:15]) < 0.8 * min(either)
 
 
 def test_training_chooses_neighbours_by_the_lengthscales_found():
