@@ -1,9 +1,9 @@
 """Training of one model as its plan says: on a subset first, or with a growing number of inducing points.
 
 Hyperparameters cost most where all data are used, and most of what is to be learned about them a part of the data can
-tell: the full data begin from those of a random quarter. Inducing points are doubled until the bound gains less than
-`WORTH` nats a datum by it. With many latents they are learned on a sample; q(u) of all data, with more inducing points,
-follows in closed-form steps that begin at the sites of the sample's model.
+tell: `gpext.fit` begins on subsets, unless a model of as many rows has been trained before. Inducing points are doubled
+until the bound gains less than `WORTH` nats a datum by it. With many latents they are learned on a sample; q(u) of all
+data, with more inducing points, follows in closed-form steps that begin at the sites of the sample's model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from gpytorch.kernels import Kernel
@@ -27,13 +27,12 @@ from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.priors import register_priors
 from gpext.training import FitResult, FitStatus, fit
+from gpext.training.subsets import subset_sizes
 from gpext.variational import CollapsedBound, kmeans_inducing_points
 
 WORTH = 0.003  # nats a datum
 _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
-_SUBSET = 400  # rows from which training begins on a quarter of them
 _ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
-_LEAST = 150  # of the rows of that quarter
 
 
 @dataclass(frozen=True)
@@ -118,23 +117,15 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
 
 
 def _train_dense(task: Task, settings: Settings) -> Trained:
-    size = len(task.inputs)
     model = DenseGP(task.inputs, task.targets, task.likelihood, task.rule, task.kernel).to(task.inputs.dtype)
     objective = evidence_of(model)
     if task.priors:
         register_priors(objective)
     if task.start is not None:
         start_from(model, task.start)
-    quarter = max(size // 4, _LEAST)
-    if size > _SUBSET and quarter > task.start_rows:
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(settings.seed))[:quarter]
-        some = _take(task, order)
-        model.set_train_data(task.inputs[order], some, strict=False)
-        result = _fit(objective, task.inputs[order], some, task, settings.rough)
-        model.set_train_data(task.inputs, task.targets, strict=False)
-        if result.status is FitStatus.INTERRUPTED:
-            return Trained(model.eval(), task.likelihood, result)
-    result = _fit(objective, task.inputs, task.targets, task, settings)
+    sizes = subset_sizes(len(task.inputs))
+    is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
+    result = _fit(objective, task.inputs, task.targets, task, settings, initial="subset" if is_new else "data")
     return Trained(model, task.likelihood, result, _conclude(model, task))
 
 
@@ -249,6 +240,7 @@ def _fit(
     task: Task,
     settings: Settings,
     batch_size: int | None = None,
+    initial: Literal["data", "subset"] = "data",
 ) -> FitResult:
     return fit(
         objective,
@@ -259,5 +251,5 @@ def _fit(
         tolerance=settings.tolerance,
         generator=torch.Generator().manual_seed(settings.seed),
         progress=settings.progress,
-        initial="data",
+        initial=initial,
     )

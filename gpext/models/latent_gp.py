@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -247,6 +248,36 @@ class LatentGP(ApproximateGP):
                 "model.set_train_data() to train on others."
             )
         return self.variational_strategy(inputs, prior=prior or self.training or settings.prior_mode.on(), **kwargs)
+
+
+@contextmanager
+def restricted_to(model: LatentGP, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Make the data at `index` the only training data of a model within a block, and yield their inputs and targets.
+
+    Inference within the block starts without sites. Afterwards, also after an exception, the model has its own training
+    data and its own sites again; parameters, and the floors of noise that all data have set, are not touched.
+
+    Args:
+        model: the model.
+        index: of the data (n,); with a design of its rows, of which only the inputs that they depend on remain.
+    """
+    strategy, targets = model.variational_strategy, model.train_targets
+    inputs, design, sites = strategy.inducing_points, strategy.design, strategy.sites
+    index = index.to(inputs.device)
+    some, rows = index, None
+    if design is not None:
+        some, rows = design.take(index).occupied()
+    own = isinstance(model.likelihood, LatentLikelihood)
+    part = model.likelihood.take(targets, index) if own else targets[..., index]
+    try:
+        strategy.set_inputs(inputs[..., some, :], rows)
+        object.__setattr__(model, "_train_targets", part)
+        yield strategy.inducing_points, part
+    finally:
+        strategy.set_inputs(inputs, design)
+        object.__setattr__(model, "_train_targets", targets)
+        if sites is not None:
+            strategy.start_from(sites)
 
 
 def _columns(name: str, x: Any) -> Tensor:

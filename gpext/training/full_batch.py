@@ -230,11 +230,21 @@ class _Stage:
         return self.stopped or (self.worthwhile is not None and gain < self.worthwhile * price)
 
 
-def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult:
-    """Maximise any gpytorch objective over all its parameters."""
-    mll = run.mll
+def fit_objective(
+    run: Run, x: Tensor, y: Tensor, tolerance: float, ended: FitStatus | None = None, start_note: str = ""
+) -> FitResult:
+    """Maximise any gpytorch objective over all its parameters, unless training has ended before, on subsets."""
     with torch.no_grad():
-        mll.model(x)  # the very first call initialises q(u)
+        run.mll.model(x)  # the very first call initialises q(u)
+    status = maximise(run, x, y, tolerance) if ended is None else ended
+    # The best point may be one that a line search had evaluated; and there may have been nothing to train.
+    status, value, note = LatentInference(run.mll).ending(x, y, status)
+    return run.finish(status, "; ".join(filter(None, [start_note, note])), value)
+
+
+def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitStatus:
+    """Maximise an objective by L-BFGS, and return how it ended; the parameters are the best ones, also after Ctrl-C."""
+    mll = run.mll
     distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
     moments = [MeanAndRoot(distribution) for distribution in distributions]
     natural = {id(p) for distribution in distributions for p in distribution.parameters()}
@@ -279,14 +289,12 @@ def fit_objective(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitResult
             ended = status is not FitStatus.CONVERGED or not run.steps_left(MAX_STEPS)
             if ended or not inference.choose_neighbours():
                 break
+        return status
     except KeyboardInterrupt:
-        status = FitStatus.INTERRUPTED
+        return FitStatus.INTERRUPTED
     finally:
         commit()
         inference.restore()
-    # The best point may be one that a line search had evaluated; and there may have been nothing to train.
-    status, value, note = inference.ending(x, y, status)
-    return run.finish(status, note, value)
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:

@@ -1,0 +1,86 @@
+"""Training of a LatentGP that begins on random subsets of its data: a quarter, then a half.
+
+An evaluation of the log evidence of N data takes O(N^3) operations, of a half 1/8, of a quarter 1/64. The evidence of
+all data is another function, maximised from where that of a half was highest: its maxima are those of a training
+without subsets. Which of several is found may differ.
+"""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
+from torch import Tensor
+
+from gpext.likelihoods import LatentLikelihood
+from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.models.latent_gp import restricted_to
+from gpext.training.full_batch import BREAKDOWNS, MAX_STEPS, maximise
+from gpext.training.result import FitStatus, Run
+
+_MOST = 400  # data that are all used from the first step
+_LEAST = 150  # of the data of a subset
+_ROUGHER = 10  # times the tolerance, on a subset
+_ROUGH = 1e-3  # the least tolerance there
+
+
+def check_subsets(mll: MarginalLogLikelihood, y: Tensor) -> None:
+    """Raise unless the objective can be trained on subsets of its data.
+
+    Raises:
+        TypeError: it is not that of a LatentGP, or its likelihood holds numbers of all data.
+        ValueError: the targets are not those of the model.
+    """
+    if not isinstance(mll, LatentMarginalLogLikelihood):
+        raise TypeError(
+            "initial='subset' is served with a LatentMarginalLogLikelihood, of a gpext.models.LatentGP; got "
+            f"{type(mll).__qualname__}: leave it out, or give initial='data'."
+        )
+    if isinstance(mll.likelihood, FixedNoiseGaussianLikelihood):
+        raise TypeError(
+            f"initial='subset' cannot take a part of the noise that a {type(mll.likelihood).__qualname__} holds: give "
+            "initial='data', or use a gpytorch GaussianLikelihood in gpext.likelihoods.Weighted."
+        )
+    known = mll.model.train_targets
+    if y.shape != known.shape or not bool((y == known).all()):
+        raise ValueError(
+            f"targets must be those of the model, of shape {tuple(known.shape)}, with initial='subset'; got others, of "
+            f"shape {tuple(y.shape)}. Call model.set_train_data() to train on them."
+        )
+
+
+def subset_sizes(num_data: int) -> list[int]:
+    """Return the numbers of data of the subsets, a quarter (or 150) and a half; none for up to 400 data."""
+    return [max(num_data // 4, _LEAST), num_data // 2] if num_data > _MOST else []
+
+
+def draw_subsets(mll: LatentMarginalLogLikelihood, generator: torch.Generator) -> tuple[list[Tensor], str]:
+    """Return the indices of random subsets, each of which has the one before, and a clause that names their sizes."""
+    targets = mll.model.train_targets
+    is_own = isinstance(mll.likelihood, LatentLikelihood)
+    num_data = (mll.likelihood.datum_shape(targets) if is_own else targets.shape)[-1]
+    sizes = subset_sizes(num_data)
+    if not sizes:
+        return [], f"no subset of {num_data} data: at most {_MOST} are all used from the first step"
+    order = torch.randperm(num_data, generator=generator, device="cpu")
+    return [order[:size] for size in sizes], f"begun on {sizes[0]}, then {sizes[1]} random data of {num_data}"
+
+
+def begin_on_subsets(run: Run, subsets: list[Tensor], tolerance: float) -> tuple[FitStatus | None, str]:
+    """Maximise the evidence of subsets of the data in turn; return how training has ended there, or None, and a note.
+
+    A subset whose evidence breaks down is left, which the note says: that of more data may not.
+    """
+    notes = []
+    for index in subsets:
+        with restricted_to(run.mll.model, index) as (x, y):
+            try:
+                status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH))
+            except BREAKDOWNS as error:
+                notes.append(f"the evidence of {len(index)} data broke down: {str(error).rstrip('.')}")
+                continue
+        if status in (FitStatus.STOPPED, FitStatus.INTERRUPTED):
+            return status, "; ".join(notes)
+        if not run.steps_left(MAX_STEPS):
+            return FitStatus.MAX_STEPS, "; ".join(notes)
+    return None, "; ".join(notes)
