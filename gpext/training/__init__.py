@@ -10,7 +10,7 @@ AugmentedELBO, or VariationalELBO and a likelihood of gpext, with a SiteVariatio
     Around it may be gpytorch's IndependentMultitaskVariationalStrategy, or, under a VariationalELBO, an
     LMCVariationalStrategy; a `design` makes the data depend on linear functions of f.
 any other gpytorch objective
-    None   L-BFGS on the full batch
+    None   L-BFGS on the full batch; of a LatentGP, with `initial="subset"`, on a quarter and a half of the data first
     B      minibatches: Adam, and NGD where q(u) has natural parameters
 
 A SiteVariationalStrategy counts as "any other" if its model maps an input otherwise in another batch (as

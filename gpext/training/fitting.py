@@ -148,7 +148,7 @@ def fit(
         if initial not in ("given", "data", "subset"):
             raise ValueError(f"initial must be 'given', 'data' or 'subset'; got {initial!r}.")
         if initial == "subset":
-            check_subsets(mll, y)
+            check_subsets(mll, x, y)
         if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "

@@ -24,12 +24,12 @@ _ROUGHER = 10  # times the tolerance, on a subset
 _ROUGH = 1e-3  # the least tolerance there
 
 
-def check_subsets(mll: MarginalLogLikelihood, y: Tensor) -> None:
+def check_subsets(mll: MarginalLogLikelihood, x: Tensor, y: Tensor) -> None:
     """Raise unless the objective can be trained on subsets of its data.
 
     Raises:
         TypeError: it is not that of a LatentGP, or its likelihood holds numbers of all data.
-        ValueError: the targets are not those of the model.
+        ValueError: the data are not those of the model.
     """
     if not isinstance(mll, LatentMarginalLogLikelihood):
         raise TypeError(
@@ -41,12 +41,14 @@ def check_subsets(mll: MarginalLogLikelihood, y: Tensor) -> None:
             f"initial='subset' cannot take a part of the noise that a {type(mll.likelihood).__qualname__} holds: give "
             "initial='data', or use a gpytorch GaussianLikelihood in gpext.likelihoods.Weighted."
         )
-    known = mll.model.train_targets
-    if y.shape != known.shape or not bool((y == known).all()):
-        raise ValueError(
-            f"targets must be those of the model, of shape {tuple(known.shape)}, with initial='subset'; got others, of "
-            f"shape {tuple(y.shape)}. Call model.set_train_data() to train on them."
-        )
+    (known,) = mll.model.train_inputs
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    for name, given, own in (("inputs", x, known), ("targets", y, mll.model.train_targets)):
+        if given.shape != own.shape or not bool((given == own).all()):
+            raise ValueError(
+                f"{name} must be those of the model, of shape {tuple(own.shape)}, with initial='subset'; got others, of "
+                f"shape {tuple(given.shape)}. Call model.set_train_data() to train on them."
+            )
 
 
 def subset_sizes(num_data: int) -> list[int]:

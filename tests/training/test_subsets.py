@@ -166,7 +166,7 @@ def test_steps_on_subsets_count(few):
     x, y = data()
     mll = objective(x, y)
     sizes = count_sizes(mll)
-    result = fit(mll, x, y, initial="subset", max_steps=2, progress=False)
+    result = fit(mll, x[:, 0], y, initial="subset", max_steps=2, progress=False)
     assert result.status is FitStatus.MAX_STEPS
     assert result.num_steps == 2
     assert sizes[-1] == NUM_DATA  # the end, inferred from all data once
@@ -287,6 +287,8 @@ def test_it_is_refused_where_it_has_no_meaning(tmp_path):
         fit(VariationalELBO(BernoulliLogitLikelihood(), sparse, num_data=50), x, y, initial="subset", progress=False)
     with pytest.raises(ValueError, match="targets must be those of the model"):
         fit(mll, x, 1 - y, initial="subset", progress=False)
+    with pytest.raises(ValueError, match="inputs must be those of the model"):
+        fit(mll, x + 1, y, initial="subset", progress=False)
     with pytest.raises(ValueError, match="takes all data at once"):
         fit(mll, x, y, initial="subset", batch_size=10, progress=False)
     with pytest.raises(ValueError, match="checkpoint resume training by minibatches"):
