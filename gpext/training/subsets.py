@@ -15,7 +15,7 @@ from torch import Tensor
 from gpext.likelihoods import LatentLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
-from gpext.training.full_batch import BREAKDOWNS, MAX_STEPS, maximise
+from gpext.training.full_batch import BREAKDOWNS, maximise
 from gpext.training.result import FitStatus, Run
 
 _MOST = 400  # data that are all used from the first step
@@ -46,8 +46,8 @@ def check_subsets(mll: MarginalLogLikelihood, x: Tensor, y: Tensor) -> None:
     for name, given, own in (("inputs", x, known), ("targets", y, mll.model.train_targets)):
         if given.shape != own.shape or not bool((given == own).all()):
             raise ValueError(
-                f"{name} must be those of the model, of shape {tuple(own.shape)}, with initial='subset'; got others, of "
-                f"shape {tuple(given.shape)}. Call model.set_train_data() to train on them."
+                f"{name} must be those of the model, of shape {tuple(own.shape)}, with initial='subset'; got others, "
+                f"of shape {tuple(given.shape)}. Call model.set_train_data() to train on them."
             )
 
 
@@ -83,6 +83,4 @@ def begin_on_subsets(run: Run, subsets: list[Tensor], tolerance: float) -> tuple
                 continue
         if status in (FitStatus.STOPPED, FitStatus.INTERRUPTED):
             return status, "; ".join(notes)
-        if not run.steps_left(MAX_STEPS):
-            return FitStatus.MAX_STEPS, "; ".join(notes)
     return None, "; ".join(notes)
