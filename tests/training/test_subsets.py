@@ -222,10 +222,11 @@ def test_a_restricted_model_is_one_of_these_data(name):
     x, y, make, options = cases()[name]
     mll = objective(x, y, make(), KL(), **options)
     model, index = mll.model.train(), torch.tensor([3, 30, 7, 19, 21, 8, 12])
-    before = model.result.log_evidence
+    before, sites = model.result.log_evidence, model.variational_strategy.sites
     with restricted_to(model, index) as (some_x, some_y):
         model.train()
         found = mll(model(some_x), some_y)
+    assert torch.equal(model.variational_strategy.sites.shift, sites.shift)
     if name == "weighted":
         expected_y, likelihood = y[index], Weighted(BernoulliLogitLikelihood(), model.likelihood.argument[index])
     else:
