@@ -196,6 +196,16 @@ def test_training_chooses_neighbours_by_the_lengthscales_found():
     assert float((lengthscale / lengthscale[0] / (after / after[0])).log().abs().max()) < 1
 
 
+def test_training_on_subsets_has_all_data_again():
+    x, y, new = data("count", 420)
+    model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5)
+    mll = LatentMarginalLogLikelihood(model.likelihood, model)
+    result = gpext.fit(mll, x, y, progress=False, initial="subset")
+    assert "begun on 150, then 210 random data of 420" in result.message
+    assert len(model.result.conditioned.mean) == 420
+    assert bool((model.eval()(new).variance > 0).all())
+
+
 def test_copies_and_files_predict_the_same():
     x, y, new = data("count")
     model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5)
