@@ -22,7 +22,7 @@ from gpext.plots.classes import class_probabilities
 from gpext.plots.maps import class_map, surface_map
 from gpext.plots.outliers import outliers
 from gpext.plots.regression import observations, predictive_band
-from gpext.plots.style import GREEN, axes_or_new, name_axes
+from gpext.plots.style import GREEN, axes_or_new, check_one_number, name_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +165,7 @@ def _over_two_inputs(
         return class_map(grid, probabilities, observed=train_x, targets=train_y, ax=ax)
     if isinstance(predictive, CircularDistribution):
         raise TypeError("angles over two inputs: draw plots.headings of likelihood(model(x)).mean.")
-    _one_number(predictive)
+    check_one_number(predictive)
     center = predictive.mean
     if not bool(center.isfinite().all()):  # a Student-t of few degrees of freedom has none
         center = _quantiles(predictive, level)[1]
@@ -180,22 +180,13 @@ def _class_probabilities(predictive: Distribution) -> Tensor | None:
 
 def _quantiles(predictive: Distribution, level: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the lower edge, the median and the upper edge of the central interval (S,)."""
-    _one_number(predictive)
+    check_one_number(predictive)
     tail = 0.5 * (1 - level)
     if isinstance(predictive, torch.distributions.MultivariateNormal):
         predictive = torch.distributions.Normal(predictive.mean, predictive.variance.sqrt())
     of: Callable[[Tensor], Tensor] = predictive.icdf
     lower, center, upper = (of(predictive.mean.new_tensor(q)) for q in (tail, 0.5, 1 - tail))
     return lower, center, upper
-
-
-def _one_number(predictive: Distribution) -> None:
-    normal = isinstance(predictive, torch.distributions.MultivariateNormal) and len(predictive.event_shape) == 1
-    if not normal and (predictive.event_shape or len(predictive.batch_shape) != 1):
-        raise TypeError(
-            f"a {type(predictive).__name__} of batch shape {tuple(predictive.batch_shape)} and event shape "
-            f"{tuple(predictive.event_shape)} has no such figure; see gpext.plots for those of proportions and angles."
-        )
 
 
 def _data(model: Any) -> tuple[Tensor, Tensor]:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gpext.plots.style import RED, Vector, axes_or_new, name_axes, to_array, to_places, to_vectors
+from gpext.plots.style import COLOR_MAPS, RED, Vector, axes_or_new, name_axes, to_array, to_places, to_vectors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _KINDS: dict[str, dict[str, Any]] = {
-    "mean": {"cmap": "viridis", "vmin": 0},
-    "sd": {"cmap": "cividis", "vmin": 0},
-    "exceedance": {"cmap": "PuOr_r", "vmin": 0, "vmax": 1},
+    "mean": {"cmap": COLOR_MAPS["mean"], "vmin": 0},
+    "sd": {"cmap": COLOR_MAPS["sd"], "vmin": 0},
+    "exceedance": {"cmap": COLOR_MAPS["exceedance"], "vmin": 0, "vmax": 1},
 }
 _LABELS = {
     "mean": "expected points per unit of area",

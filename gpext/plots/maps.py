@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LEVELS = 20
+_DOTS, _INK = 28.0, 8000.0  # the largest area of a dot, and of all dots, in square points
 _PALEST = 0.12  # opacity where all classes are as probable as each other
 
 
@@ -53,20 +54,7 @@ def surface_map(
     norm = Normalize(levels[0], levels[-1])
     filled = ax.tricontourf(*places.T, heights, levels=levels, cmap="viridis", norm=norm, extend="both")
     if observed is not None:
-        dots = to_places(observed=observed)
-        style: dict[str, Any] = {
-            "s": 28,
-            "edgecolors": "white",
-            "linewidths": 0.8,
-            "label": observed_label,
-            "zorder": 3,
-        }
-        if targets is None:
-            ax.scatter(dots[:, 0], dots[:, 1], color=GREY, **style)
-        else:
-            _, colors = _known(observed, targets)
-            ax.scatter(dots[:, 0], dots[:, 1], c=colors, cmap="viridis", norm=norm, **style)
-        ax.legend()
+        draw_observed(ax, observed, targets, observed_label, cmap="viridis", norm=norm)
     ax.figure.colorbar(filled, ax=ax, label=label)
     name_axes(ax, "$x_1$", "$x_2$")
     return ax
@@ -132,6 +120,28 @@ def class_map(
     name_axes(ax, "$x_1$", "$x_2$")
     ax.legend()
     return ax
+
+
+def draw_observed(
+    ax: Axes, observed: Vector, targets: Vector | None, label: str | None, *, cmap: str, norm: Any
+) -> None:
+    """Draw observations as dots, the smaller the more there are: grey, or in the colours of their targets.
+
+    A label is that of a legend.
+
+    Raises:
+        ValueError: places without two coordinates, or not one target a place.
+    """
+    dots = to_places(observed=observed)
+    size = min(_DOTS, max(1.0, _INK / max(len(dots), 1)))
+    style: dict[str, Any] = {"s": size, "edgecolors": "white", "linewidths": 0.15 * size**0.5, "zorder": 3}
+    if targets is None:
+        ax.scatter(dots[:, 0], dots[:, 1], color=GREY, label=label, **style)
+    else:
+        _, colors = _known(observed, targets)
+        ax.scatter(dots[:, 0], dots[:, 1], c=colors, cmap=cmap, norm=norm, label=label, **style)
+    if label is not None:
+        ax.legend()
 
 
 def _known(points: Vector, values: Vector) -> tuple[np.ndarray, np.ndarray]:

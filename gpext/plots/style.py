@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, MultivariateNormal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ Vector = Tensor | np.ndarray
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
 COLORS = (BLUE, ORANGE, GREEN, RED, "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+COLOR_MAPS = {"mean": "viridis", "sd": "cividis", "exceedance": "PuOr_r"}  # each of one kind of number
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
@@ -57,3 +59,13 @@ def to_vectors(**named: Vector) -> list[np.ndarray]:
         shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items())
         raise ValueError(f"expected vectors of one length; got {shapes}.")
     return list(arrays.values())
+
+
+def check_one_number(predictive: Distribution) -> None:
+    """Raise TypeError unless a distribution is one of S numbers."""
+    is_normal = isinstance(predictive, MultivariateNormal)
+    if len(predictive.batch_shape + predictive.event_shape) != 1 or (predictive.event_shape and not is_normal):
+        raise TypeError(
+            f"a {type(predictive).__name__} of batch shape {tuple(predictive.batch_shape)} and event shape "
+            f"{tuple(predictive.event_shape)} has no such figure; see gpext.plots for those of proportions and angles."
+        )
