@@ -250,8 +250,9 @@ def _look(kind: Kind, values: np.ndarray, midpoint: float | None, limits: tuple[
 def _label(kind: Kind, name: str | None, threshold: float) -> str:
     if kind == "exceedance":
         return f"probability of exceeding {threshold:g}" if name is None else f"P({name} > {threshold:g})"
-    label = {"mean": "mean", "sd": "standard deviation"}[kind]
-    return label if name is None else f"{label} of {name}"
+    if name is None:
+        return {"mean": "mean", "sd": "standard deviation"}[kind]
+    return f"{kind} of {name}"
 
 
 def _panels(axes: Any, kinds: list[Kind], where: np.ndarray, aspect: float | str) -> list[Axes]:
