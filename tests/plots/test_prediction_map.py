@@ -82,6 +82,8 @@ def test_a_function_of_f_has_the_moments_and_tails_of_its_law():
     assert scale_of(axes[2]).ax.get_ylabel() == "P(trees > 1.7)"
     (falling,) = plots.map(F, LINES, of=lambda f: -f.exp(), threshold=-1.7, show="exceedance")
     np.testing.assert_allclose(shown(falling), rate.cdf(1.7), atol=1e-12)
+    (step,) = plots.map(F, LINES, of=torch.floor, threshold=1.0, show="exceedance")  # floor(f) > 1 where f >= 2
+    np.testing.assert_allclose(shown(step), stats.norm.sf(2, MEAN, SD), rtol=1e-8)
     assert scale_of(falling).ax.get_ylabel() == "P(g(f) > -1.7)"
 
 
