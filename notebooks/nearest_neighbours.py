@@ -38,6 +38,7 @@ import os
 
 import gpytorch
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from scipy.spatial import KDTree
@@ -157,6 +158,7 @@ axes = plots.map(
 )
 for ax in axes:
     ax.set(xlabel="longitude", ylabel="latitude")
+    ax.locator_params(axis="x", nbins=4)
 plt.show()
 
 # %% [markdown]
@@ -164,7 +166,7 @@ plt.show()
 # $p$ should be above the median.
 
 # %%
-ax = plots.reliability(chance, above[test])
+ax = plots.reliability(above[test], chance)
 plt.show()
 
 # %% [markdown]
@@ -206,7 +208,8 @@ axes = plots.map(
     forest,
     lines,
     of=torch.exp,
-    threshold=2 * average,
+    threshold=round(2 * average),
+    limits=(0, 5 * average),
     name="trees per hectare",
     places=100 * torch.cartesian_prod(*lines),
 )
@@ -217,38 +220,58 @@ plt.show()
 # %% [markdown]
 # ## 3. How many neighbours, in which order?
 #
-# The forest is small enough for the exact prior, `neighbours=None`. With its hyperparameters fixed, what do $k$ and the
-# ordering change? The error of the log evidence in nats, and that of the posterior mean of $f$ in posterior standard
-# deviations, the root mean square over all cells. The maximin ordering starts with a coarse grid and refines it, so
-# that the $k$ neighbours of most data are all around them; along a coordinate they are on one side.
+# A thousand data are few enough for the exact prior, `neighbours=None`. With the hyperparameters fixed, what do $k$ and
+# the ordering change? Two measures. The Kullback-Leibler divergence of the prior is
+# $\tfrac12 (\log|\tilde K| - \log|K|)$, as all conditionals are those of the exact prior; and the error of the
+# posterior mean of $f$ in posterior standard deviations, the root mean square over the data. "maximin" starts with a
+# coarse grid and refines it, so that the neighbours of most data are all around them; along a coordinate they are on
+# one side.
 
 
 # %%
-def posterior(**options):
-    """Log evidence, means and standard deviations of f in the cells, with the hyperparameters trained above."""
-    other = Field(x, counts, likelihood, 0.5, 1.0, **options)
-    trained_values = {k: v for k, v in forest.state_dict().items() if k.startswith(("mean_module", "covar_module"))}
-    other.load_state_dict(trained_values, strict=False)
-    found = other.eval().result
-    q = found.posterior
-    return float(found.log_evidence), q.mean, q.variance.sqrt()
+def compared(model, x, y, likelihood, numbers, ordering):
+    """Divergences of the prior, and errors of posterior means in standard deviations, for each number of neighbours."""
+    hyperparameters = {k: v for k, v in model.state_dict().items() if k.startswith(("mean_module", "covar_module"))}
+
+    def described(**options):
+        other = Field(x, y, likelihood, 0.5, 1.0, **options)
+        other.load_state_dict(hyperparameters, strict=False)
+        with torch.no_grad():
+            log_det = other(x).covariance_matrix.logdet()  # of the prior, as in train mode
+        q = other.eval().result.posterior
+        return float(log_det), q.mean, q.variance.sqrt()
+
+    log_det, mean, sd = described()
+    divergences, errors = [], []
+    for k in numbers:
+        other_log_det, other_mean, _ = described(neighbours=k, ordering=ordering)
+        divergences.append(0.5 * (other_log_det - log_det))
+        errors.append(float(((other_mean - mean) / sd).square().mean().sqrt()))
+    return divergences, errors
 
 
-exact_evidence, exact_mean, exact_sd = posterior()
 numbers = [2, 5, 10] if SMOKE else [1, 2, 5, 10, 20, 40]
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-orderings = ["maximin", "random", "coordinate"]
-for ordering, color, marker in zip(orderings, plots.COLORS, plots.MARKERS, strict=False):
-    found = [posterior(neighbours=k, ordering=ordering) for k in numbers]
-    style = {"color": color, "marker": marker, "markersize": 5, "label": ordering}
-    left.plot(numbers, [abs(evidence - exact_evidence) for evidence, _, _ in found], **style)
-    gaps = [float(((mean - exact_mean) / exact_sd).square().mean().sqrt()) for _, mean, _ in found]
-    right.plot(numbers, gaps, **style)
-    print(f"{ordering}: " + ", ".join(f"k = {k} {gap:.1e} sd" for k, gap in zip(numbers, gaps, strict=True)))
-left.set(xscale="log", yscale="log", xlabel="neighbours", ylabel="error of the log evidence, nats")
-right.set(xscale="log", yscale="log", xlabel="neighbours", ylabel="error of the mean, sd")
-for ax in (left, right):
-    ax.set_xticks(numbers, [str(k) for k in numbers])
-    ax.minorticks_off()
-    ax.legend()
+some = train[np.unique(place[train].numpy(), axis=0, return_index=True)[1]]  # each place once
+some = some[torch.randperm(len(some), generator=generator)[: 100 if SMOKE else 1000]]
+tasks = {
+    "trees, on a grid": (forest, x, counts, likelihood),
+    "houses, scattered": (model, place[some], above[some], BernoulliLogitLikelihood()),
+}
+figure, axes = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained", sharex=True)
+for row, (task, arguments) in zip(axes, tasks.items(), strict=True):
+    for ordering, color, marker in zip(("maximin", "random", "coordinate"), plots.COLORS, plots.MARKERS, strict=False):
+        divergences, errors = compared(*arguments, numbers, ordering)
+        style = {"color": color, "marker": marker, "markersize": 5, "label": ordering}
+        row[0].plot(numbers, divergences, **style)
+        row[1].plot(numbers, errors, **style)
+        print(f"{task}, {ordering}: " + ", ".join(f"k = {k} {e:.1e} sd" for k, e in zip(numbers, errors, strict=True)))
+    row[0].set(title=task, ylabel="divergence of the prior, nats")
+    row[1].set(title=task, ylabel="error of the mean, sd")
+    for ax in row:
+        ax.set(xscale="log", yscale="log")
+        ax.set_xticks(numbers, [str(k) for k in numbers])
+        ax.minorticks_off()
+        ax.legend()
+for ax in axes[1]:
+    ax.set_xlabel("neighbours")
 plt.show()

@@ -134,14 +134,15 @@ def draw_observed(
     """
     dots = to_places(observed=observed)
     size = min(_DOTS, max(1.0, _INK / max(len(dots), 1)))
-    style: dict[str, Any] = {"s": size, "edgecolors": "white", "linewidths": 0.15 * size**0.5, "zorder": 3}
+    rim = 0.8 if size == _DOTS else 0.0
+    style: dict[str, Any] = {"s": size, "edgecolors": "white", "linewidths": rim, "zorder": 3}
     if targets is None:
         ax.scatter(dots[:, 0], dots[:, 1], color=GREY, label=label, **style)
     else:
         _, colors = _known(observed, targets)
         ax.scatter(dots[:, 0], dots[:, 1], c=colors, cmap=cmap, norm=norm, label=label, **style)
     if label is not None:
-        ax.legend()
+        ax.legend(loc="best" if size == _DOTS else "upper right")  # it takes long to find the best of many dots
 
 
 def _known(points: Vector, values: Vector) -> tuple[np.ndarray, np.ndarray]:

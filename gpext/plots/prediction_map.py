@@ -24,6 +24,7 @@ Style = Literal["image", "points", "triangles"]
 
 _CELLS = 100  # along each side of the grid that is made for a model
 _FILLED = 0.25  # of the cells of a grid, at least
+_EXTEND = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
 _INK = 2e4  # square points, of all places drawn as dots
 
 
@@ -141,8 +142,8 @@ def map(
             label = None if panel else "observations"
             draw_observed(ax, observed, targets if kind == "mean" else None, label, **look)
             ax.set(xlim=view[0], ylim=view[1])
-        beyond = values.min() < look["norm"].vmin, values.max() > look["norm"].vmax
-        extend = {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[beyond]
+        beyond = bool(values.min() < look["norm"].vmin), bool(values.max() > look["norm"].vmax)
+        extend = "neither" if limits is None else _EXTEND[beyond]
         ax.figure.colorbar(drawn, ax=ax, label=_label(kind, name, level), extend=extend)
         name_axes(ax, "$x_1$", "$x_2$")
     return panels

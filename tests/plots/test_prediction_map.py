@@ -210,6 +210,8 @@ def test_colours_diverge_equally_from_a_midpoint_and_limits_are_extended():
         (ax,) = plots.map(F, LINES, limits=limits, show="mean")
         assert ax.collections[0].get_clim() == limits
         assert scale_of(ax).extend == extend
+    (ax,) = plots.map(F, LINES, midpoint=0.1, show="mean")  # 0.1 - (0.1 - (-1)) is not -1
+    assert scale_of(ax).extend == "neither"
     same = MultivariateNormal(torch.full((12,), 7.0), torch.eye(12))
     for ax in plots.map(same, LINES, midpoint=7.0):
         ax.figure.draw_without_rendering()
@@ -225,6 +227,10 @@ def test_data_are_dots_that_do_not_widen_the_map(labels):
     assert mean.collections[1].get_clim() == mean.collections[0].get_clim()
     assert labels(mean) == ["observations"]
     assert sd.get_legend() is None
+    many = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
+    (ax,) = plots.map(F, LINES, observed=many, show="mean")
+    assert ax.collections[1].get_sizes() * 2000 < 1e4  # they do not hide the map
+    ax.figure.draw_without_rendering()
 
 
 def test_panels_are_drawn_on_given_axes_and_wide_maps_above_one_another(ax):
