@@ -57,12 +57,12 @@ generator = torch.Generator().manual_seed(0)
 
 
 class Field(gpext.models.LatentGP):
-    """A Matern-3/2 process in the plane."""
+    """A Matern process in the plane, of smoothness 3/2 or 1/2."""
 
-    def __init__(self, x, y, likelihood, lengthscale, outputscale, **options):
+    def __init__(self, x, y, likelihood, lengthscale, outputscale, smoothness=1.5, **options):
         super().__init__(x, y, likelihood, Laplace(), **options)
         self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(1.5))
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(smoothness))
         self.covar_module.base_kernel.lengthscale = lengthscale
         self.covar_module.outputscale = outputscale
 
@@ -225,16 +225,16 @@ plt.show()
 # $\tfrac12 (\log|\tilde K| - \log|K|)$, as all conditionals are those of the exact prior; and the error of the
 # posterior mean of $f$ in posterior standard deviations, the root mean square over the data. "maximin" starts with a
 # coarse grid and refines it, so that the neighbours of most data are all around them; along a coordinate they are on
-# one side.
+# one side. The trees have the process of above; the houses one of the same scales that is rougher, a Matern-1/2.
 
 
 # %%
-def compared(model, x, y, likelihood, numbers, ordering):
+def compared(model, smoothness, x, y, likelihood, ordering):
     """Divergences of the prior, and errors of posterior means in standard deviations, for each number of neighbours."""
     hyperparameters = {k: v for k, v in model.state_dict().items() if k.startswith(("mean_module", "covar_module"))}
 
     def described(**options):
-        other = Field(x, y, likelihood, 0.5, 1.0, **options)
+        other = Field(x, y, likelihood, 0.5, 1.0, smoothness, **options)
         other.load_state_dict(hyperparameters, strict=False)
         with torch.no_grad():
             log_det = other(x).covariance_matrix.logdet()  # of the prior, as in train mode
@@ -254,13 +254,13 @@ numbers = [2, 5, 10] if SMOKE else [1, 2, 5, 10, 20, 40]
 some = train[np.unique(place[train].numpy(), axis=0, return_index=True)[1]]  # each place once
 some = some[torch.randperm(len(some), generator=generator)[: 100 if SMOKE else 1000]]
 tasks = {
-    "trees, on a grid": (forest, x, counts, likelihood),
-    "houses, scattered": (model, place[some], above[some], BernoulliLogitLikelihood()),
+    "trees on a grid, Matern-3/2": (forest, 1.5, x, counts, likelihood),
+    "scattered houses, Matern-1/2": (model, 0.5, place[some], above[some], BernoulliLogitLikelihood()),
 }
 figure, axes = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained", sharex=True)
 for row, (task, arguments) in zip(axes, tasks.items(), strict=True):
     for ordering, color, marker in zip(("maximin", "random", "coordinate"), plots.COLORS, plots.MARKERS, strict=False):
-        divergences, errors = compared(*arguments, numbers, ordering)
+        divergences, errors = compared(*arguments, ordering)
         style = {"color": color, "marker": marker, "markersize": 5, "label": ordering}
         row[0].plot(numbers, divergences, **style)
         row[1].plot(numbers, errors, **style)
@@ -275,3 +275,8 @@ for row, (task, arguments) in zip(axes, tasks.items(), strict=True):
 for ax in axes[1]:
     ax.set_xlabel("neighbours")
 plt.show()
+
+# %% [markdown]
+# Twenty neighbours are enough in both: the posterior mean is off by a few hundredths of a standard deviation. Which
+# ordering is best depends on the process. For the smoother one it is the coordinate, by a factor of two to four in the
+# divergence; for the rougher one maximin, by a factor of three. More neighbours matter more than either.
