@@ -277,6 +277,7 @@ for ax in axes[1]:
 plt.show()
 
 # %% [markdown]
-# Twenty neighbours are enough in both: the posterior mean is off by a few hundredths of a standard deviation. Which
-# ordering is best depends on the process. For the smoother one it is the coordinate, by a factor of two to four in the
-# divergence; for the rougher one maximin, by a factor of three. More neighbours matter more than either.
+# Twenty neighbours are enough in both: the posterior mean is off by a few hundredths of a standard deviation, or less.
+# Which ordering is best depends on the process. At 20 neighbours the coordinate has a quarter of the divergence of
+# maximin for the smoother one, and maximin a third of that of the coordinate for the rougher one. The number of
+# neighbours matters more than either.
