@@ -155,6 +155,13 @@ class LatentVariationalStrategy(_VariationalStrategy):
         """Choose neighbours by the current lengthscales, if the prior has any; return whether they have changed."""
         return self.neighbours is not None and self.neighbours.choose(self.model, self.inducing_points)
 
+    def neighbour_scale(self) -> Tensor:
+        """Return the lengthscales (d,) by which neighbours are chosen."""
+        assert self.neighbours is not None
+        if not bool(self.neighbours.scale.any()):
+            self.choose_neighbours()
+        return self.neighbours.scale
+
     @property
     def prior_distribution(self) -> MultivariateNormal:
         """p(f) at the training inputs, or p(A f) with a design."""
