@@ -1,0 +1,182 @@
+r"""Nearest-neighbour priors: beside GPBoost's Vecchia approximation, beside the prior of all data, and their cost in n.
+
+Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in five parts:
+
+* `california`: longitude and latitude -> whether houses are above the median value, 5000 and 15,000 to train, 5640 to
+  test; gpext by its rules, and GPBoost (`vecchia`, 20 neighbours, `bernoulli_logit`) on the same data;
+* `fields`: Poisson, Student-t (degrees of freedom estimated by both) and gamma, 20,000 data of a generated field to
+  train and 10,000 to test, likewise;
+* `neighbours`: the Kullback-Leibler divergence of the posterior from that of the exact prior, for k = 5 to 40 and the
+  three orderings;
+* `dense`: differences of posterior means, in posterior sd, and of the evidence from those of the exact prior;
+* `scaling`: seconds of one evaluation with its gradient, and peak memory.
+
+In the first two, both packages train all parameters and a constant mean, gpext from `fit(initial="data")`, GPBoost from
+its own start; log p(y) of the test data is the integral of the same formula of p(y | f) over the means and variances of
+the latent field that each predicts. GPBoost runs in a process of its own, of the interpreter that `--gpboost-python`
+names (`pip install gpboost==1.8.0` there). Times are CPU seconds, one thread.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.nearest_neighbours --gpboost-python PYTHON --output nearest_neighbours.jsonl
+    python -m benchmarks.nearest_neighbours --quick      # a few hundred data, gpext alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.gpboost_families import RULES, Data, Family, by_gpboost, by_gpext
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
+from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation
+from benchmarks.neighbour_problems import FIELDS, california, data_of_field
+from benchmarks.tables import table
+
+PARTS = ("california", "neighbours", "dense", "fields", "scaling")
+METHODS = ("GPBoost", *RULES)
+ORDERINGS = ("maximin", "random", "coordinate")
+FIELD_RULES = {"Poisson": ("Laplace", "KL", "EP"), "Student-t": ("Laplace",), "gamma": ("Laplace",)}
+_LONGEST = 3000  # CPU seconds of a GPBoost run
+_LENGTHSCALE = {"fields": 0.05, "neighbours": 0.1, "dense": 0.1, "scaling": 0.05}
+
+
+def _measure(family: Family, data: Data, method: str, python: str, neighbours: int = 20) -> Row:
+    if method == "GPBoost":
+        return by_gpboost(family, data, python, _LONGEST)
+    return by_gpext(family, data, RULES[method], neighbours=neighbours)
+
+
+def _methods(options: argparse.Namespace) -> list[str]:
+    return [name for name in options.methods if name != "GPBoost" or options.gpboost_python]
+
+
+def _california(ledger: Ledger, options: argparse.Namespace) -> None:
+    for size in (100,) if options.quick else (5000, 15000):
+        field = FIELDS["Bernoulli"]
+        data = data_of_field(field, 100, 50, 0.1, 0) if options.quick else california(size)
+        for method in _methods(options):
+            measure = functools.partial(_measure, field.family, data, method, options.gpboost_python)
+            ledger.get(f"california/{size}/{method}", measure)
+
+
+def _fields(ledger: Ledger, options: argparse.Namespace) -> None:
+    sizes = (100, 50) if options.quick else (20000, 10000)
+    for name, rules in FIELD_RULES.items():
+        field = FIELDS[name]
+        data = data_of_field(field, *sizes, _LENGTHSCALE["fields"], 0)
+        for method in _methods(options):
+            if method == "GPBoost" or method in rules:
+                measure = functools.partial(_measure, field.family, data, method, options.gpboost_python)
+                ledger.get(f"fields/{name}/{method}", measure)
+
+
+def _neighbours(ledger: Ledger, options: argparse.Namespace) -> None:
+    field, size = FIELDS["Bernoulli"], 60 if options.quick else 1500
+    data = data_of_field(field, size, 0, _LENGTHSCALE["neighbours"], 0)
+    for rule in ("Laplace", "EP"):
+        for ordering in ORDERINGS:
+            key = f"neighbours/{rule}/{ordering}"
+            numbers = (5, 20) if options.quick else (5, 10, 20, 30, 40)
+            scale = _LENGTHSCALE["neighbours"]
+            measure = functools.partial(divergence, field, data, RULES[rule], scale, ordering, numbers)
+            ledger.get(key, measure)
+
+
+def _dense(ledger: Ledger, options: argparse.Namespace) -> None:
+    size = 60 if options.quick else 3000
+    for name in ("Bernoulli", "Poisson", "Student-t"):
+        data = data_of_field(FIELDS[name], size, 0, _LENGTHSCALE["dense"], 1)
+        for rule in ("Laplace", "EP"):
+            scale = _LENGTHSCALE["dense"]
+            measure = functools.partial(beside_dense, FIELDS[name], data, RULES[rule], scale, (20, 30, 40, 80))
+            ledger.get(f"dense/{name}/{rule}", measure)
+
+
+def _scaling(ledger: Ledger, options: argparse.Namespace) -> None:
+    scale = _LENGTHSCALE["scaling"]
+    for size in (100, 200) if options.quick else options.sizes:
+        ledger.get(f"scaling/{size}", functools.partial(evaluation, "Poisson", size, scale))
+
+
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Measure the missing rows."""
+    parts = {
+        "california": _california,
+        "neighbours": _neighbours,
+        "dense": _dense,
+        "fields": _fields,
+        "scaling": _scaling,
+    }
+    for name in options.parts:
+        parts[name](ledger, options)
+
+
+def _beside_gpboost(ledger: Ledger, prefix: str, score: str) -> str:
+    """Return the table of one part that GPBoost takes part in."""
+    cells = []
+    for row in ledger.of(f"{prefix}/"):
+        _, problem, method = row["key"].split("/")
+        if "train" not in row:
+            cells.append([problem, method, *["; ".join(row["failures"])], "", "", ""])
+            continue
+        peer = ledger.rows.get(f"{prefix}/{problem}/GPBoost", {})
+        seconds = [
+            f"{row[what]:.1f}" + (f" ({row[what] / peer[what]:.3f})" if method != "GPBoost" and what in peer else "")
+            for what in ("train", "predict")
+        ]
+        name = method if method == "GPBoost" else f"gpext, {method}"
+        cells.append([problem, name, f"{row['log_density']:.4f}", f"{row[score]:.4f}", *seconds])
+    head = ["data", "method", "log density of a test datum", {"missed": "error", "rmse": "RMSE"}[score]]
+    return table([*head, "seconds to train (share of GPBoost's)", "seconds to predict (share)"], cells)
+
+
+def report(ledger: Ledger) -> str:
+    """Return the tables of the parts that have rows."""
+    tables = []
+    for prefix, score in (("california", "missed"), ("fields", "rmse")):
+        if ledger.of(f"{prefix}/"):
+            tables.append(_beside_gpboost(ledger, prefix, score))
+    if found := ledger.of("neighbours/"):
+        numbers = list(found[0]["divergence"])
+        rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
+        tables.append(table(["rule", "ordering", *(f"k = {k}" for k in numbers)], rows))
+    if found := ledger.of("dense/"):
+        rows = []
+        for row in found:
+            for k, cell in row["neighbours"].items():
+                differences = [*(f"{cell[what]:.4f}" for what in ("mean", "rms", "sd")), f"{cell['evidence']:+.3f}"]
+                times = [f"{cell['seconds']:.2f}", f"{row['seconds']:.2f}"]
+                rows.append([*row["key"].split("/")[1:], k, *differences, *times])
+        head = ["likelihood", "rule", "k", "largest difference of means / sd", "its RMS", "largest of sds (relative)"]
+        tables.append(table([*head, "evidence, nats", "seconds", "seconds of all data"], rows))
+    if found := ledger.of("scaling/"):
+        rows = []
+        for before, row in zip([None, *found], found, strict=False):
+            exponent = ""
+            if before is not None:
+                exponent = f"{math.log(row['again'] / before['again']) / math.log(row['size'] / before['size']):.2f}"
+            seconds = [f"{row[what]:.2f}" for what in ("neighbours", "first", "again")]
+            rows.append([f"{row['size']}", *seconds, exponent, f"{row['megabytes']:.0f}"])
+        head = ["n", "seconds of the neighbours", "of the first evaluation", "of one after it", "exponent", "MB"]
+        tables.append(table(head, rows))
+    return "\n\n".join(tables)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the tables."""
+    parser = command_line(__doc__, quick="a few hundred data")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=[10_000, 30_000, 100_000], help="of `scaling`")
+    parser.add_argument("--gpboost-python", default=None, help="interpreter that has gpboost; without it, gpext alone")
+    measure_and_report(parser.parse_args(arguments), run, report)
+    return 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())

@@ -1,0 +1,108 @@
+r"""Nearest-neighbour posteriors beside those of the exact prior, and the cost of one evaluation.
+
+The hyperparameters are those that the data were drawn with. Both posteriors are Gaussian, N(m, V) with the exact prior
+and N(m~, V~) with neighbours:
+
+    KL(N(m, V) || N(m~, V~)) = (tr(V~^-1 V) + (m~ - m)' V~^-1 (m~ - m) - n + log|V~| - log|V|) / 2
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpboost_families import RULES, Data, FieldModel, clocks
+from benchmarks.ledger import Row
+from benchmarks.neighbour_problems import FIELDS, Field, data_of_field
+from gpext.inference import InferenceResult, Rule
+from gpext.mlls import LatentMarginalLogLikelihood
+
+
+def true_model(field: Field, data: Data, rule: Rule, lengthscale: float, **options: Any) -> FieldModel:
+    """Return a model with the hyperparameters that the data were drawn with, in train mode."""
+    likelihood, y, _ = field.family.ours(data.y)
+    likelihood.initialize(**field.parameters)
+    model = FieldModel(torch.from_numpy(data.x), y, likelihood, rule, **options)
+    model.mean_module.constant.data.fill_(field.mean)
+    model.covar_module.outputscale = field.variance
+    model.covar_module.base_kernel.lengthscale = lengthscale
+    return model.train()
+
+
+def _infer(model: FieldModel) -> tuple[InferenceResult, float]:
+    """Return the inference, and the CPU seconds that its first evaluation takes."""
+    started = clocks()[0]
+    with torch.no_grad():
+        result = model.result
+    return result, clocks()[0] - started
+
+
+def kl_divergence(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> float:
+    """Return KL(N(mean, covariance) || N(other_mean, other_covariance)) of vectors (n,)."""
+    chol, other = torch.linalg.cholesky(covariance), torch.linalg.cholesky(other_covariance)
+    trace = torch.linalg.solve_triangular(other, chol, upper=False).square().sum()
+    moved = torch.linalg.solve_triangular(other, (other_mean - mean).unsqueeze(-1), upper=False).square().sum()
+    log_dets = 2 * (other.diagonal().log().sum() - chol.diagonal().log().sum())
+    return (0.5 * (trace + moved - len(mean) + log_dets)).item()
+
+
+def divergence(field: Field, data: Data, rule: Rule, lengthscale: float, ordering: str, numbers: Sequence[int]) -> Row:
+    """Return the divergence of the posteriors of each number of neighbours from that of the exact prior."""
+    exact = _infer(true_model(field, data, rule, lengthscale))[0].posterior
+    found = {}
+    for k in numbers:
+        near = _infer(true_model(field, data, rule, lengthscale, neighbours=k, ordering=ordering))[0].posterior
+        pair = (exact.mean, exact.covariance_matrix, near.mean, near.covariance_matrix)
+        found[str(k)] = kl_divergence(*(part.detach() for part in pair))
+    return {"divergence": found}
+
+
+def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, numbers: Sequence[int]) -> Row:
+    """Return the largest differences of means (in sd) and sds (relative), that of the evidence, and CPU seconds."""
+    exact, seconds = _infer(true_model(field, data, rule, lengthscale))
+    sd = exact.posterior.variance.sqrt()
+    found = {}
+    for k in numbers:
+        near, of_neighbours = _infer(true_model(field, data, rule, lengthscale, neighbours=k))
+        moved = (near.posterior.mean - exact.posterior.mean) / sd
+        found[str(k)] = {
+            "mean": moved.abs().max().item(),
+            "rms": moved.square().mean().sqrt().item(),
+            "sd": (near.posterior.variance.sqrt() / sd - 1).abs().max().item(),
+            "evidence": (near.log_evidence - exact.log_evidence).item(),
+            "seconds": of_neighbours,
+            "status": near.status.name,
+        }
+    return {"neighbours": found, "seconds": seconds, "status": exact.status.name}
+
+
+def evaluation(field_name: str, size: int, lengthscale: float, neighbours: int = 20) -> Row:
+    """Return CPU seconds of the objective under Laplace with its gradient, and memory, in a process of its own."""
+    data = data_of_field(FIELDS[field_name], size, 0, lengthscale, 0)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_evaluation, field_name, data, lengthscale, neighbours).result()
+
+
+def _evaluation(field_name: str, data: Data, lengthscale: float, neighbours: int) -> Row:
+    torch.set_num_threads(1)
+    model = true_model(FIELDS[field_name], data, RULES["Laplace"], lengthscale, neighbours=neighbours)
+    mll = LatentMarginalLogLikelihood(model.likelihood, model)
+    (x,), y = model.train_inputs, model.train_targets
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times = [clocks()[0]]
+    model(x)
+    times.append(clocks()[0])
+    for factor in (1.0, 1.02):
+        model.covar_module.base_kernel.lengthscale = factor * lengthscale
+        mll(model(x), y).backward()
+        times.append(clocks()[0])
+    seconds = dict(zip(("neighbours", "first", "again"), np.diff(times).tolist(), strict=True))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"size": len(y), **seconds, "megabytes": peak / 1024, "megabytes_before": before / 1024}
