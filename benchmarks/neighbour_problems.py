@@ -25,7 +25,6 @@ from benchmarks.gpboost_families import Data, Family, log_normal_mean
 from gpext import likelihoods
 
 Array = Any
-_CELLS = 1024  # to a side of the unit square
 
 
 @dataclass(frozen=True)
@@ -38,20 +37,20 @@ class Field:
     parameters: dict[str, float]  # of gpext's likelihood
 
 
-def random_field(size: int, lengthscale: float, seed: int) -> tuple[Array, Array]:
-    """Return inputs (size, 2) at random cells of the unit square, and a standard field (size,) there."""
+def random_field(size: int, lengthscale: float, seed: int, cells: int = 1024) -> tuple[Array, Array]:
+    """Return inputs (size, 2) at random places of a grid of cells^2 on the unit square, and a field (size,)."""
     rng = np.random.default_rng(seed)
-    side = np.arange(2 * _CELLS)
-    side = np.minimum(side, 2 * _CELLS - side) / _CELLS
+    side = np.arange(2 * cells)
+    side = np.minimum(side, 2 * cells - side) / cells
     r = 3**0.5 * np.hypot(side[:, None], side) / lengthscale
     eigenvalues = np.fft.fft2((1 + r) * np.exp(-r)).real
     if eigenvalues.min() < -1e-9 * eigenvalues.max():
         raise ValueError(f"no circulant embedding on twice the square for a lengthscale of {lengthscale}; take less.")
     noise = rng.standard_normal((2, *r.shape))
-    f = np.fft.fft2(np.sqrt(eigenvalues.clip(0) / r.size) * (noise[0] + 1j * noise[1])).real[:_CELLS, :_CELLS]
-    cells = rng.choice(_CELLS**2, size, replace=False)
-    rows, columns = np.divmod(cells, _CELLS)
-    return (np.stack([rows, columns], -1) + 0.5) / _CELLS, f[rows, columns]
+    f = np.fft.fft2(np.sqrt(eigenvalues.clip(0) / r.size) * (noise[0] + 1j * noise[1])).real[:cells, :cells]
+    chosen = rng.choice(cells**2, size, replace=False)
+    rows, columns = np.divmod(chosen, cells)
+    return (np.stack([rows, columns], -1) + 0.5) / cells, f[rows, columns]
 
 
 def data_of_field(field: Field, size: int, size_of_test: int, lengthscale: float, seed: int) -> Data:
