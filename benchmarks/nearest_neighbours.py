@@ -7,7 +7,7 @@ Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among
 * `fields`: Poisson, Student-t (degrees of freedom estimated by both) and gamma, 20,000 data of a generated field to
   train and 10,000 to test, likewise;
 * `neighbours`: the Kullback-Leibler divergence of the posterior from that of the exact prior, for k = 5 to 40 and the
-  three orderings;
+  three orderings, at the lengthscale of the data and at five times that;
 * `dense`: differences of posterior means, in posterior sd, and of the evidence from those of the exact prior;
 * `scaling`: seconds of one evaluation with its gradient, and peak memory.
 
@@ -76,14 +76,13 @@ def _fields(ledger: Ledger, options: argparse.Namespace) -> None:
 
 def _neighbours(ledger: Ledger, options: argparse.Namespace) -> None:
     field, size = FIELDS["Bernoulli"], 60 if options.quick else 1500
+    numbers = (5, 20) if options.quick else (5, 10, 20, 30, 40)
     data = data_of_field(field, size, 0, _LENGTHSCALE["neighbours"], 0)
-    for rule in ("Laplace", "EP"):
-        for ordering in ORDERINGS:
-            key = f"neighbours/{rule}/{ordering}"
-            numbers = (5, 20) if options.quick else (5, 10, 20, 30, 40)
-            scale = _LENGTHSCALE["neighbours"]
-            measure = functools.partial(divergence, field, data, RULES[rule], scale, ordering, numbers)
-            ledger.get(key, measure)
+    for scale in (_LENGTHSCALE["neighbours"], 5 * _LENGTHSCALE["neighbours"]):
+        for rule in ("Laplace", "EP"):
+            for ordering in ORDERINGS:
+                measure = functools.partial(divergence, field, data, RULES[rule], scale, ordering, numbers)
+                ledger.get(f"neighbours/{scale}/{rule}/{ordering}", measure)
 
 
 def _dense(ledger: Ledger, options: argparse.Namespace) -> None:
@@ -143,7 +142,7 @@ def report(ledger: Ledger) -> str:
     if found := ledger.of("neighbours/"):
         numbers = list(found[0]["divergence"])
         rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
-        tables.append(table(["rule", "ordering", *(f"k = {k}" for k in numbers)], rows))
+        tables.append(table(["lengthscale", "rule", "ordering", *(f"k = {k}" for k in numbers)], rows))
     if found := ledger.of("dense/"):
         rows = []
         for row in found:
