@@ -1,6 +1,6 @@
 r"""Nearest-neighbour priors: beside GPBoost's Vecchia approximation, beside the prior of all data, and their cost in n.
 
-Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in five parts:
+Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in six parts:
 
 * `california`: longitude and latitude -> whether houses are above the median value, 5000 and 15,000 to train, 5640 to
   test; gpext by its rules, and GPBoost (`vecchia`, 20 neighbours, `bernoulli_logit`) on the same data;
@@ -9,7 +9,8 @@ Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among
 * `neighbours`: the Kullback-Leibler divergence of the posterior from that of the exact prior, for k = 5 to 40 and the
   three orderings, at the lengthscale of the data and at five times that;
 * `dense`: differences of posterior means, in posterior sd, and of the evidence from those of the exact prior;
-* `scaling`: seconds of one evaluation with its gradient, and peak memory.
+* `scaling`: seconds of one evaluation with its gradient, and peak memory;
+* `columns`: the largest front, the operations and the entries of the sparse Cholesky factor by the number of columns.
 
 In the first two, both packages train all parameters and a constant mean, gpext from `fit(initial="data")`, GPBoost from
 its own start; log p(y) of the test data is the integral of the same formula of p(y | f) over the means and variances of
@@ -32,11 +33,11 @@ import torch
 
 from benchmarks.gpboost_families import RULES, Data, Family, by_gpboost, by_gpext
 from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
-from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation
+from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor
 from benchmarks.neighbour_problems import FIELDS, california, data_of_field
 from benchmarks.tables import table
 
-PARTS = ("california", "neighbours", "dense", "fields", "scaling")
+PARTS = ("california", "neighbours", "dense", "fields", "scaling", "columns")
 METHODS = ("GPBoost", *RULES)
 ORDERINGS = ("maximin", "random", "coordinate")
 FIELD_RULES = {"Poisson": ("Laplace", "KL", "EP"), "Student-t": ("Laplace",), "gamma": ("Laplace",)}
@@ -101,6 +102,11 @@ def _scaling(ledger: Ledger, options: argparse.Namespace) -> None:
         ledger.get(f"scaling/{size}", functools.partial(evaluation, "Poisson", size, scale))
 
 
+def _columns(ledger: Ledger, options: argparse.Namespace) -> None:
+    for columns in (1, 2, 3, 5, 10):
+        ledger.get(f"columns/{columns}", functools.partial(factor, 200 if options.quick else 10_000, columns))
+
+
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
     """Measure the missing rows."""
     parts = {
@@ -109,6 +115,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
         "dense": _dense,
         "fields": _fields,
         "scaling": _scaling,
+        "columns": _columns,
     }
     for name in options.parts:
         parts[name](ledger, options)
@@ -161,6 +168,14 @@ def report(ledger: Ledger) -> str:
             seconds = [f"{row[what]:.2f}" for what in ("neighbours", "first", "again")]
             rows.append([f"{row['size']}", *seconds, exponent, f"{row['megabytes']:.0f}"])
         head = ["n", "seconds of the neighbours", "of the first evaluation", "of one after it", "exponent", "MB"]
+        tables.append(table(head, rows))
+    if found := ledger.of("columns/"):
+        rows = []
+        for row in found:
+            dense = row["size"] ** 3 / 6
+            shares = [f"{row['work'] / dense:.2g}", f"{row['stored'] * 8 / 2**20:.0f}", f"{row['seconds']:.1f}"]
+            rows.append([f"{row['columns']}", f"{row['largest']}", *shares])
+        head = ["columns", "largest front", "operations, share of the dense factor's", "MB", "seconds of its layout"]
         tables.append(table(head, rows))
     return "\n\n".join(tables)
 

@@ -22,7 +22,9 @@ from benchmarks.gpboost_families import RULES, Data, FieldModel, clocks
 from benchmarks.ledger import Row
 from benchmarks.neighbour_problems import FIELDS, Field, data_of_field
 from gpext.inference import InferenceResult, Rule
+from gpext.linalg.neighbours import maximin_order
 from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.operators.neighbour_covariance import NeighbourGraph
 
 
 def true_model(field: Field, data: Data, rule: Rule, lengthscale: float, **options: Any) -> FieldModel:
@@ -81,6 +83,22 @@ def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, numbe
             "status": near.status.name,
         }
     return {"neighbours": found, "seconds": seconds, "status": exact.status.name}
+
+
+def factor(size: int, columns: int, neighbours: int = 20) -> Row:
+    """Return the cost of a Cholesky factor for `size` points of the unit cube, and CPU seconds to lay it out."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(size, columns, dtype=torch.float64, generator=generator)
+    started = clocks()[0]
+    graph = NeighbourGraph.of(points, neighbours, maximin_order(points, generator))
+    return {
+        "size": size,
+        "columns": columns,
+        "largest": max(len(front.own) + len(front.boundary) for front in graph.dissection.fronts),
+        "work": graph.dissection.work,
+        "stored": graph.dissection.stored,
+        "seconds": clocks()[0] - started,
+    }
 
 
 def evaluation(field_name: str, size: int, lengthscale: float, neighbours: int = 20) -> Row:
