@@ -25,9 +25,7 @@ def test_fields_have_the_covariance_of_their_kernel():
         products.append(own + [surplus[place == b].mean() for b in range(1, len(edges))])
     products = np.array(products)
     z = products.mean(0) / (products.std(0, ddof=1) / len(products) ** 0.5)
-    assert (
-        np.abs(z).max() < 6
-    )  # of Student t with 39 degrees of freedom, 11 of them: by chance less than once in 100,000
+    assert np.abs(z).max() < 6  # 11 of Student t with 299 degrees of freedom: by chance once in ten million
 
 
 @pytest.mark.parametrize("name", FIELDS)
