@@ -48,7 +48,7 @@ _JITTERS = (0.0, 1.0, 10.0, 100.0)  # times the least
 
 @dataclass(frozen=True)
 class NeighbourPrior:
-    """N(mu, K~) over N latent values; float64, in the graph of what it was made from."""
+    """N(mu, K~ + Phi Phi') over N latent values; float64, in the graph of what it was made from."""
 
     mean: Tensor  # mu (..., N)
     blocks: Tensor  # covariances of each point and its neighbours, less Phi Phi' (..., P, E, E)
