@@ -79,14 +79,14 @@ class Dissection:
 def _partition(points: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return for each index the level of the separator or leaf that it belongs to, the root's being 0, and its cell."""
     n = len(points)
-    cell = torch.zeros(n, dtype=torch.long)
-    level = torch.full((n,), -1)
+    cell = torch.zeros(n, dtype=torch.long, device="cpu")
+    level = torch.full((n,), -1, device="cpu")
     depth = 0
     while bool((level < 0).any()):
         active = level < 0
         count = torch.bincount(cell[active], minlength=2**depth)
         best = count.clone()
-        side, separator = torch.zeros(n, dtype=torch.bool), active.clone()
+        side, separator = torch.zeros(n, dtype=torch.bool, device="cpu"), active.clone()
         for axis in range(points.size(-1)):
             upper = _upper_halves(points[:, axis], cell, active, count)
             low, high = _connected(upper, active, lists)
@@ -110,7 +110,7 @@ def _upper_halves(x: Tensor, cell: Tensor, active: Tensor, count: Tensor) -> Ten
     order = index[x[index].argsort(stable=True)]
     order = order[cell[order].argsort(stable=True)]
     of_cell = cell[order]
-    rank = torch.arange(len(order)) - (count.cumsum(0) - count)[of_cell]
+    rank = torch.arange(len(order), device="cpu") - (count.cumsum(0) - count)[of_cell]
     upper = torch.zeros_like(active)
     upper[order] = 2 * rank >= count[of_cell]
     return upper
@@ -128,7 +128,7 @@ def _connected(upper: Tensor, active: Tensor, lists: list[Tensor]) -> tuple[Tens
 
 def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device) -> Dissection:
     n, depth = len(level), int(level.max()) + 1
-    none = torch.zeros(0, dtype=torch.long)
+    none = torch.zeros(0, dtype=torch.long, device="cpu")
     lowest = [_lowest(level, cell, groups) for groups in lists]
     found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # own and boundary, by level and cell
     for at_level in reversed(range(depth)):
@@ -144,8 +144,8 @@ def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device
         for c in sorted({*own, *boundary}):
             found[at_level, c] = own.get(c, none), boundary.get(c, none)
     number = {name: i for i, name in enumerate(found)}
-    added = [_grouped(torch.arange(len(at)), deepest << 40 | at) for deepest, at in lowest]
-    place, node = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
+    added = [_grouped(torch.arange(len(at), device="cpu"), deepest << 40 | at) for deepest, at in lowest]
+    place, node = torch.zeros(n, dtype=torch.long, device="cpu"), torch.zeros(n, dtype=torch.long, device="cpu")
     fronts: list[Front] = []
     for (at_level, c), (own_index, boundary_index) in found.items():
         parent, above = (at_level - 1, c >> 1), none
@@ -168,7 +168,7 @@ def _lowest(level: Tensor, cell: Tensor, groups: Tensor) -> tuple[Tensor, Tensor
 
 
 def _number(place: Tensor, index: Tensor) -> None:
-    place[index] = torch.arange(len(index))
+    place[index] = torch.arange(len(index), device="cpu")
 
 
 def _grouped(values: Tensor, groups: Tensor) -> dict[int, Tensor]:

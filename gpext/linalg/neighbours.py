@@ -17,9 +17,9 @@ def maximin_order(points: Tensor, generator: torch.Generator | None) -> Tensor:
     """
     chosen = torch.randperm(len(points), generator=generator, device="cpu")
     x = points.double().cpu()[chosen[:_SPREAD]].contiguous()
-    order = torch.empty(len(x), dtype=torch.long)
+    order = torch.empty(len(x), dtype=torch.long, device="cpu")
     i = int((x - x.mean(0)).square().sum(-1).argmin())
-    distance = torch.full((len(x),), torch.inf, dtype=x.dtype)
+    distance = torch.full((len(x),), torch.inf, dtype=x.dtype, device="cpu")
     columns = x.mT.contiguous()
     for step in range(len(x)):
         order[step] = i
@@ -45,16 +45,16 @@ def previous_neighbours(points: Tensor, order: Tensor, number: int) -> Tensor:
 
     x = points.double().cpu()[order.cpu()].numpy()
     n, m = len(x), min(number, len(x) - 1)
-    own = torch.arange(n).unsqueeze(-1)
+    own = torch.arange(n, device="cpu").unsqueeze(-1)
     found = own.repeat(1, m)
     stop = n
     while stop > 1 and m:  # the second half of what is left, then of the first
         start = stop // 2 if stop > _AT_ONCE * m else 1
-        tree, wanting = KDTree(x[:stop]), torch.arange(start, stop)
+        tree, wanting = KDTree(x[:stop]), torch.arange(start, stop, device="cpu")
         sought = min(3 * m, stop) if start > 1 else stop
         while len(wanting):
             _, near = tree.query(x[wanting.numpy()], sought)
-            near = torch.as_tensor(near, dtype=torch.long).view(len(wanting), -1)
+            near = torch.as_tensor(near, dtype=torch.long, device="cpu").view(len(wanting), -1)
             before = near < wanting.unsqueeze(-1)
             enough = before.sum(-1) >= wanting.clamp(max=m)
             first = (~before).to(torch.int8).argsort(dim=-1, stable=True)[:, :m]

@@ -81,7 +81,7 @@ class NeighbourGraph:
         age = [0] * len(order)
         for i in order:
             age[i] = 1 + max((age[j] for j in before[i] if j != i), default=0)
-        by_age = torch.tensor(age)
+        by_age = torch.tensor(age, device="cpu")
         groups = by_age.argsort(stable=True)
         sizes = torch.bincount(by_age)[1:].tolist()
         return tuple(group.to(self.rows.device) for group in groups.split(sizes))

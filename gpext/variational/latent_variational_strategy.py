@@ -119,7 +119,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         num_data = train_inputs.size(-2) if design is None else design.num_data
         super().__init__(model, train_inputs, _Sites(num_data, train_inputs), False)
         self.design = design
-        self.neighbours = neighbours
+        self.neighbours = None if neighbours is None else neighbours.to(train_inputs.device)
         # Data are no part of a state dict, as with ExactGP: one that is loaded keeps the inputs its targets belong to.
         self.register_buffer("inducing_points", self.inducing_points, persistent=False)
         self.rule = rule

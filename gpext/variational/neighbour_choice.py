@@ -52,7 +52,7 @@ class NeighbourChoice(Module):
         if ordering not in ("maximin", "random", "coordinate"):
             raise ValueError(f"ordering must be 'maximin', 'random' or 'coordinate'; got {ordering!r}.")
         self.ordering, self.seed = ordering, seed
-        self.register_buffer("scale", torch.zeros(num_columns, dtype=torch.float64))
+        self.register_buffer("scale", torch.zeros(num_columns, dtype=torch.float64, device="cpu"))
         self._graph: tuple[Tensor, Tensor, NeighbourGraph] | None = None
 
     def choose(self, model: Module, x: Tensor) -> bool:

@@ -55,8 +55,9 @@ def test_inducing_points(from_loader):
         assert there(greedy_inducing_points(source, 3, kernel, max_points=10))
 
 
-def test_training_of_a_latent_gp():
-    model, new = Latent(targets("counts"), PoissonLikelihood()), NEW.clone()
+@pytest.mark.parametrize("options", [{}, {"neighbours": 3}], ids=str)
+def test_training_of_a_latent_gp(options):
+    model, new = Latent(targets("counts"), PoissonLikelihood(), **options), NEW.clone()
     with by_default():
         mll = gpext.mlls.LatentMarginalLogLikelihood(moved(model).likelihood, model)
         gpext.fit(mll, model.train_inputs[0], model.train_targets, max_steps=3, progress=False)

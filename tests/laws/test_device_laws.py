@@ -66,8 +66,8 @@ def moved(model):
 
 
 class Latent(gpext.models.LatentGP):
-    def __init__(self, y, likelihood, inference=None):
-        super().__init__(inputs(len(y)), y, likelihood, inference)
+    def __init__(self, y, likelihood, inference=None, **options):
+        super().__init__(inputs(len(y)), y, likelihood, inference, **options)
         self.mean_module = gpytorch.means.ZeroMean()
         self.covar_module = priors(gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()))
         priors(self.likelihood)
@@ -155,15 +155,16 @@ def test_training_by_the_augmented_bound(kind, likelihood, batch_size):
         assert_there(trained(sent), expected)
 
 
-def test_training_of_a_latent_gp():
+@pytest.mark.parametrize("options", [{}, {"neighbours": 3}], ids=str)
+def test_training_of_a_latent_gp(options):
     def trained(model):
         mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
         gpext.fit(mll, model.train_inputs[0], model.train_targets, max_steps=3, progress=False)
         return model.eval()
 
-    expected = trained(Latent(targets("counts"), likelihoods.PoissonLikelihood()))(NEW)
+    expected = trained(Latent(targets("counts"), likelihoods.PoissonLikelihood(), **options))(NEW)
     with accelerated():
-        found = trained(moved(Latent(targets("counts"), likelihoods.PoissonLikelihood())))(sent(NEW))
+        found = trained(moved(Latent(targets("counts"), likelihoods.PoissonLikelihood(), **options)))(sent(NEW))
         assert_there(found.mean.detach(), expected.mean.detach())
         assert_there(found.variance.detach(), expected.variance.detach())
 
