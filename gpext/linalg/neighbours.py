@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _SPREAD = 20_000  # points of which each is the farthest from those before; the others follow at random
-_AT_ONCE = 16  # times the number of neighbours, a set that is searched without division
+_AT_ONCE = 8  # times the number of neighbours, a set that is searched without division
 
 
 def maximin_order(points: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -41,28 +41,39 @@ def previous_neighbours(points: Tensor, order: Tensor, number: int) -> Tensor:
         order: a permutation (n,).
         number: of neighbours of a point.
     """
-    from scipy.spatial import KDTree
-
-    x = points.double().cpu()[order.cpu()].numpy()
-    n, m = len(x), min(number, len(x) - 1)
-    own = torch.arange(n, device="cpu").unsqueeze(-1)
-    found = own.repeat(1, m)
-    stop = n
-    while stop > 1 and m:  # the second half of what is left, then of the first
-        start = stop // 2 if stop > _AT_ONCE * m else 1
-        tree, wanting = KDTree(x[:stop]), torch.arange(start, stop, device="cpu")
-        sought = min(3 * m, stop) if start > 1 else stop
-        while len(wanting):
-            _, near = tree.query(x[wanting.numpy()], sought)
-            near = torch.as_tensor(near, dtype=torch.long, device="cpu").view(len(wanting), -1)
-            before = near < wanting.unsqueeze(-1)
-            enough = before.sum(-1) >= wanting.clamp(max=m)
-            first = (~before).to(torch.int8).argsort(dim=-1, stable=True)[:, :m]
-            chosen = torch.where(before.gather(-1, first), near.gather(-1, first), wanting.unsqueeze(-1))
-            found[wanting[enough], : chosen.size(-1)] = chosen[enough]
-            wanting, sought = wanting[~enough], min(2 * sought, stop)
-        stop = start
+    x = points.double().cpu()[order.cpu()]
+    found = nearest_before(x, min(number, len(x) - 1))
     result = torch.empty_like(found)
     order = order.cpu()
     result[order] = order[found]
     return result.to(points.device)
+
+
+def nearest_before(points: Tensor, number: int, slack: float = 0.0) -> Tensor:
+    """Return the indices of the nearest points among those before each (n, number), padded with its own.
+
+    Args:
+        points: (n, d), on the CPU.
+        number: of neighbours.
+        slack: neighbours may be farther by this share than the nearest, and then fewer than there are; 0 for the
+            nearest.
+    """
+    from scipy.spatial import KDTree
+
+    x, n = points.numpy(), len(points)
+    found = torch.arange(n, device="cpu").unsqueeze(-1).repeat(1, number)
+    stop = n
+    while stop > 1 and number:  # the second half of what is left, then of the first
+        start, sought = (stop // 2, 3 * number + 1) if stop > _AT_ONCE * number else (1, stop)
+        tree, wanting = KDTree(x[:stop]), torch.arange(start, stop, device="cpu")
+        while len(wanting):
+            _, near = tree.query(x[wanting.numpy()], sought, eps=slack)
+            near = torch.as_tensor(near, dtype=torch.long, device="cpu").view(len(wanting), -1)
+            before = near < wanting.unsqueeze(-1)
+            enough = (before.sum(-1) >= wanting.clamp(max=number)) | (slack > 0)
+            first = (~before).to(torch.int8).argsort(dim=-1, stable=True)[:, :number]
+            chosen = torch.where(before.gather(-1, first), near.gather(-1, first), wanting.unsqueeze(-1))
+            found[wanting[enough], : chosen.size(-1)] = chosen[enough]
+            wanting, sought = wanting[~enough], min(2 * sought, stop)
+        stop = start
+    return found

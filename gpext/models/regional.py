@@ -64,7 +64,7 @@ def predict_by_regions(
     (data,) = model.train_inputs
     if x.dim() != 2 or x.size(-1) != data.size(-1):
         raise ValueError(f"expected new inputs (S, {data.size(-1)}); got {tuple(x.shape)}.")
-    scale = model.variational_strategy.neighbour_scale().to(data)
+    scale = model.variational_strategy.neighbours.chosen_scale(model, data).to(data)
     scaled = data / scale
     mean, variance = x.new_zeros(len(x)), x.new_ones(len(x))
     statuses, was_training = [], model.training

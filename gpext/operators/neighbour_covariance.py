@@ -109,9 +109,7 @@ class LocalRegressions:
         among.masked_fill_(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
         among.diagonal(dim1=-2, dim2=-1).masked_fill_(missing, 1.0)
         chol, info = torch.linalg.cholesky_ex(among)
-        reduced = torch.linalg.solve_triangular(chol, across.unsqueeze(-1), upper=False)
-        a = torch.linalg.solve_triangular(chol.mT, reduced, upper=True).squeeze(-1)
-        variance = blocks[..., 0, 0] - reduced.squeeze(-1).square().sum(-1)
+        a, variance = regress(chol, across, blocks[..., 0, 0])
         positive = (info == 0).all() & (variance > 0).all()
         return cls(graph, torch.cat([torch.ones_like(variance).unsqueeze(-1), -a], -1), variance, chol, positive)
 
@@ -164,6 +162,19 @@ class LocalRegressions:
         half[..., 1:] += 0.5 * torch.cholesky_solve(by_weights.unsqueeze(-1), self.chol).squeeze(-1)
         outer = half.unsqueeze(-1) * b.unsqueeze(-2)
         return outer + outer.mT
+
+
+def regress(chol: Tensor, across: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a = K_NN^-1 k_N (..., E) and d = k - k_N' a (...), of values given their neighbours; differentiable.
+
+    Args:
+        chol: the Cholesky factors of K_NN (..., E, E).
+        across: k_N (..., E).
+        own: the variances k (...).
+    """
+    reduced = torch.linalg.solve_triangular(chol, across.unsqueeze(-1), upper=False)
+    a = torch.linalg.solve_triangular(chol.mT, reduced, upper=True).squeeze(-1)
+    return a, own - reduced.squeeze(-1).square().sum(-1)
 
 
 class NeighbourLinearOperator(LinearOperator):

@@ -47,9 +47,19 @@ class JointPosterior(ABC):
         """log|I + K U| (...)."""
 
     @property
-    @abstractmethod
     def log_normalizer(self) -> Tensor:
-        r"""The evidence of the sites (...), :math:`A = \log\int N(f|\mu,K) \prod_i t_i(f_i) df`."""
+        r"""The evidence of the sites (...), :math:`A = \log\int N(f|\mu,K) \prod_i t_i(f_i) df`.
+
+        With e = nu - U mu: A = sum(nu' mu - mu' U mu / 2) + e' V e / 2 - log|I + K U| / 2.
+        """
+        mu, e = self.prior_mean, self._residual_shift
+        at_mean = self.sites.shift * mu - 0.5 * mu * self.sites.times(mu)
+        return (at_mean + 0.5 * e * (self.mean - mu)).sum((-2, -1)) - 0.5 * self.log_det
+
+    @property
+    def _residual_shift(self) -> Tensor:
+        """Nu - U mu (..., D, N)."""
+        return self.sites.shift - self.sites.times(self.prior_mean)
 
     @abstractmethod
     def covariance_times(self, vector: Tensor) -> Tensor:

@@ -79,13 +79,6 @@ class LowRankJointPosterior(JointPosterior):
         return self.noise_log_det.sum(-1) + 2 * self.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     @property
-    def log_normalizer(self) -> Tensor:
-        """The evidence of the sites (...), see `DensePosterior.log_normalizer`."""
-        mu, e = self.prior_mean, self._residual_shift
-        at_mean = self.sites.shift * mu - 0.5 * mu * self.sites.times(mu)
-        return (at_mean + 0.5 * e * (self.mean - mu)).sum((-2, -1)) - 0.5 * self.log_det
-
-    @property
     def response_diagonal(self) -> Tensor:
         """The diagonal of R (..., D, N)."""
         T, C = self._precision.movedim(-1, -3), self._low_rank_blocks.movedim(-1, -3)
@@ -149,10 +142,6 @@ class LowRankJointPosterior(JointPosterior):
     def _precision(self) -> Tensor:
         """T (..., D, D, N)."""
         return _product(precision_blocks(self.sites), self._kept)
-
-    @property
-    def _residual_shift(self) -> Tensor:
-        return self.sites.shift - self.sites.times(self.prior_mean)
 
     def _passed_back(self, vector: Tensor) -> Tensor:
         """Return P' vector, datum by datum (..., D, N)."""

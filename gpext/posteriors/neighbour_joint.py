@@ -80,13 +80,6 @@ class NeighbourJointPosterior(JointPosterior):
         each = variance.expand(*self.prior_mean.shape[:-1], variance.size(-1))
         return self.factor.log_det + each.log().sum((-2, -1))
 
-    @property
-    def log_normalizer(self) -> Tensor:
-        """The evidence of the sites (...), see `DensePosterior.log_normalizer`."""
-        mu, e = self.prior_mean, self._residual_shift
-        at_mean = self.sites.shift * mu - 0.5 * mu * self.sites.times(mu)
-        return (at_mean + 0.5 * e * (self.mean - mu)).sum((-2, -1)) - 0.5 * self.log_det
-
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., D, N)."""
         graph = self.regressions.graph
@@ -96,7 +89,7 @@ class NeighbourJointPosterior(JointPosterior):
 
     def distribution(self, dtype: torch.dtype) -> MultitaskMultivariateNormal:
         """Return the posterior of all latents at the training inputs, its covariance lazily."""
-        latents, point = self.prior_mean.size(-2), self.regressions.graph.point
+        point = self.regressions.graph.point
 
         def dense() -> Tensor:
             unit = torch.eye(self.factor.dissection.size, dtype=self.mean.dtype, device=self.mean.device)
@@ -104,7 +97,6 @@ class NeighbourJointPosterior(JointPosterior):
             return self.factor.solve(unit)[..., index, :][..., index]
 
         covariance = LazyCovariance(self.variance.flatten(-2).to(dtype), dense=dense, blocks=self.blocks.to(dtype))
-        assert covariance.size(-1) == latents * len(point)
         return MultitaskLatentNormal(self.mean.to(dtype).mT, covariance, interleaved=False)
 
     def predict(  # type: ignore[override]
@@ -155,10 +147,6 @@ class NeighbourJointPosterior(JointPosterior):
         """Return the indices (D, *) of the latents of points (*)."""
         latents = torch.arange(self.prior_mean.size(-2), device=point.device)
         return latents.view(-1, *point.dim() * (1,)) * self.regressions.weights.size(-2) + point
-
-    @property
-    def _residual_shift(self) -> Tensor:
-        return self.sites.shift - self.sites.times(self.prior_mean)
 
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from gpext.linalg.neighbours import nearest_before
+
 Entries = Callable[[Tensor, Tensor], Tensor]  # rows and columns, each (B,) -> those entries of K (B,)
 
 NUM_NEIGHBOURS = 5
@@ -93,24 +95,11 @@ def neighbours_before(points: Tensor, order: Tensor) -> Tensor:
         points: (n, d), finite.
         order: indices (k,) of the points that have neighbours and may be neighbours.
     """
-    from scipy.spatial import KDTree
-
     x = points[order].double().cpu()
     if x.size(-1) > _AXES and len(x) > 1:
         x = x @ torch.linalg.eigh(torch.cov(x.mT)).eigenvectors[:, -_AXES:]
-    m, own = NUM_NEIGHBOURS, torch.arange(len(x), device="cpu").unsqueeze(-1)
-    before = own.repeat(1, m)
-    stop = len(x)
-    while stop > 1:
-        start, sought = (stop // 2, 3 * m + 1) if stop > 8 * m else (1, stop)
-        _, near = KDTree(x[:stop].numpy()).query(x[start:stop].numpy(), sought, eps=_SLACK)
-        near = torch.as_tensor(near, device="cpu")
-        is_before = near < own[start:stop]
-        first = (~is_before).to(torch.int8).argsort(dim=-1, stable=True)[:, :m]
-        chosen = torch.where(is_before.gather(-1, first), near.gather(-1, first), own[start:stop])
-        before[start:stop, : chosen.size(-1)] = chosen
-        stop = start
-    found = torch.arange(len(points), device=points.device).unsqueeze(-1).repeat(1, m)
+    before = nearest_before(x, NUM_NEIGHBOURS, _SLACK)
+    found = torch.arange(len(points), device=points.device).unsqueeze(-1).repeat(1, NUM_NEIGHBOURS)
     found[order] = order[before.to(order.device)]
     return found
 

@@ -155,20 +155,11 @@ class LatentVariationalStrategy(_VariationalStrategy):
         """Choose neighbours by the current lengthscales, if the prior has any; return whether they have changed."""
         return self.neighbours is not None and self.neighbours.choose(self.model, self.inducing_points)
 
-    def neighbour_scale(self) -> Tensor:
-        """Return the lengthscales (d,) by which neighbours are chosen."""
-        assert self.neighbours is not None
-        if not bool(self.neighbours.scale.any()):
-            self.choose_neighbours()
-        return self.neighbours.scale
-
     @property
     def prior_distribution(self) -> MultivariateNormal:
         """p(f) at the training inputs, or p(A f) with a design."""
         if self.neighbours is not None:
-            return self.neighbours.prior(
-                self.model, self.model.forward, self.inducing_points, self._root_of, several=self._is_joint
-            )
+            return self.neighbours.prior(self.model, self.inducing_points, self._root_of, several=self._is_joint)
         if self.sparse_inputs is None:
             prior = self.model.forward(self.inducing_points)
             return prior if self.design is None else self.design(prior)
@@ -312,12 +303,13 @@ class LatentVariationalStrategy(_VariationalStrategy):
             NotImplementedError: the model has inducing inputs or neighbours, by which alone its predictions know the
                 data.
         """
-        conditioned = self.result().conditioned
-        if self.sparse_inputs is not None or isinstance(conditioned, NeighbourPosterior | NeighbourJointPosterior):
+        if self.sparse_inputs is not None or self.neighbours is not None:
             raise NotImplementedError(
                 "a model with inducing_inputs or neighbours predicts f alone; leave them out for the posterior of a "
                 "part of f."
             )
+        conditioned = self.result().conditioned
+        assert not isinstance(conditioned, NeighbourPosterior | NeighbourJointPosterior)
         if self.design is not None:
             if isinstance(conditioned, LowRankPosterior | LowRankJointPosterior):
                 return predict_latent(conditioned, mean, cross, covariance)

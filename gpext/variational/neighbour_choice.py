@@ -21,7 +21,7 @@ from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
 from gpext.linalg.neighbours import maximin_order
 from gpext.linalg.sparse_factor import columns_at
-from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator
+from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator, regress
 from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior
 
 Ordering = Literal["maximin", "random", "coordinate"]
@@ -90,21 +90,23 @@ class NeighbourChoice(Module):
             self._graph = kept
         return kept[2]
 
-    def prior(
-        self, model: Module, forward: Prior, x: Tensor, root_of: Root | None, *, several: bool
-    ) -> MultivariateNormal:
+    def chosen_scale(self, model: Module, x: Tensor) -> Tensor:
+        """Return the lengthscales (d,) by which neighbours are chosen, the model's current ones the first time."""
+        if not bool(self.scale.any()):
+            self.choose(model, x)
+        return self.scale
+
+    def prior(self, model: Module, x: Tensor, root_of: Root | None, *, several: bool) -> MultivariateNormal:
         """Return the nearest-neighbour prior at inputs (N, d), of `several` latents or of one.
 
         Args:
-            model: the process.
-            forward: the exact prior at any inputs.
+            model: the process, whose `forward` is the exact prior at any inputs.
             x: (N, d).
             root_of: Phi at any inputs, so that Phi Phi' is the part of the covariance that inducing inputs explain.
             several: whether `forward` returns a batch of latents.
         """
-        if not bool(self.scale.any()):
-            self.choose(model, x)
-        graph = self.graph(x)
+        self.chosen_scale(model, x)
+        graph, forward = self.graph(x), model.forward
         points = x[graph.first]
         blocks = _blocks(forward, points[graph.rows], several)
         if root_of is None:
@@ -153,10 +155,8 @@ class NeighbourChoice(Module):
         own, others = root[..., : len(new), :], root[..., len(new) :, :]
         blocks = _less(blocks, torch.cat([own.unsqueeze(-2), others[..., nearest, :]], -2))
         among = blocks[..., 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
-        chol = torch.linalg.cholesky(among)
-        reduced = torch.linalg.solve_triangular(chol, blocks[..., 1:, :1], upper=False)
-        weights = torch.linalg.solve_triangular(chol.mT, reduced, upper=True).squeeze(-1)
-        rest = (blocks[..., 0, 0] - reduced.squeeze(-1).square().sum(-1)).clamp_min(0)  # negative by rounding alone
+        weights, rest = regress(torch.linalg.cholesky(among), blocks[..., 1:, 0], blocks[..., 0, 0])
+        rest = rest.clamp_min(0)  # negative by rounding alone
 
         def covariance() -> Tensor:
             used, at = nearest.unique(return_inverse=True)
