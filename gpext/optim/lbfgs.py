@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from gpext.callers import held_warnings, warn_caller
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
+Array = Any  # a NumPy array
+
+_STEPS_PER_PARAMETER = 4  # that tell the curvature
 
 class Outcome(Enum):
     """The outcome of a minimisation."""
@@ -23,6 +26,40 @@ class Outcome(Enum):
     MAX_STEPS = "stopped at max_steps"
     STALLED = "the line search found no better point"
     STOPPED = "stopped by the callback"
+
+
+class Curvature:
+    """What a minimisation has learnt of its objective's curvature, for the next one, of a similar objective.
+
+    It is a root R of an approximate inverse Hessian, R R' ~ H^-1, by the BFGS update [Nocedal & Wright 6.1]. In
+    coordinates x = x0 + R z a step along the gradient is Newton's. A run of P parameters and fewer than 4 P steps tells
+    too little: it leaves none.
+    """
+
+    def __init__(self) -> None:
+        self.root: Array | None = None  # None before the first run
+
+    def learn(self, points: Sequence[Array], gradients: Sequence[Array], *, foretold: bool) -> None:
+        """Follow a run.
+
+        Args:
+            points: where it was in turn, (P,) each.
+            gradients: the gradients there.
+            foretold: whether it gained what the inverse Hessian known so far had foretold; otherwise that is forgotten.
+        """
+        if not foretold:
+            self.root = None
+        pairs = [(s, y) for s, y in zip(np.diff(points, axis=0), np.diff(gradients, axis=0), strict=True) if s @ y > 0]
+        if not pairs or (self.root is None and len(pairs) < _STEPS_PER_PARAMETER * len(points[0])):
+            return
+        s, y = pairs[-1]
+        unit = np.eye(len(s))
+        inverse = unit * (s @ y) / (y @ y) if self.root is None else self.root @ self.root.T
+        for s, y in pairs:
+            turned = unit - np.outer(s, y) / (s @ y)
+            inverse = turned @ inverse @ turned.T + np.outer(s, s) / (s @ y)
+        values, vectors = np.linalg.eigh(inverse)
+        self.root = vectors * np.sqrt(values) if values[0] > 0 else None  # lost to rounding
 
 
 def minimize_lbfgs(
@@ -35,6 +72,7 @@ def minimize_lbfgs(
     on_best: Callable[[], None] | None = None,
     max_restarts: int = 0,
     memory: int = 20,
+    curvature: Curvature | None = None,
 ) -> Outcome:
     """Minimise a differentiable objective in place; the parameters end at the best point evaluated.
 
@@ -57,6 +95,8 @@ def minimize_lbfgs(
             that other state of the best point can be kept.
         max_restarts: how often to start again from where a run has ended.
         memory: number of curvature pairs kept.
+        curvature: of earlier minimisations; if it is known, its coordinates take the place of those above in the first
+            run, which is the last if it gains what a quadratic function of this curvature would. It follows every run.
 
     Raises:
         torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the starting point.
@@ -64,13 +104,18 @@ def minimize_lbfgs(
     if not sum(p.numel() for p in parameters):
         return Outcome.CONVERGED
     run = _Run(objective, parameters, tolerance, callback, on_best)
+    curvature = Curvature() if curvature is None else curvature
     for restart in range(max_restarts + 1):
         if run.num_steps >= max_steps:
             return Outcome.MAX_STEPS
-        outcome = run.minimise(max_steps - run.num_steps, memory)
-        if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
+        known = None if restart else curvature.root
+        outcome = run.minimise(max_steps - run.num_steps, memory, known)
+        gained, foretold = run.gain >= 3 * tolerance, run.gain < 2 * run.foretold
+        if gained:
+            curvature.learn(run.points, run.gradients, foretold=foretold)
+        if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS) or (outcome is Outcome.CONVERGED and foretold):
             break
-        if run.gain < 3 * tolerance:
+        if not gained and known is None:
             # A run that starts where another has ended is ended by rounding, whatever its outcome, unless a breakdown
             # prevented it from continuing.
             if not restart:
@@ -94,32 +139,43 @@ class _Run:
         self.on_best = on_best
         self.num_steps = 0
         self.gain = 0.0  # of this run
+        self.foretold = 0.0  # the gain of a quadratic function of the known curvature
+        self.points: list[Array] = []  # of the iterates of this run
+        self.gradients: list[Array] = []
         self.has_broken_down = False  # anywhere in this run
         self._best_value, self._best_point = np.inf, _flatten(parameters)
-        self._last_point = self._best_point
+        self._last_point, self._last_gradient = self._best_point, np.zeros_like(self._best_point)
 
-    def minimise(self, max_steps: int, memory: int) -> Outcome:
-        """Run L-BFGS from the best point so far."""
+    def minimise(self, max_steps: int, memory: int, curvature: Array | None) -> Outcome:
+        """Run L-BFGS from the best point so far, in the coordinates of a root of the inverse Hessian if one is known."""
         from scipy.optimize import minimize
 
-        scale = np.maximum(1, np.abs(self._best_point))
+        start = self._best_point
         values: list[float] = []
         outcome: Outcome | None = None
-        first: float | None = None
         self.has_broken_down = False
+        at_start = self._evaluate(start)
+        self.points, self.gradients = [start], [at_start[1]]
+        root, self.foretold = np.maximum(1, np.abs(start)), 0.0
+        if curvature is not None:  # the first step of L-BFGS-B has length one, Newton's that of the gradient
+            length = np.linalg.norm(curvature.T @ at_start[1])
+            root, self.foretold = curvature * (length or 1.0), 0.5 * length**2
 
-        def evaluate(z: np.ndarray) -> tuple[float, np.ndarray]:
-            nonlocal first
-            value, gradient = self._evaluate(scale * z)
-            first = value if first is None else first
-            return value, scale * gradient
+        def place(z: Array) -> Array:
+            return start + (root * z if root.ndim == 1 else root @ z)
+
+        def evaluate(z: Array) -> tuple[float, Array]:
+            value, gradient = self._evaluate(place(z)) if z.any() else at_start
+            return value, root * gradient if root.ndim == 1 else root.T @ gradient
 
         def after_iteration(intermediate_result: OptimizeResult) -> None:
             nonlocal outcome
-            if not np.array_equal(scale * intermediate_result.x, self._last_point):
-                self._evaluate(scale * intermediate_result.x)
+            if not np.array_equal(place(intermediate_result.x), self._last_point):
+                self._evaluate(place(intermediate_result.x))
             self.num_steps += 1
             values.append(float(intermediate_result.fun))
+            self.points.append(self._last_point)
+            self.gradients.append(self._last_gradient)
             if self.callback is not None and self.callback(values[-1]):
                 outcome = Outcome.STOPPED
                 raise StopIteration
@@ -130,7 +186,7 @@ class _Run:
         try:
             result = minimize(
                 evaluate,
-                self._best_point / scale,
+                np.zeros_like(start),
                 jac=True,
                 method="L-BFGS-B",
                 callback=after_iteration,
@@ -138,7 +194,7 @@ class _Run:
             )
         finally:  # also after an interrupt
             _unflatten(self._best_point, self.parameters)
-        self.gain = np.inf if first is None else first - self._best_value
+        self.gain = at_start[0] - self._best_value
         if outcome is not None:
             return outcome
         if result.nit >= max_steps:
@@ -168,6 +224,7 @@ class _Run:
             self.has_broken_down = True
             # far above any value so far and flat: the line search interpolates back towards the last good point
             return self._best_value + 1e3 * (1 + abs(self._best_value)), np.zeros_like(point)
+        self._last_gradient = gradient
         if value < self._best_value:
             self._best_value, self._best_point = value, point.copy()
             if self.on_best is not None:

@@ -16,6 +16,7 @@ from gpytorch.variational import (
 from torch import Tensor
 
 from gpext.designs import Design
+from gpext.optim import Curvature
 from gpext.parallel import Ranks, check_ranks, described, interrupts
 from gpext.threads import factor_flops, threads_for
 from gpext.training.arguments import (
@@ -187,7 +188,9 @@ def fit(
         try:
             if batch_size is None:
                 if sites is None:
-                    return fit_objective(run, x, y, tolerance, *begin_on_subsets(run, subsets, tolerance))
+                    curvature = Curvature()
+                    begun = begin_on_subsets(run, subsets, tolerance, curvature)
+                    return fit_objective(run, x, y, tolerance, curvature, *begun)
                 return fit_collapsed(
                     run,
                     sites,

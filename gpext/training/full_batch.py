@@ -13,7 +13,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpext.inference import InferenceWarning, LikelihoodTerm
-from gpext.optim import minimize_lbfgs
+from gpext.optim import Curvature, minimize_lbfgs
 from gpext.parallel import Ranks
 from gpext.training.latent_inference import LatentInference
 from gpext.training.mean_and_root import MeanAndRoot
@@ -231,19 +231,28 @@ class _Stage:
 
 
 def fit_objective(
-    run: Run, x: Tensor, y: Tensor, tolerance: float, ended: FitStatus | None = None, start_note: str = ""
+    run: Run,
+    x: Tensor,
+    y: Tensor,
+    tolerance: float,
+    curvature: Curvature,
+    ended: FitStatus | None = None,
+    start_note: str = "",
 ) -> FitResult:
     """Maximise any gpytorch objective over all its parameters, unless training has ended before, on subsets."""
     with torch.no_grad():
         run.mll.model(x)  # the very first call initialises q(u)
-    status = maximise(run, x, y, tolerance) if ended is None else ended
+    status = maximise(run, x, y, tolerance, curvature) if ended is None else ended
     # The best point may be one that a line search had evaluated; and there may have been nothing to train.
     status, value, note = LatentInference(run.mll).ending(x, y, status)
     return run.finish(status, "; ".join(filter(None, [start_note, note])), value)
 
 
-def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitStatus:
-    """Maximise an objective by L-BFGS, and return how it ended; the parameters are the best ones, also after Ctrl-C."""
+def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float, curvature: Curvature) -> FitStatus:
+    """Maximise an objective by L-BFGS, and return how it ended; the parameters are the best ones, also after Ctrl-C.
+
+    The curvature of the objective of other data, or neighbours, makes the first steps Newton's.
+    """
     mll = run.mll
     distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
     moments = [MeanAndRoot(distribution) for distribution in distributions]
@@ -284,6 +293,7 @@ def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float) -> FitStatus:
                 callback=lambda loss: run.step(-loss),
                 on_best=keep,
                 max_restarts=_RESTARTS,
+                curvature=curvature,
             )
             status = FitStatus[outcome.name]
             ended = status is not FitStatus.CONVERGED or not run.steps_left(MAX_STEPS)

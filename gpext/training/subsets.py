@@ -15,6 +15,7 @@ from torch import Tensor
 from gpext.likelihoods import LatentLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
+from gpext.optim import Curvature
 from gpext.training.full_batch import BREAKDOWNS, maximise
 from gpext.training.result import FitStatus, Run
 
@@ -68,7 +69,9 @@ def draw_subsets(mll: LatentMarginalLogLikelihood, generator: torch.Generator) -
     return [order[:size] for size in sizes], f"begun on {sizes[0]}, then {sizes[1]} random data of {num_data}"
 
 
-def begin_on_subsets(run: Run, subsets: list[Tensor], tolerance: float) -> tuple[FitStatus | None, str]:
+def begin_on_subsets(
+    run: Run, subsets: list[Tensor], tolerance: float, curvature: Curvature
+) -> tuple[FitStatus | None, str]:
     """Maximise the evidence of subsets of the data in turn; return how training has ended there, or None, and a note.
 
     A subset whose evidence breaks down is left, which the note says: that of more data may not.
@@ -77,7 +80,7 @@ def begin_on_subsets(run: Run, subsets: list[Tensor], tolerance: float) -> tuple
     for index in subsets:
         with restricted_to(run.mll.model, index) as (x, y):
             try:
-                status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH))
+                status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH), curvature)
             except BREAKDOWNS as error:
                 notes.append(f"the evidence of {len(index)} data broke down: {str(error).rstrip('.')}")
                 continue

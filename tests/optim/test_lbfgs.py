@@ -8,7 +8,7 @@ import scipy.optimize
 import torch
 
 from gpext.callers import warn_caller
-from gpext.optim import Outcome, RobbinsMonro, minimize_lbfgs
+from gpext.optim import Curvature, Outcome, RobbinsMonro, minimize_lbfgs
 from tests.members import F64, tensor
 
 
@@ -219,3 +219,71 @@ def test_warnings_are_passed_on_from_points_that_count():
         warnings.simplefilter("error")
         with pytest.raises(RuntimeWarning, match="near"):
             minimize_lbfgs(objective, [x], max_steps=20, tolerance=1e-9)
+
+
+def quadratic(optimum):
+    root = torch.tensor([[3.0, 0.0, 0.0], [2.9, 0.5, 0.0], [0.0, 8.0, 0.4]], dtype=F64)  # of a Hessian, far from round
+    return root, lambda p: 0.5 * (root @ (p - optimum)).square().sum()
+
+
+def test_the_first_step_in_a_known_curvature_is_newtons():
+    root, function = quadratic(tensor(1.1, -2.1, 4.0))
+    known, values, start = Curvature(), [], tensor(1.0, -2.0, 3.0)
+    known.root = torch.linalg.inv(root).numpy()
+    minimise([start.clone()], function, curvature=known, callback=values.append)
+    assert values[0] < 1e-20 * function(start).item()
+
+
+def test_the_curvature_of_a_run_satisfies_the_secant_equation_of_its_last_step():
+    known, points = Curvature(), []
+    start = torch.nn.Parameter(tensor(-1.2, 1.0, 0.5))
+
+    def objective():
+        value = rosenbrock(start)
+        value.backward()
+        return value.detach()
+
+    def keep(value):
+        points.append((start.detach().clone(), start.grad.clone()))
+        return len(points) == 13
+
+    minimize_lbfgs(objective, [start], max_steps=50, tolerance=0.0, curvature=known, callback=keep)
+    (x, g), (new_x, new_g) = points[-2:]
+    inverse = torch.from_numpy(known.root @ known.root.T)
+    torch.testing.assert_close(inverse @ (new_g - g), new_x - x, rtol=1e-8, atol=1e-12)
+
+
+def test_a_run_whose_gain_its_curvature_foretold_is_not_restarted():
+    counts = {}
+    for name in ("known", "unknown"):
+        known, steps = Curvature(), []
+        if name == "known":
+            minimise([tensor(-1.2, 1.0)], rosenbrock, tolerance=1e-3, curvature=known)
+        minimise(
+            [tensor(0.9, 0.8)], rosenbrock, tolerance=1e-3, max_restarts=20, curvature=known, callback=steps.append
+        )
+        counts[name] = len(steps)
+    assert counts["known"] < counts["unknown"]
+
+
+@pytest.mark.parametrize(("steps", "is_known"), [(11, False), (12, True)])
+def test_a_run_of_fewer_than_four_steps_a_parameter_leaves_no_curvature(steps, is_known):
+    known = Curvature()
+    minimise([tensor(-1.2, 1.0, 0.5)], rosenbrock, curvature=known, max_steps=steps)
+    assert (known.root is not None) == is_known
+
+
+def test_a_run_that_gains_more_than_its_curvature_foretold_is_restarted():
+    known = Curvature()
+    known.root = 1e-3 * torch.eye(2, dtype=F64).numpy()
+    parameters, outcome = minimise([tensor(-1.2, 1.0)], rosenbrock, tolerance=1e-3, max_restarts=20, curvature=known)
+    assert outcome is Outcome.CONVERGED
+    assert rosenbrock(parameters[0]).item() < 0.01
+
+
+def test_a_curvature_that_misleads_is_stepped_back_from():
+    known = Curvature()
+    known.root = torch.tensor([[1e4, 0.0], [0.0, 1e-3]], dtype=F64).numpy()
+    parameters, outcome = minimise([tensor(-1.2, 1.0)], rosenbrock, curvature=known, max_restarts=9)
+    assert outcome in (Outcome.CONVERGED, Outcome.STALLED)
+    torch.testing.assert_close(parameters[0].detach(), tensor(1.0, 1.0), rtol=1e-4, atol=1e-4)
