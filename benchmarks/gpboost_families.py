@@ -230,14 +230,14 @@ def clocks() -> Array:
     return np.array([time.process_time(), time.perf_counter()])
 
 
-def by_gpext(family: Family, data: Data, rule: Rule, **options: Any) -> Row:
-    """Return scores and times of gpext under a rule; `options` are those of `LatentGP`."""
+def by_gpext(family: Family, data: Data, rule: Rule, initial: Any = "data", **options: Any) -> Row:
+    """Return scores and times of gpext under a rule; `initial` is that of `fit`, and `options` are of `LatentGP`."""
     likelihood, y, read = family.ours(data.y)
     x, x_test = torch.from_numpy(data.x), torch.from_numpy(data.x_test)
     started = clocks()
     model = FieldModel(x, y, likelihood, rule, **options)
     mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
-    result = gpext.fit(mll, x, y, progress=False, initial="data")
+    result = gpext.fit(mll, x, y, progress=False, initial=initial)
     train = clocks() - started
     model.eval()
     started = clocks()

@@ -12,10 +12,10 @@ Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among
 * `scaling`: seconds of one evaluation with its gradient, and peak memory;
 * `columns`: the largest front, the operations and the entries of the sparse Cholesky factor by the number of columns.
 
-In the first two, both packages train all parameters and a constant mean, gpext from `fit(initial="data")`, GPBoost from
-its own start; log p(y) of the test data is the integral of the same formula of p(y | f) over the means and variances of
-the latent field that each predicts. GPBoost runs in a process of its own, of the interpreter that `--gpboost-python`
-names (`pip install gpboost==1.8.0` there). Times are CPU seconds, one thread.
+In the first two, both packages train all parameters and a constant mean, gpext from `fit(initial="subset")`, GPBoost
+from its own start; log p(y) of the test data is the integral of the same formula of p(y | f) over the means and
+variances of the latent field that each predicts. GPBoost runs in a process of its own, of the interpreter that
+`--gpboost-python` names (`pip install gpboost==1.8.0` there). Times are CPU seconds, one thread.
 
     OMP_NUM_THREADS=1 python -m benchmarks.nearest_neighbours --gpboost-python PYTHON --output nearest_neighbours.jsonl
     python -m benchmarks.nearest_neighbours --quick      # a few hundred data, gpext alone
@@ -48,7 +48,7 @@ _LENGTHSCALE = {"fields": 0.05, "neighbours": 0.1, "dense": 0.1, "scaling": 0.05
 def _measure(family: Family, data: Data, method: str, python: str, neighbours: int = 20) -> Row:
     if method == "GPBoost":
         return by_gpboost(family, data, python, _LONGEST)
-    return by_gpext(family, data, RULES[method], neighbours=neighbours)
+    return by_gpext(family, data, RULES[method], "subset", neighbours=neighbours)
 
 
 def _methods(options: argparse.Namespace) -> list[str]:

@@ -19,6 +19,7 @@ Array = Any  # a NumPy array
 
 _STEPS_PER_PARAMETER = 4  # that tell the curvature
 
+
 class Outcome(Enum):
     """The outcome of a minimisation."""
 
@@ -147,7 +148,7 @@ class _Run:
         self._last_point, self._last_gradient = self._best_point, np.zeros_like(self._best_point)
 
     def minimise(self, max_steps: int, memory: int, curvature: Array | None) -> Outcome:
-        """Run L-BFGS from the best point so far, in the coordinates of a root of the inverse Hessian if one is known."""
+        """Run L-BFGS from the best point so far, in the coordinates of a root of the inverse Hessian if it is known."""
         from scipy.optimize import minimize
 
         start = self._best_point
@@ -158,7 +159,7 @@ class _Run:
         self.points, self.gradients = [start], [at_start[1]]
         root, self.foretold = np.maximum(1, np.abs(start)), 0.0
         if curvature is not None:  # the first step of L-BFGS-B has length one, Newton's that of the gradient
-            length = np.linalg.norm(curvature.T @ at_start[1])
+            length = float(np.linalg.norm(curvature.T @ at_start[1]))
             root, self.foretold = curvature * (length or 1.0), 0.5 * length**2
 
         def place(z: Array) -> Array:

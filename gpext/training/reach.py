@@ -1,7 +1,8 @@
 """A limit to line searches: positive parameters that nearly vanish in one step are not worth an inference.
 
 Behind a softplus a step of 200 takes a noise from 1e-10 to 1e-97, where the inference takes all the steps it may and
-finds nothing. Such a point is rejected before it is evaluated, and the line search steps back.
+finds nothing. Such a point is rejected before it is evaluated, and the line search steps back; so is one outside the
+bounds of a constraint that no transform enforces, as BoTorch's models have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Reach:
         self._best = trained_parameters(self.mll)
 
     def check(self) -> None:
-        """Raise LinAlgError, from which a line search steps back, if a positive parameter has fallen too far."""
+        """Raise LinAlgError, from which a line search steps back, where a parameter is out of reach or of bounds."""
+        for name, parameter, constraint in self.mll.named_parameters_and_constraints():
+            if constraint is not None and not constraint.enforced and not constraint.check_raw(parameter):
+                raise torch.linalg.LinAlgError(f"{name} left the bounds of {constraint}.")
         for name, value in trained_parameters(self.mll).items():
             best = self._best[name]
             if bool(((best > 0) & (value >= 0) & (value < _FALL * best)).any()):

@@ -12,6 +12,7 @@ pytest.importorskip("botorch")
 from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.get_sampler import get_sampler
 
@@ -153,3 +154,21 @@ def test_what_cannot_be_done_is_said():
         made(PoissonLikelihood()).posterior(x, observation_noise=True).rsample()
     with pytest.raises(ValueError, match=r"num_latents = 2; .*ModelListGP"):
         made(MultinomialLogitLikelihood(2))
+
+
+def test_fit_trains_a_model_of_botorch_whose_constraints_no_transform_enforces():
+    x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = (6 * x.sum(-1, keepdim=True)).sin()
+    values = {}
+    for name in ("gpext", "botorch"):
+        model = SingleTaskGP(x, y)
+        mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        (inputs,), targets = model.train_inputs, model.train_targets
+        _ = (
+            fit_gpytorch_mll(mll)
+            if name == "botorch"
+            else gpext.fit(mll, inputs, targets, progress=False, tolerance=1e-7)
+        )
+        model.train()
+        values[name] = mll(model(inputs), targets).item()
+    assert values["gpext"] == pytest.approx(values["botorch"], abs=1e-6)
