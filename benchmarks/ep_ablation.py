@@ -7,7 +7,7 @@ the search is the same without it.
     OMP_NUM_THREADS=1 python -m benchmarks.ep_ablation --output ep_ablation.jsonl
     python -m benchmarks.ep_ablation --quick
 
-The work of a search is counted in Cholesky factorisations, n^3 / 3, as in docs/expectation_propagation.md.
+The work of a search is counted in Cholesky factorisations, n^3 / 3, as in docs/evidence/expectation_propagation.md.
 """
 
 from __future__ import annotations

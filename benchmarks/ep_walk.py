@@ -6,7 +6,7 @@ neighbour of the setting with the best evidence so far, starting from its result
 If that does not converge at power 1 within 14 evaluations, the setting half-way between (in the logarithms) is inferred
 first, and where that does not help the setting starts from cold. All that was tried counts.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.ep_walk --output ep.jsonl --figure docs/ep_map.png
+    OMP_NUM_THREADS=1 python -m benchmarks.ep_walk --output ep.jsonl --figure docs/evidence/ep_map.png
     python -m benchmarks.ep_walk --quick
 
 With the output of `ep_convergence map` (and its `ais`) in the same file the evidence is compared with that from cold

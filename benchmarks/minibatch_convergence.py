@@ -13,7 +13,7 @@ The first two end by themselves; the other two get three times the CPU seconds o
 time of the process, one thread, and stands still while a model is evaluated.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.minibatch_convergence \
-        --output minibatch_convergence.jsonl --figure docs/minibatches.png
+        --output minibatch_convergence.jsonl --figure docs/evidence/minibatches.png
     python -m benchmarks.minibatch_convergence --quick     # generated data, a few seconds
 """
 

@@ -8,7 +8,7 @@ has none and keeps the iterate with the best leave-one-out log density.
 
 Three splits: a third of the data, up to 1000, is the test part, and of the rest 250 rows are used. Log densities are
 of standardised targets; ranks are over variants, of the mean of the three splits, 1 for the best. The tables are in
-docs/priors.md.
+docs/evidence/priors.md.
 
     OMP_NUM_THREADS=1 python -m benchmarks.prior_study --output prior_study.jsonl
     OMP_NUM_THREADS=1 python -m benchmarks.prior_study --output prior_study.jsonl --verify

@@ -18,7 +18,7 @@ methods, the rules' times with the hyperparameters fixed at 28 configurations ab
 A line of JSON is appended for each (data set, fold, method), and those that are there are skipped:
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.robust_regression --output results.jsonl
-    python -m benchmarks.robust_regression --output results.jsonl --table > docs/robust_regression.md
+    python -m benchmarks.robust_regression --output results.jsonl --table > docs/evidence/robust_regression.md
     python -m benchmarks.robust_regression --quick --output results.jsonl
 """
 

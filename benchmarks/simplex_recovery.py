@@ -18,7 +18,7 @@ Methods, all with isotropic squared exponential kernels whose parameters maximis
   without, interpolating the quantised targets.
 
     python -m benchmarks.multivariate_efd simplex --output results/multivariate_efd.jsonl
-    python -m benchmarks.simplex_recovery docs/multivariate_efd_simplex.png    # the figure
+    python -m benchmarks.simplex_recovery docs/evidence/multivariate_efd_simplex.png    # the figure
 """
 
 from __future__ import annotations

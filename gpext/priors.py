@@ -6,7 +6,7 @@ and so does the lengthscale at which a function of all of them is as smooth as b
 
     log l_j ~ N(sqrt(2) + log(d) / 2, s^2)                                    [Hvarfner et al. 2024, Sec. 4]
 
-There s^2 = 3. The default here is s = 1, which has the better mean held-out log density in docs/priors.md: on ten data
+There s^2 = 3. The default here is s = 1, which has the better mean held-out log density in docs/evidence/priors.md: on ten data
 sets, and on twenty others for classification, though not for regression.
 
 Hvarfner, Hellsten & Nardi (2024), "Vanilla Bayesian optimization performs great in high dimensions", ICML.
@@ -66,7 +66,7 @@ def noise_prior(target_scale: float = 1.0) -> LogNormalPrior:
     """Return LogNormal(-2 + 2 log s, 2), for the variance of noise on targets of standard deviation s.
 
     For standardised targets, s = 1, nine tenths of it lie between 0.005 and 3.6. BoTorch's, LogNormal(-4, 1), expects
-    less noise than most data have that are no simulations (docs/priors.md).
+    less noise than most data have that are no simulations (docs/evidence/priors.md).
 
     Args:
         target_scale: s, positive.

@@ -396,7 +396,7 @@ plt.show()
 # average over the settings within 10 nats, and power 0.5 is too low, by 0.9: the paper finds the same signs. At 2 of
 # the 81 settings no solution at power 1 was found. The result states this (`REDUCED_POWER`), and the evidence is that
 # of the largest power that had one. Over the whole map power 0.5 is closer to the samples, off by 0.9 nats on average
-# compared with 1.9. `docs/expectation_propagation.md` has larger maps.
+# compared with 1.9. `docs/evidence/expectation_propagation.md` has larger maps.
 #
 # ## 4. Which data were set aside
 #

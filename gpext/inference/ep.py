@@ -16,7 +16,7 @@ one converges:
 
 In a batch, whose branches would turn at different places, Levenberg-Marquardt steps on the residuals of all sites take
 the place of branches, after sweeps and along the paths (:mod:`gpext.inference.ep_internals.continuation`).
-docs/expectation_propagation.md reports what each stage contributes.
+docs/evidence/expectation_propagation.md reports what each stage contributes.
 """
 
 from __future__ import annotations

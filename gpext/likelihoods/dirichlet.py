@@ -42,7 +42,7 @@ class DirichletLikelihood(JointLikelihood):
 
     Labels that are present or absent, as equal shares, are to be smoothed much further than compositions: with the
     amount that the error for zeros names, absent labels count for most. y = (1 - e) y + e / D with e = 0.9 names labels
-    best in docs/multivariate_efd_simplex.md.
+    best in docs/evidence/multivariate_efd_simplex.md.
 
     Args:
         num_classes: D, at least 2.

@@ -8,7 +8,7 @@ One sweep of every chain; each part leaves p(f, theta | y) invariant:
     likelihood parameters | f           w integrated out: slice sampling of sum log p(y | f, theta) + log p(theta)
 
 Integrating w out takes the place of the parameter expansion of [JVV11 Sec. 5], whose aim is to weaken the tie between
-the noise scale and w: without w there is none (docs/gibbs_sampling.md has both). Where no hyperparameter moves, a sweep
+the noise scale and w: without w there is none (docs/evidence/gibbs_sampling.md has both). Where no hyperparameter moves, a sweep
 is one Cholesky a chain.
 """
 
@@ -50,7 +50,7 @@ class GibbsSampler(Sampler[GibbsDraws]):
         overrelaxation: rho in [0, 1): the draw of f given w has correlation -rho with the last [Adler 1981]; 0 for
             independent draws. Averages of f gain, with the default a factor 2 to 3 in effective sample size; those of
             f^2 gain where chains mix slowly and lose up to half where w and f are hardly tied
-            (docs/gibbs_sampling.md). Where the prior moves, the draw is independent.
+            (docs/evidence/gibbs_sampling.md). Where the prior moves, the draw is independent.
 
     Raises:
         TypeError: the likelihood has no augmentation; or likelihood or targets are missing, or given beside a model.

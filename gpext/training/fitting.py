@@ -107,7 +107,7 @@ def fit(
             in five epochs (or 100 steps) of minibatches over the same number before, or less than the standard error of
             that difference of means.
         hyperparameters: for an AugmentedELBO, which bound trains the kernel's and the likelihood's parameters: the
-            exact ELBO or the augmented one (docs/hyperparameters.md compares them). Minibatches take its gradients at
+            exact ELBO or the augmented one (docs/evidence/hyperparameters.md compares them). Minibatches take its gradients at
             the q(u) that the augmented bound gives; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling and of subsets, on the CPU; seeded with 0 by default.
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it: bit for bit once minibatches have
