@@ -19,6 +19,8 @@ from torch import Tensor
 from gpext.checks import check_finite, check_tensor, show_index, whole_number
 from gpext.distributions import LatentNormal
 
+__all__ = ["Design", "averages", "pairs", "rows_of", "sums"]
+
 
 class Design(torch.nn.Module):
     """A sparse matrix A (N, P); called with a distribution of f at P inputs, it returns that of h = A f.

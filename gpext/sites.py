@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+__all__ = ["BlockSites", "CoupledSites", "GaussianSites", "block_times"]
+
 
 @dataclass(frozen=True)
 class GaussianSites:

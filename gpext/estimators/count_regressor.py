@@ -50,8 +50,8 @@ class GPCountRegressor(TargetEstimator):
     Args:
         family: "poisson"; "negative_binomial", over-dispersed; "zero_inflated", Poisson with additional zeros; "auto",
             the better of the first two by leave-one-out log density; or a likelihood of counts, which is copied.
-        kernel, inference, inducing_points, batch_size, skewed_columns, priors, max_steps, tolerance, warm_start,
-            random_state, verbose: as of :class:`GPRegressor`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPRegressor`.
 
     `fit(X, y, exposure=...)` takes exposures (n,): times, areas, numbers at risk. `predict(X, exposure=...)` is for
     these, and for exposures of one without. Targets that are not whole are taken as counts of a likelihood whose y! is

@@ -16,8 +16,8 @@ class GPOrdinalClassifier(ClassEstimator):
     Args:
         categories: the classes, lowest first; None for the labels in sorted order. Classes without a datum are allowed
             between others.
-        kernel, inference, inducing_points, batch_size, skewed_columns, priors, max_steps, tolerance, warm_start,
-            random_state, verbose: as of :class:`GPClassifier`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPClassifier`.
+        max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPClassifier`.
 
     Attributes:
         classes_: labels (K,), lowest first.

@@ -19,7 +19,7 @@ class UnbiasedSolver:
     Args:
         num_probes: vectors of random signs for the derivatives of log|A|; from n on these are exact up to the solves.
         tolerance: relative size of the residual from which on the end is random.
-        survival: the law of the random end; by default as the residual falls (see :mod:`gpext.solvers.survival`).
+        survival: the law of the random end; by default as the residual falls (:class:`gpext.solvers.Ulisse`).
         rank: of the preconditioner of K + D; 0 for none. If None it is chosen by what it saves. For a lazy kernel,
             and if nothing is kept or controlled, nearest neighbours complete it where that helps, or a complete
             Cholesky factor in float32 replaces it, 1.5 GiB at most (`gpext.solvers.single_precision.MOST_STORED`).

@@ -129,7 +129,7 @@ class SGLDSampler(Sampler[HyperPosterior]):
         return [ChainState(places[number], places[number, :, :0], kernel) for (number,) in start.chains]
 
     def step(self, state: ChainState, generator: torch.Generator) -> ChainState:
-        """Return the state after a Langevin step; see :func:`gpext.samplers.langevin.step`."""
+        """Return the state after a Langevin step."""
         adapt = state.warmup_left > 0
         place, kernel = langevin.step(state.kernel, state.raw[0], self.target, generator, adapt=adapt)
         return replace(state, raw=place.unsqueeze(0), kernel=kernel)

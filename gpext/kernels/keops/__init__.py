@@ -1,7 +1,7 @@
 """Kernels with gpytorch's names whose matrices are never stored: O(n) memory, exact products and derivatives.
 
 Sums and multiples of them may be gpytorch's. For products of sums or of other kernels take ScaleKernel, AdditiveKernel
-and ProductKernel from here, too (see :mod:`gpext.kernels.keops.combinations`).
+and ProductKernel from here, too.
 """
 
 from gpext.kernels.keops.combinations import AdditiveKernel, ProductKernel, ScaleKernel
