@@ -2,6 +2,7 @@
 # make test   the whole test suite
 # make test-fast   all laws at one seed and whatever is quick beside them
 # make laws   the laws once more, with other random numbers and without the CPU's vector instructions
+# make docs   the documentation site in docs/_build/html; warnings are errors
 # make lint, make types
 # make dist   wheel and sdist in dist/; the wheel is installed into an environment of its own and runs the README there
 # make laws-lowest, make laws-newest   the laws with every dependency at its declared lower bound, or the newest
@@ -12,7 +13,7 @@ RUN := $(VENV)/bin/python
 LAWS := tests/laws tests/solvers tests/operators tests/optim tests/test_statistics.py
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-fast laws lint types dist laws-lowest laws-newest clean
+.PHONY: demo test test-fast laws docs lint types dist laws-lowest laws-newest clean
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +23,10 @@ $(VENV)/.base: setup.cfg constraints.txt
 
 $(VENV)/.test: $(VENV)/.base
 	$(INSTALL) -e '.[test,dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(INSTALL) -e '.[docs]'
 	touch $@
 
 demo: $(VENV)/.base
@@ -36,6 +41,9 @@ test-fast: $(VENV)/.test
 
 laws: $(VENV)/.test
 	GPEXT_TEST_SEED=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto $(LAWS)
+
+docs: $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(RUN) -m sphinx -n -W --keep-going -q -j auto -d docs/_build/doctrees -b html docs docs/_build/html
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
@@ -66,4 +74,4 @@ laws-lowest laws-newest: laws-%:
 	OMP_NUM_THREADS=1 $(VENV)-$*/bin/python -m pytest -n auto tests/laws
 
 clean:
-	rm -rf $(VENV) $(VENV)-* dist demo_output
+	rm -rf $(VENV) $(VENV)-* dist demo_output docs/_build docs/gallery/*.ipynb docs/gallery/*.png

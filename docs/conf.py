@@ -123,7 +123,7 @@ def setup(app):
     app.connect("autodoc-skip-member", docstrings.skip)
     app.connect("missing-reference", resolve_public_name)
     landing.draw(HERE / "_build" / "figures")
-    #gallery.write(HERE / "gallery")
+    gallery.write(HERE / "gallery")
 
 
 html_math_renderer = "mathml"

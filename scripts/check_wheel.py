@@ -1,4 +1,4 @@
-"""Check a wheel from an environment it is installed in: its files, and the README's examples without the checkout.
+"""Check a wheel where it is installed: its files, and the examples of README and tour without the checkout.
 
     python -m build --outdir dist .
     python -m venv fresh && fresh/bin/python -m pip install dist/*.whl pytest
@@ -38,10 +38,10 @@ def missing_files(wheel: Path, checkout: Path = CHECKOUT) -> list[str]:
 
 
 def readme_command(directory: Path) -> list[str]:
-    """Copy the README and its tests into a directory, and return the command that runs them there."""
-    (directory / "tests").mkdir()
-    shutil.copy(CHECKOUT / "README.md", directory)
-    shutil.copy(CHECKOUT / "tests" / "test_readme.py", directory / "tests")
+    """Copy the README, the tour and their tests into a directory, and return the command that runs them there."""
+    for file in ("README.md", "docs/tour.md", "tests/test_readme.py"):
+        (directory / file).parent.mkdir(exist_ok=True)
+        shutil.copy(CHECKOUT / file, directory / file)
     # Its links lead into the checkout, which is not there.
     options = ["-q", "-p", "no:cacheprovider", "-o", "markers=slow", "-k", "not links"]
     return [sys.executable, "-m", "pytest", *options, "tests/test_readme.py"]

@@ -1,4 +1,4 @@
-"""The README is correct: both sides of its diff and its Python blocks run, and the files it links to exist."""
+"""The README and the tour are correct: both sides of the diffs and all Python blocks run, and linked files exist."""
 
 import re
 from pathlib import Path
@@ -9,11 +9,11 @@ import torch
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, TOUR = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/tour.md"))
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+def blocks(language, page=README):
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
 
 
 def side(diff, sign):
@@ -32,7 +32,7 @@ def data():
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_both_sides_of_the_diff_run(data, sign):
-    diff, *_ = blocks("diff")
+    diff, _ = blocks("diff")
     torch.manual_seed(0)
     exec(compile(side(diff, sign), f"README diff {sign}", "exec"), data)
     assert data["predictive"].mean.shape[-1] == 30
@@ -44,15 +44,15 @@ def test_both_sides_of_the_diff_run(data, sign):
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_both_sides_of_the_full_data_diff_run(data, sign, capsys):
-    _, diff, _ = blocks("diff")
+    _, diff = blocks("diff")
     exec(compile(side(diff, sign), f"README diff {sign}", "exec"), data)
     assert data["predictive"].mean.shape[-1] == 30
     if sign == "-":
         return
     assert (data["predictive"].mean - torch.sin(5 * data["test_x"][:, 0])).square().mean().sqrt() < 0.1
     assert data["result"].status.name == "CONVERGED"
-    (sequel,) = [block for block in blocks("python") if continues(block)]
-    exec(compile(sequel, "README sequel", "exec"), data)
+    (sequel,) = [block for block in blocks("python", TOUR) if continues(block)]
+    exec(compile(sequel, "sequel of the tour", "exec"), data)
     printed = capsys.readouterr().out
     assert "log evidence" in printed
     assert re.search(r"^Laplace, \d+ steps: converged", printed, flags=re.MULTILINE)
@@ -64,29 +64,22 @@ def continues(block):
 
 
 def test_python_blocks_run(capsys):
-    code = [block for block in blocks("python") if not continues(block)]
+    code = [block for page in (README, TOUR) for block in blocks("python", page) if not continues(block)]
     assert code
     names = {}  # a later block continues an earlier one
     torch.manual_seed(0)
     for block in code:
-        exec(compile(block, "README python", "exec"), names)
+        exec(compile(block, "Python block", "exec"), names)
     printed = capsys.readouterr().out
     assert "converged" in printed
     assert "the chains agree" in printed
 
 
+def test_the_readme_is_short():
+    assert len(README.encode()) <= 8192
+
+
 def test_links_lead_somewhere():
-    targets = [t for t in re.findall(r"\]\(([^)]+)\)", README) if not t.startswith("http")]
+    targets = [t for t in re.findall(r"\]\(([^)#]+)[^)]*\)", README) if not t.startswith("http")]
     assert targets
     assert [t for t in targets if not (ROOT / t).exists()] == []
-
-
-def test_every_likelihood_is_in_the_table():
-    import gpext.likelihoods
-
-    abstract = {"AugmentedLikelihood", "ComposedLikelihood", "JointLikelihood", "LatentLikelihood"}
-    named = set(re.findall(r"^\| `(\w+)(?:\([^`]*\))?`", README, flags=re.MULTILINE))
-    named |= set(re.findall(r"^\| `\w+\([^`]*\)`, `(\w+)\(", README, flags=re.MULTILINE))
-    wanted = set(gpext.likelihoods.__all__) - abstract - {"NoiseFloor"}
-    assert wanted - named == set()
-    assert {name for name in named if name.endswith("Likelihood")} <= wanted

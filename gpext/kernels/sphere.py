@@ -31,9 +31,9 @@ def sphere_points(places: Tensor, *, radius: float = 1.0) -> Tensor:
     Example:
         >>> import torch
         >>> from gpext.kernels import sphere_points
-        >>> sphere_points(torch.tensor([[0.0, 0.0], [90.0, 0.0]])).round(decimals=3)
-        tensor([[1., 0., 0.],
-                [0., 1., 0.]])
+        >>> sphere_points(torch.tensor([[0.0, 0.0], [60.0, 0.0]])).round(decimals=3)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.8660, 0.0000]])
     """
     check_tensor("places", places)
     if not places.is_floating_point():

@@ -201,7 +201,7 @@ class HeteroscedasticStudentTLikelihood(HeteroscedasticLikelihood):
         >>> import torch
         >>> f = torch.tensor([[1.0], [0.0]])
         >>> HeteroscedasticStudentTLikelihood()(f).mean
-        tensor([1.], grad_fn=<MulBackward0>)
+        tensor([1.])
     """
 
     def __init__(self, deg_free_prior: Prior | None = None, deg_free_constraint: Interval | None = None) -> None:

@@ -1,0 +1,99 @@
+"""The site is complete: every public name has a page, every likelihood a row, and every code block is run or says why not."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import gpext
+from gpext import likelihoods
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+NOT_RUN = re.compile(r"<!-- not run by the tests: .+ -->\s*\Z")
+
+
+def _module(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def public(monkeypatch):
+    return _module("public", monkeypatch)
+
+
+@pytest.fixture
+def docstrings(monkeypatch):
+    return _module("docstrings", monkeypatch)
+
+
+def reference(directive):
+    return {name for page in PAGES for name in re.findall(rf"^\.\. {directive}:: (\S+)", page.read_text(), flags=re.M)}
+
+
+def test_every_public_name_is_on_a_page(public):
+    rooms = reference("automodule")
+    alone = {f"gpext.{name}".replace("gpext.gpext", "gpext") for name in reference("auto(?:class|function)")}
+    named = {name for name in public.exports() if name.rpartition(".")[0] in rooms}
+    assert set(public.exports()) - named - alone == set()
+    assert rooms - {f"gpext.{room}" for room in public.ROOMS} == {"gpext.training"}
+
+
+def test_every_room_of_the_package_is_public(public):
+    assert {name for name in gpext.__all__ if name.islower()} - {"fit", "fit_grid", "load", "save", "__version__"} <= set(
+        public.ROOMS
+    )
+
+
+def test_every_likelihood_is_in_the_table():
+    abstract = {"AugmentedLikelihood", "ComposedLikelihood", "JointLikelihood", "LatentLikelihood", "NoiseFloor"}
+    table = (DOCS / "api/likelihoods.md").read_text()
+    named = set(re.findall(r"{py:class}`(?:~|[^`]* <)gpext\.likelihoods\.(\w+)>?`", table))
+    assert named == set(likelihoods.__all__) - abstract
+
+
+def test_names_in_the_readme_exist():
+    table = (DOCS.parent / "README.md").read_text()
+    named = re.findall(r"`(\w+Likelihood|GP\w+)\b", table)
+    from gpext import estimators
+
+    known = {*likelihoods.__all__, *estimators.__all__}
+    assert named
+    assert [name for name in named if name not in known] == []
+
+
+def unexplained(page):
+    """Return the Python blocks of a page that are not cells, are not run by tests/test_readme.py, and do not say why."""
+    text = page.read_text()
+    starts = [match.start() for match in re.finditer(r"^ *```(?:python|diff)$", text, flags=re.M)]
+    return [text[start : start + 60] for start in starts if not NOT_RUN.search(text[:start])]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_code_is_run_or_says_why_not(page):
+    blocks = unexplained(page)
+    if page.name == "tour.md":
+        assert all(block.startswith("```python") for block in blocks)
+    elif page == DOCS / "index.md":
+        assert len(blocks) == 1  # one line of the diff of the README, which is run there
+    else:
+        assert blocks == []
+
+
+def test_docstrings_become_text(docstrings):
+    lines = ["p(y | f) of y_ * `a*b`:", "", "    t(f) = exp(a * b_)", "", "* a point", "", "Example:", "    >>> 2 * 3", "    6"]
+    assert docstrings.to_rst(lines) == [
+        r"p(y \| f) of y\_ \* `a*b`:",
+        "",
+        "::",
+        "",
+        "    t(f) = exp(a * b_)",
+        "",
+        "* a point",
+        "",
+        "Example:",
+        "    >>> 2 * 3",
+        "    6",
+    ]
