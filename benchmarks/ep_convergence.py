@@ -13,7 +13,7 @@ Parts, any of which may be named on the command line:
 Convergence is checked independently: the residual of moment matching at the power that the result states, with
 integrals by adaptive quadrature instead of the rule that EP itself uses, has to be below 1e-4.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.ep_convergence --output benchmarks/results/ep.jsonl --figure docs/evidence/ep_map.png
+    OMP_NUM_THREADS=1 python -m benchmarks.ep_convergence --output ep.jsonl --figure docs/evidence/ep_map.png
     python -m benchmarks.ep_convergence --quick
 
 Every row is appended to the output when it is done; existing rows are not computed again.

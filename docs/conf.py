@@ -37,6 +37,7 @@ extensions = [
     "sphinxcontrib.bibtex",
 ]
 exclude_patterns = ["_build"]
+suppress_warnings = ["toc.empty_glob"]
 
 html_theme = "furo"
 html_title = f"gpext {release}"
@@ -56,6 +57,7 @@ myst_heading_anchors = 3
 myst_number_code_blocks = []
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "executed")
+nb_execution_excludepatterns = ["gallery/*"]  # executed by gallery.py
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True
@@ -98,11 +100,13 @@ def mathml(tex: str, display: str) -> str:
 
 
 def inline_math(writer, node: nodes.math) -> None:
+    """Write a formula within a line."""
     writer.body.append(mathml(node.astext(), "inline"))
     raise nodes.SkipNode
 
 
 def block_math(writer, node: nodes.math_block) -> None:
+    """Write a displayed formula."""
     writer.body.append(writer.starttag(node, "div", CLASS="math"))
     writer.body.append(mathml(node.astext(), "block") + "</div>")
     raise nodes.SkipNode

@@ -1,12 +1,14 @@
 """Turn the scripts in notebooks/ into executed pages of the gallery, each with its picture first.
 
-With GPEXT_DATA set they are executed at full size on the real data; otherwise at the size of the tests, on generated data
-where a notebook reads a file. A page is made again when its script, the package's version or that choice has changed.
+With GPEXT_DATA set they are executed at full size on the real data; otherwise at the size of the tests, on generated
+data where a notebook reads a file. A page is made again when its script, the package's version or that choice changes.
 """
 
 import base64
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import jupytext
@@ -17,28 +19,31 @@ import gpext
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 _SMALL = """```{note}
-The outputs below are of the small sizes of the test suite, on generated data where the notebook reads a file: remarks on
-real data do not apply to them. `GPEXT_DATA=folder make docs` executes it at full size.
+The outputs below are of the small sizes of the test suite, on generated data where the notebook reads a file: remarks
+on real data do not apply to them. `GPEXT_DATA=folder make docs` executes it at full size.
 ```"""
 _PICTURES = {"chan_2013": 2}  # the number of the figure that represents a notebook, where it is not the first
 
 
 def write(folder: Path) -> None:
-    """Write a page and a picture into a folder for every notebook."""
+    """Write a page and a picture into a folder for every notebook, as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(partial(_write, folder), sorted(NOTEBOOKS.glob("*.py"))))
+
+
+def _write(folder: Path, path: Path) -> None:
     is_full = "GPEXT_DATA" in os.environ
-    for path in sorted(NOTEBOOKS.glob("*.py")):
-        page = folder / f"{path.stem}.ipynb"
-        state = hashlib.sha256(f"{path.read_text()} {gpext.__version__} {is_full}".encode()).hexdigest()
-        if page.exists() and nbformat.read(page, 4).metadata.get("gpext") == state:
-            continue
-        notebook = _executed(path, is_full)
-        picture = folder / f"{path.stem}.png"
-        picture.write_bytes(_figures(notebook)[_PICTURES.get(path.stem, 0)])
-        title, text = notebook.cells[0].source.split("\n", 1)
-        size = "" if is_full else _SMALL
-        notebook.cells[0].source = f"{title}\n\n![]({picture.name}){{.gallery-picture}}\n\n{size}\n{text}"
-        notebook.metadata["gpext"] = state
-        nbformat.write(notebook, page)
+    page, picture = folder / f"{path.stem}.ipynb", folder / f"{path.stem}.png"
+    state = hashlib.sha256(f"{path.read_text()} {gpext.__version__} {is_full}".encode()).hexdigest()
+    if page.exists() and nbformat.read(page, 4).metadata.get("gpext") == state:
+        return
+    notebook = _executed(path, is_full)
+    picture.write_bytes(_figures(notebook)[_PICTURES.get(path.stem, 0)])
+    title, text = notebook.cells[0].source.split("\n", 1)
+    size = "" if is_full else _SMALL
+    notebook.cells[0].source = f"{title}\n\n![]({picture.name}){{.gallery-picture}}\n\n{size}\n{text}"
+    notebook.metadata["gpext"] = state
+    nbformat.write(notebook, page)
 
 
 def _executed(path: Path, is_full: bool) -> nbformat.NotebookNode:

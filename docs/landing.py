@@ -43,7 +43,9 @@ def draw(folder: Path) -> None:
         colors = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), text)
         with plt.rc_context(colors | {"svg.hashsalt": "gpext", "svg.fonttype": "none"}):
             figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), sharey=True, layout="constrained")
-            for ax, title, (at, mean, width) in zip(panels, ("GaussianLikelihood", "StudentTLikelihood"), fits, strict=True):
+            for ax, title, (at, mean, width) in zip(
+                panels, ("GaussianLikelihood", "StudentTLikelihood"), fits, strict=True
+            ):
                 ax.fill_between(at, mean - width, mean + width, color=blue, alpha=0.3, lw=0)
                 ax.plot(at, mean, color=blue)
                 ax.plot(at, torch.sin(at), "--", color=orange, lw=1)

@@ -1,4 +1,4 @@
-"""The public rooms of gpext, and the names that they export, for the reference and for the tests of its completeness."""
+"""The public rooms of gpext and the names they export, for the reference and the tests of its completeness."""
 
 import functools
 import importlib

@@ -230,6 +230,13 @@ def pairs(index: Tensor, num_inputs: int) -> Design:
 
     Raises:
         TypeError, ValueError: as :class:`Design`, or an input compared with itself.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> f = MultivariateNormal(torch.tensor([1.0, 3.0, 5.0]), torch.eye(3))
+        >>> pairs(torch.tensor([[0, 2], [1, 0]]), num_inputs=3)(f).mean
+        tensor([-4.,  2.])
     """
     check_tensor("index", index)
     if index.dim() != 2 or index.size(-1) != 2:
@@ -253,6 +260,13 @@ def sums(groups: Tensor, weights: Tensor | None = None) -> Design:
 
     Raises:
         TypeError, ValueError: as :class:`Design`; a group that does not occur is a row without entries.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> f = MultivariateNormal(torch.tensor([1.0, 3.0, 5.0]), torch.eye(3))
+        >>> sums(torch.tensor([0, 0, 1]))(f).mean
+        tensor([4., 5.])
     """
     check_tensor("groups", groups)
     if groups.dim() != 1 or len(groups) == 0:
@@ -267,6 +281,13 @@ def averages(groups: Tensor, weights: Tensor | None = None) -> Design:
 
     Raises:
         TypeError, ValueError: as :func:`sums`, or weights that are not positive.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> f = MultivariateNormal(torch.tensor([1.0, 3.0, 5.0]), torch.eye(3))
+        >>> averages(torch.tensor([0, 0, 1]))(f).mean
+        tensor([2., 5.])
     """
     total = sums(groups, weights)
     if not bool((total.weights > 0).all()):
@@ -294,7 +315,15 @@ def _index(name: str, values: Tensor, size: int) -> Tensor:
 
 
 def rows_of(matrix: Any) -> Design:
-    """Return the design of a matrix (N, P), dense or sparse."""
+    """Return the design of a matrix (N, P), dense or sparse.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> f = MultivariateNormal(torch.tensor([1.0, 3.0, 5.0]), torch.eye(3))
+        >>> rows_of(torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 2.0]]))(f).mean
+        tensor([ 2., 10.])
+    """
     check_tensor("matrix", matrix)
     if matrix.dim() != 2:
         raise ValueError(f"expected a matrix (N, P); got shape {tuple(matrix.shape)}.")

@@ -6,8 +6,8 @@ and so does the lengthscale at which a function of all of them is as smooth as b
 
     log l_j ~ N(sqrt(2) + log(d) / 2, s^2)                                    [Hvarfner et al. 2024, Sec. 4]
 
-There s^2 = 3. The default here is s = 1, which has the better mean held-out log density in docs/evidence/priors.md: on ten data
-sets, and on twenty others for classification, though not for regression.
+There s^2 = 3. The default here is s = 1, which has the better mean held-out log density in docs/evidence/priors.md: on
+ten data sets, and on twenty others for classification, though not for regression.
 
 Hvarfner, Hellsten & Nardi (2024), "Vanilla Bayesian optimization performs great in high dimensions", ICML.
 """
@@ -58,7 +58,13 @@ def lengthscale_prior(num_columns: int, scale: float = 1.0) -> LogNormalPrior:
 
 
 def outputscale_prior() -> LogNormalPrior:
-    """Return LogNormal(0, 1), for the variance of f: of targets of unit variance, or of logits; its median is 1."""
+    """Return LogNormal(0, 1), for the variance of f: of targets of unit variance, or of logits; its median is 1.
+
+    Example:
+        >>> import torch
+        >>> float(outputscale_prior().icdf(torch.tensor(0.5)))
+        1.0
+    """
     return LogNormalPrior(0.0, 1.0)
 
 

@@ -72,6 +72,18 @@ def load(path: str | Path, model: _Model) -> _Model:
         ValueError: the file is damaged, was written in a later format or by something else, or is of another model,
             whose differences are named; the model has not changed then.
         OSError: the file cannot be read.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from gpext.likelihoods import StudentTLikelihood
+        >>> from gpext.saving import save
+        >>> likelihood, other = StudentTLikelihood(), StudentTLikelihood()
+        >>> likelihood.noise = 0.5
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(likelihood, f"{folder}/likelihood")
+        ...     other = load(f"{folder}/likelihood", other)
+        >>> float(other.noise.detach())
+        0.5
     """
     _require_module(model)
     return restore(Path(path), read_content(path), model)

@@ -28,6 +28,12 @@ class GaussianSites:
 
     Raises:
         ValueError: the two differ in shape, dtype or device.
+
+    Example:
+        >>> import torch
+        >>> sites = GaussianSites(shift=torch.tensor([2.0]), precision=torch.tensor([4.0]))
+        >>> sites.shift / sites.precision  # where the factor is largest
+        tensor([0.5000])
     """
 
     shift: Tensor  # (..., N)
@@ -97,6 +103,12 @@ class CoupledSites:
 
     Raises:
         ValueError: the shapes do not match.
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(2, 3)  # two latents of three data
+        >>> CoupledSites(one, one, torch.ones(3), one).precision.shape
+        torch.Size([2, 3])
     """
 
     shift: Tensor  # (..., D, N)
@@ -170,6 +182,11 @@ class BlockSites:
 
     Raises:
         ValueError: the shapes do not match.
+
+    Example:
+        >>> import torch
+        >>> BlockSites(torch.ones(2, 3), torch.eye(2).unsqueeze(-1).expand(2, 2, 3)).shift.shape
+        torch.Size([2, 3])
     """
 
     shift: Tensor  # (..., D, N)
@@ -244,7 +261,14 @@ class BlockSites:
 
 
 def block_times(blocks: Tensor, f: Tensor) -> Tensor:
-    """Return U f (..., D, N), datum by datum, for U (..., D, D, N)."""
+    """Return U f (..., D, N), datum by datum, for U (..., D, D, N).
+
+    Example:
+        >>> import torch
+        >>> block_times(2 * torch.eye(2).unsqueeze(-1), torch.tensor([[1.0], [3.0]]))
+        tensor([[2.],
+                [6.]])
+    """
     return (blocks * f.unsqueeze(-3)).sum(-2)
 
 

@@ -32,7 +32,15 @@ _CANCELS = 10.0  # g^2 v from which float32 loses digits in log_marginal, a diff
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The terms of the identity above for given targets; every tensor broadcasts against the latent values (..., N)."""
+    """The terms of the identity above for given targets; every tensor broadcasts against the latent values (..., N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> terms = BernoulliLogitLikelihood().augmentation(torch.tensor([1.0]))
+        >>> terms.log_prob(torch.zeros(1)).exp()
+        tensor([0.5000])
+    """
 
     radial: RadialFunction
     log_constant: Tensor

@@ -22,6 +22,12 @@ class AutomaticRadial(RadialFunction):
 
     Raises:
         ValueError: neither or both are given; or, when evaluated, phi has underflowed to zero or is not finite.
+
+    Example:
+        >>> import torch
+        >>> radial = AutomaticRadial(lambda r: torch.exp(1 - torch.sqrt(1 + r)))
+        >>> radial.mean(torch.ones(1))  # E[w] = -phi'(c^2) / phi(c^2) at c = 1
+        tensor([0.3536])
     """
 
     def __init__(

@@ -30,6 +30,10 @@ def check_completely_monotone(log_phi: Callable[[Tensor], Tensor]) -> None:
 
     Raises:
         ValueError: naming the order and the point where the condition fails.
+
+    Example:
+        >>> import torch
+        >>> check_completely_monotone(lambda r: 1 - torch.sqrt(1 + r))  # nothing is raised
     """
     at_zero = log_phi(torch.zeros(1, 1, dtype=torch.float64))
     if not bool(at_zero.isfinite().all()):  # 0/0 in the formula; the limit may exist

@@ -12,7 +12,13 @@ from gpext.distributions import InverseGaussian
 
 @dataclass(frozen=True)
 class ExponentialRadial(RadialFunction):
-    """The radial function of a Laplace density of unit scale; the tilted w is inverse Gaussian, mean 1/(2c)."""
+    """The radial function of a Laplace density of unit scale; the tilted w is inverse Gaussian, mean 1/(2c).
+
+    Example:
+        >>> import torch
+        >>> ExponentialRadial().mean(torch.tensor([2.0]))  # 1 / (2c)
+        tensor([0.3536])
+    """
 
     def log_phi(self, r: Tensor) -> Tensor:
         """Return -sqrt(r)."""

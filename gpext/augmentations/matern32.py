@@ -19,7 +19,13 @@ _NARROW = ((0.75, 40), (3.0, 96), (12.0, 200), (50.0, 400))
 
 @dataclass(frozen=True)
 class Matern32Radial(RadialFunction):
-    """The radial function of a Matern-3/2 density of unit scale."""
+    """The radial function of a Matern-3/2 density of unit scale.
+
+    Example:
+        >>> import torch
+        >>> Matern32Radial().mean(torch.tensor([1.0])).shape
+        torch.Size([1])
+    """
 
     def log_phi(self, r: Tensor) -> Tensor:
         """Return log(1 + x) - x with x = sqrt(3 r)."""

@@ -22,6 +22,12 @@ class PowerRadial(RadialFunction):
     Args:
         radial: phi.
         power: w > 0, broadcastable against the argument.
+
+    Example:
+        >>> import torch
+        >>> from gpext.augmentations import ExponentialRadial
+        >>> PowerRadial(ExponentialRadial(), torch.tensor(2.0)).mean(torch.tensor([2.0]))
+        tensor([0.7071])
     """
 
     radial: RadialFunction

@@ -48,6 +48,11 @@ class RadialFunction(ABC):
 
     Subclasses give :meth:`log_phi`, and :meth:`mean` in closed form; parameters are tensors that broadcast against the
     argument.
+
+    Example:
+        >>> from gpext.augmentations import ExponentialRadial
+        >>> isinstance(ExponentialRadial(), RadialFunction)
+        True
     """
 
     @abstractmethod

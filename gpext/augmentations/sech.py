@@ -32,6 +32,11 @@ class SechRadial(RadialFunction):
 
     Args:
         count: the power b > 0, broadcastable against the argument.
+
+    Example:
+        >>> import torch
+        >>> SechRadial(torch.tensor(1.0)).mean(torch.tensor([0.0]))
+        tensor([0.5000])
     """
 
     count: Tensor

@@ -20,6 +20,11 @@ class StudentTRadial(RadialFunction):
 
     Args:
         deg_free: degrees of freedom nu > 0, broadcastable against the argument.
+
+    Example:
+        >>> import torch
+        >>> StudentTRadial(torch.tensor(4.0)).mean(torch.tensor([0.0]))  # (nu + 1) / (2 nu)
+        tensor([0.6250])
     """
 
     deg_free: Tensor

@@ -14,7 +14,15 @@ from gpext.bounds.bound import SoftplusBound
 
 
 class Bohning(SoftplusBound):
-    """Böhning's bound at its best expansion point: the cheapest, and loose where v is large."""
+    """Böhning's bound at its best expansion point: the cheapest, and loose where v is large.
+
+    Example:
+        >>> import torch
+        >>> from gpext.bounds import Quadrature
+        >>> y, m, v = torch.ones(1), torch.zeros(1), torch.ones(1)
+        >>> Quadrature()(y, m, v) - Bohning()(y, m, v)  # its gap
+        tensor([0.0121])
+    """
 
     def expected_softplus(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log(1 + e^m) + v/8, elementwise and differentiable."""

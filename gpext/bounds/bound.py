@@ -72,7 +72,13 @@ class MultinomialTerms:
 
 
 class Bound(ABC):
-    """A family of lower bounds on E_q[log p(y | f)]."""
+    """A family of lower bounds on E_q[log p(y | f)].
+
+    Example:
+        >>> from gpext.bounds import Jaakkola, Quadrature
+        >>> isinstance(Jaakkola(), Bound), isinstance(Quadrature(), Bound)
+        (True, True)
+    """
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -92,7 +98,13 @@ class Bound(ABC):
 
 
 class SoftplusBound(Bound):
-    """A bound made of an upper bound on E[log(1 + e^x)], x ~ N(m, v): for every likelihood that is a sum of these."""
+    """A bound made of an upper bound on E[log(1 + e^x)], x ~ N(m, v): for every likelihood that is a sum of these.
+
+    Example:
+        >>> from gpext.bounds import Jaakkola, PiecewiseQuadratic
+        >>> isinstance(PiecewiseQuadratic(), SoftplusBound), isinstance(Jaakkola(), SoftplusBound)
+        (True, True)
+    """
 
     @abstractmethod
     def expected_softplus(self, mean: Tensor, variance: Tensor) -> Tensor:

@@ -13,7 +13,13 @@ from gpext.special import log_ndtr
 
 
 def num_latents(likelihood: Any) -> int | None:
-    """Return how many latent functions a datum has, D, or None for one without an axis of its own."""
+    """Return how many latent functions a datum has, D, or None for one without an axis of its own.
+
+    Example:
+        >>> from gpext.likelihoods import PoissonLikelihood, VonMisesLikelihood
+        >>> num_latents(VonMisesLikelihood()), num_latents(PoissonLikelihood())
+        (2, None)
+    """
     return likelihood.num_latents if isinstance(likelihood, HasNumLatents) else None
 
 
@@ -21,7 +27,13 @@ _DENSITY = ("forward", "log_prob", "unchecked_log_prob", "unchecked_augmentation
 
 
 def has_density_of(likelihood: Any, *kinds: type) -> bool:
-    """Return whether p(y | f) is that of one of these classes: of it, or of a subclass that leaves it alone."""
+    """Return whether p(y | f) is that of one of these classes: of it, or of a subclass that leaves it alone.
+
+    Example:
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> has_density_of(PoissonLikelihood(), PoissonLikelihood)
+        True
+    """
     own = [getattr(type(likelihood), name, None) for name in _DENSITY]
     return any(
         isinstance(likelihood, kind) and own == [getattr(kind, name, None) for name in _DENSITY] for kind in kinds
@@ -40,6 +52,12 @@ def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
 
     Raises:
         ValueError: the slope in f is wanted, and autograd cannot follow it.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> conditional_log_prob(PoissonLikelihood(), torch.tensor([0.0]), torch.zeros(1))
+        tensor([-1.])
     """
     value = _log_prob(likelihood, targets, f)
     if torch.is_grad_enabled() and f.requires_grad and not value.requires_grad:

@@ -15,7 +15,15 @@ from gpext.bounds.bound import SoftplusBound
 
 
 class Jaakkola(SoftplusBound):
-    """Jaakkola & Jordan's bound at its best expansion point: the objective of CAVI, and its gap."""
+    """Jaakkola & Jordan's bound at its best expansion point: the objective of CAVI, and its gap.
+
+    Example:
+        >>> import torch
+        >>> from gpext.bounds import Quadrature
+        >>> y, m, v = torch.ones(1), torch.zeros(1), torch.ones(1)
+        >>> Quadrature()(y, m, v) - Jaakkola()(y, m, v)  # its gap
+        tensor([0.0072])
+    """
 
     def expected_softplus(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return m/2 + log(2 cosh(c/2)), c = sqrt(m^2 + v), elementwise and differentiable."""

@@ -13,7 +13,13 @@ from gpext.bounds.contracts import HasMultinomialTerms
 
 
 class MultinomialBound(Bound):
-    """A bound made of an upper bound on E[log sum_k exp(f_k)], f_k ~ N(m_k, v_k) independently."""
+    """A bound made of an upper bound on E[log sum_k exp(f_k)], f_k ~ N(m_k, v_k) independently.
+
+    Example:
+        >>> from gpext.bounds import LogSumExp
+        >>> isinstance(LogSumExp(), MultinomialBound)
+        True
+    """
 
     @abstractmethod
     def expected_log_sum_exp(self, mean: Tensor, variance: Tensor) -> Tensor:

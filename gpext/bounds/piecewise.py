@@ -49,6 +49,13 @@ class PiecewiseQuadratic(SoftplusBound):
 
     Raises:
         ValueError: no bound with so many pieces is stored.
+
+    Example:
+        >>> import torch
+        >>> from gpext.bounds import Quadrature
+        >>> y, m, v = torch.ones(1), torch.zeros(1), torch.ones(1)
+        >>> bool(Quadrature()(y, m, v) - PiecewiseQuadratic(20)(y, m, v) < 1e-3)
+        True
     """
 
     def __init__(self, num_pieces: int = 20) -> None:

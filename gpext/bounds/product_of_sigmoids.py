@@ -26,6 +26,13 @@ class ProductOfSigmoids(MultinomialBound):
 
     Args:
         inner: the bound on E[log(1 + e^x)]; by default `PiecewiseQuadratic()`.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import MultinomialLogitLikelihood
+        >>> bound = ProductOfSigmoids().bind(MultinomialLogitLikelihood(3), torch.tensor([0]))
+        >>> bool(bound(torch.zeros(3, 1), torch.ones(3, 1)) < -1.0986)  # below log(1 / 3)
+        True
     """
 
     def __init__(self, inner: SoftplusBound | None = None) -> None:

@@ -21,6 +21,12 @@ class Quadrature(SoftplusBound):
     For gpext's likelihoods by their own rules (closed forms where there are some); for any other gpytorch likelihood of
     one latent by adaptive quadrature of `forward(f).log_prob(y)`. The likelihood's parameters must not depend on the
     datum other than through broadcasting against the targets.
+
+    Example:
+        >>> import torch
+        >>> y, m, v = torch.ones(1), torch.zeros(1), torch.ones(1)
+        >>> Quadrature()(y, m, v)  # E[log sigmoid(f)]
+        tensor([-0.8061])
     """
 
     def expected_softplus(self, mean: Tensor, variance: Tensor) -> Tensor:

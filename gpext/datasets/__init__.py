@@ -29,6 +29,11 @@ class ExampleData:
         feature_names: of the d columns.
         target_names: of the classes; none for counts.
         description: where the data are from, units, and licence.
+
+    Example:
+        >>> from gpext.datasets import load_glass
+        >>> load_glass().data.shape, load_glass().feature_names[0]
+        ((214, 9), 'RI')
     """
 
     data: np.ndarray

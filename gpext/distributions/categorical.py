@@ -15,7 +15,13 @@ _RARE = 1e-6  # a probability below which its logarithm is integrated by itself;
 
 
 class Categorical(base_distributions.Categorical):
-    """Categorical whose `sample` takes a generator."""
+    """Categorical whose `sample` takes a generator.
+
+    Example:
+        >>> import torch
+        >>> Categorical(probs=torch.tensor([0.0, 1.0])).sample(generator=torch.Generator().manual_seed(0))
+        tensor(1)
+    """
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
@@ -26,7 +32,13 @@ class Categorical(base_distributions.Categorical):
 
 
 class OrderedCategorical(Categorical):
-    """Categorical of classes 0, ..., K - 1 whose order means something: `cdf`, `icdf` and `quantile`."""
+    """Categorical of classes 0, ..., K - 1 whose order means something: `cdf`, `icdf` and `quantile`.
+
+    Example:
+        >>> import torch
+        >>> OrderedCategorical(probs=torch.tensor([0.25, 0.5, 0.25])).cdf(torch.tensor(1))
+        tensor(0.7500)
+    """
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(Y <= value), for values that broadcast with the batch shape."""
@@ -55,6 +67,14 @@ class CompoundCategorical(Categorical):
         latent_covariance: V (..., D, D, N), positive semidefinite.
         log_density: maps (classes, mean, covariance) to their log probabilities (..., N).
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import MultinomialLogitLikelihood
+        >>> f = MultivariateNormal(torch.zeros(3, 1).double(), torch.eye(1).double().expand(3, 1, 1))
+        >>> MultinomialLogitLikelihood(3)(f).probs
+        tensor([[0.3333, 0.3333, 0.3333]], dtype=torch.float64)
     """
 
     def __init__(

@@ -10,7 +10,15 @@ from gpext.distributions.drawing import drawn_from
 
 
 class Independent(base_distributions.Independent):
-    """Independent whose `sample` takes a generator."""
+    """Independent whose `sample` takes a generator.
+
+    Example:
+        >>> import torch
+        >>> from gpext.distributions import Gamma
+        >>> two = Gamma(torch.ones(2), torch.ones(2))
+        >>> Independent(two, 1).sample(generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([2])
+    """
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None

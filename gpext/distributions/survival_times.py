@@ -58,6 +58,11 @@ class LogLogistic(_ScaledPositive):
         log_scale: the logarithm of the median.
         shape: k > 0.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> LogLogistic(torch.tensor(0.0), torch.tensor(2.0)).cdf(torch.tensor(1.0))
+        tensor(0.5000)
     """
 
     @property
@@ -95,6 +100,11 @@ class GeneralizedPareto(_ScaledPositive):
         log_scale: the logarithm of the scale.
         shape: xi > 0.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> GeneralizedPareto(torch.tensor(0.0), torch.tensor(1.0)).cdf(torch.tensor(1.0))  # 1 - 1 / (1 + y)
+        tensor(0.5000)
     """
 
     @property

@@ -43,12 +43,23 @@ def log_cdf(distribution: Distribution, value: Tensor) -> Tensor:
 
     Raises:
         TypeError: a distribution whose tails are not known; see :func:`log_tail`.
+
+    Example:
+        >>> import torch
+        >>> log_cdf(torch.distributions.Normal(0.0, 1.0), torch.tensor([0.0, -40.0]))  # no underflow
+        tensor([-6.9315e-01, -8.0461e+02])
     """
     return log_tail(with_cdf(distribution), value, False)
 
 
 def log_survival(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return log P(Y > value), like :func:`log_cdf`."""
+    """Return log P(Y > value), like :func:`log_cdf`.
+
+    Example:
+        >>> import torch
+        >>> log_survival(torch.distributions.Normal(0.0, 1.0), torch.tensor([0.0, 40.0]))
+        tensor([-6.9315e-01, -8.0461e+02])
+    """
     return log_tail(with_cdf(distribution), value, True)
 
 
@@ -62,6 +73,11 @@ def log_interval(distribution: Distribution, lower: Tensor, upper: Tensor) -> Te
 
     Raises:
         TypeError: a distribution whose tails are not known.
+
+    Example:
+        >>> import torch
+        >>> log_interval(torch.distributions.Normal(0.0, 1.0), torch.tensor(-1.0), torch.tensor(1.0)).exp()
+        tensor(0.6827)
     """
     distribution = with_cdf(distribution)
     discrete = is_count(distribution)
@@ -106,6 +122,11 @@ def log_tail(distribution: Distribution, value: Tensor, upper: bool) -> Tensor:
 
     Raises:
         TypeError: a distribution for which there is none.
+
+    Example:
+        >>> import torch
+        >>> log_tail(torch.distributions.Normal(0.0, 1.0), torch.tensor(0.0), upper=True)
+        tensor(-0.6931)
     """
     raise TypeError(
         f"the tails of {type(distribution).__qualname__} are not known. Register "

@@ -23,6 +23,13 @@ class Truncated(Distribution):
         base: of real numbers or counts, with tails that are known (:func:`gpext.distributions.log_tail`).
         lower: -inf for none.
         upper: inf for none.
+
+    Example:
+        >>> import torch
+        >>> from gpext.distributions import StudentT
+        >>> half = Truncated(StudentT(torch.tensor(3.0)), 0.0, float("inf"))
+        >>> half.cdf(torch.tensor(0.0))
+        tensor(0.)
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -125,6 +132,12 @@ class ZeroInflated(Distribution):
     Args:
         base: of counts.
         zero_probability: pi in (0, 1), broadcast with the base.
+
+    Example:
+        >>> import torch
+        >>> from gpext.distributions import Poisson
+        >>> ZeroInflated(Poisson(torch.tensor(2.0)), torch.tensor(0.25)).mean
+        tensor(1.5000)
     """
 
     arg_constraints = {"zero_probability": constraints.unit_interval}

@@ -31,6 +31,14 @@ class Report:
         leave_one_out: the mean log predictive density of a training datum given all others, by the likelihoods that
             were tried; empty with inducing points.
         calibration: sentences on the leave-one-out predictions.
+
+    Example:
+        >>> from gpext.datasets import load_coal
+        >>> from gpext.estimators import GPCountRegressor
+        >>> coal = load_coal()
+        >>> report = GPCountRegressor("poisson", random_state=0).fit(coal.data, coal.target).report_
+        >>> report.seconds > 0, report.fit_result.status.name
+        (True, 'CONVERGED')
     """
 
     choices: tuple[str, ...]

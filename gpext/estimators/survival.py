@@ -44,8 +44,8 @@ class GPSurvival(GPEstimator):
 
     Args:
         family: "weibull", "log_logistic", "log_normal", or "auto", the best of the three by leave-one-out log density.
-        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`gpext.estimators.GPRegressor`.
-        max_steps, tolerance, warm_start, random_state, verbose: as of :class:`gpext.estimators.GPRegressor`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPRegressor`.
 
     Attributes:
         likelihood_name_: the family that was chosen.

@@ -32,6 +32,14 @@ def require_augmentation(likelihood: Any) -> AugmentedLikelihood:
 
     Raises:
         TypeError: naming what serves the likelihood instead.
+
+    Example:
+        >>> from gpext.likelihoods import LaplaceLikelihood
+        >>> require_augmentation(LaplaceLikelihood())
+        LaplaceLikelihood(
+          (quadrature): GaussHermiteQuadrature1D()
+          (raw_noise_constraint): Positive()
+        )
     """
     if not isinstance(likelihood, AugmentedLikelihood):
         bends = num_latents(likelihood) is None or isinstance(likelihood, HasCurvature)

@@ -57,12 +57,28 @@ def bound_terms(bound: LocalBound, mean: Tensor, variance: Tensor) -> LocalTerms
 
 
 def exact_terms(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> LocalTerms:
-    """Return E[log p(y_i | f_i)] under N(mean, variance) itself."""
+    """Return E[log p(y_i | f_i)] under N(mean, variance) itself.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> terms = exact_terms(PoissonLikelihood(), torch.tensor([2.0]), torch.zeros(1), torch.ones(1))
+        >>> terms.mean_gradient, terms.precision  # 2 - exp(1/2), exp(1/2)
+        (tensor([0.3513]), tensor([1.6487]))
+    """
     return bound_terms(partial(likelihood.expected_log_density, y), mean, variance)
 
 
 def augmented_sites(augmentation: Augmentation, mean: Tensor, variance: Tensor) -> GaussianSites:
-    """Return the sites at the optimal q(w) for the marginals N(mean, variance), all (..., N) [GWO20 Alg. 1]."""
+    """Return the sites at the optimal q(w) for the marginals N(mean, variance), all (..., N) [GWO20 Alg. 1].
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> terms = BernoulliLogitLikelihood().augmentation(torch.ones(1))
+        >>> augmented_sites(terms, torch.zeros(1), torch.zeros(1)).shift  # y - 1/2
+        tensor([0.5000])
+    """
     shape = mean.shape if mean.shape == variance.shape else torch.broadcast_shapes(mean.shape, variance.shape)
     shift, precision = augmentation.site(augmentation.radial.mean(augmentation.tilt(mean, variance)))
     return GaussianSites(shift.expand(shape).to(mean.dtype), precision.expand(shape).to(mean.dtype))

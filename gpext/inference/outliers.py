@@ -49,6 +49,18 @@ class OutlierReport:
         relative_log_loo: log_loo less its expectation under the same prediction, for data without a tail probability
             (..., N); nan for the others, and where the likelihood has no p(y | f) as a distribution.
         near_zero: relative precision below which a site counts as near zero.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.inference import EP, outlier_report
+        >>> from gpext.likelihoods import StudentTLikelihood
+        >>> prior = MultivariateNormal(torch.zeros(5).double(), 0.1 * torch.eye(5).double() + 1)
+        >>> likelihood = StudentTLikelihood().double()
+        >>> likelihood.noise = 0.01
+        >>> report = outlier_report(EP().infer(prior, likelihood, torch.tensor([0.1, 0.0, 5.0, -0.1, 0.0]).double()))
+        >>> report.tail_probability.argmin()
+        tensor(2)
     """
 
     index: Tensor

@@ -19,7 +19,12 @@ from gpext.sites import GaussianSites, JointSites
 
 
 class Status(Enum):
-    """The outcome of an iteration; the value is a sentence with advice."""
+    """The outcome of an iteration; the value is a sentence with advice.
+
+    Example:
+        >>> Status.CONVERGED.name, bool(Status.STALLED.value)
+        ('CONVERGED', True)
+    """
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps before the tolerance was reached; increase max_steps"
@@ -59,6 +64,16 @@ class InferenceResult:
             the covariances of each datum (..., D, D, N).
         two_sided_tail: likewise, -> twice the smaller tail of that distribution beyond y, nan if it has no cdf.
         expected_log_density: likewise, -> the expectation of its log density under itself.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.inference import KL
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
+        >>> result = KL().infer(prior, BernoulliLogitLikelihood(), torch.tensor([1.0, 0.0]))
+        >>> result.posterior.mean.sign(), result.log_loo.shape, result.status.name
+        (tensor([ 1., -1.], dtype=torch.float64), torch.Size([2]), 'CONVERGED')
     """
 
     log_evidence: Tensor

@@ -17,6 +17,11 @@ class Rule(ABC):
     """Turns a Gaussian prior, a likelihood and targets into a Gaussian posterior at sites.
 
     Subclasses are frozen dataclasses of their options, and implement :meth:`_solve`.
+
+    Example:
+        >>> from gpext.inference import EP, KL, Laplace
+        >>> all(isinstance(each, Rule) for each in (KL(), EP(), Laplace()))
+        True
     """
 
     jitter: float

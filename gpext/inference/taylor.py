@@ -33,6 +33,14 @@ class Taylor(Rule):
             and zero for a likelihood without one. It should not move with the hyperparameters: the evidence of a
             moving expansion has no upper bound.
         jitter: added to the diagonal of the prior covariance; none is needed.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
+        >>> Taylor().infer(prior, PoissonLikelihood(), torch.tensor([3.0, 1.0])).status.name
+        'CONVERGED'
     """
 
     expansion_point: Callable[[Tensor], Tensor] | None = None

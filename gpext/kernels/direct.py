@@ -24,6 +24,13 @@ def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, T
         kernel: of gpytorch.
         x1: inputs (N1, d) as the kernel's `forward` takes them, of its active dimensions alone.
         x2: inputs (N2, d), likewise.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> x = torch.zeros(2, 1)
+        >>> covariance, variances = direct_covariance(gpytorch.kernels.RBFKernel(), x, x)
+        >>> covariance.shape, variances.shape
+        (torch.Size([2, 2]), torch.Size([2]))
     """
     base, scale = kernel, None
     if type(kernel) is ScaleKernel:
@@ -50,7 +57,13 @@ def _is_accurate(scaled: Scaled, outputscale: Tensor) -> bool:
 
 
 def dense_covariance(covariance: LinearOperator) -> Tensor:
-    """Return the whole matrix."""
+    """Return the whole matrix.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> dense_covariance(gpytorch.kernels.RBFKernel()(torch.zeros(2, 1))).shape
+        torch.Size([2, 2])
+    """
     if isinstance(covariance, LazyEvaluatedKernelTensor):
         if covariance.x1 is covariance.x2 and not covariance.params:
             known = direct_covariance(covariance.kernel, covariance.x1, covariance.x2)

@@ -64,6 +64,12 @@ def matern52(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale: Tensor) -
         x2: inputs (N2, d).
         lengthscale: l, (1, d) or (1, 1).
         outputscale: s, a single number of any shape.
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(())
+        >>> matern52(torch.zeros(1, 1), torch.tensor([[0.0], [1.0]]), one, one)
+        tensor([[1.0000, 0.5240]])
     """
     return matern52_of(x1, x2, lengthscale, outputscale, scale_inputs(x1, x2, lengthscale / math.sqrt(5)))
 

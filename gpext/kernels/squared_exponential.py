@@ -104,6 +104,12 @@ def squared_exponential(x1: Tensor, x2: Tensor, lengthscale: Tensor, outputscale
         x2: inputs (N2, d).
         lengthscale: l, (1, d) or (1, 1).
         outputscale: s, a single number of any shape.
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(())
+        >>> squared_exponential(torch.zeros(1, 1), torch.tensor([[0.0], [1.0]]), one, one)
+        tensor([[1.0000, 0.6065]])
     """
     return squared_exponential_of(x1, x2, lengthscale, outputscale, scale_inputs(x1, x2, lengthscale))
 

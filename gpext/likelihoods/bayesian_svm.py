@@ -43,6 +43,12 @@ class BayesianSVMLikelihood(AugmentedLikelihood):
     :math:`L = e^{-1} e^{s f} e^{-|1 - s f|}`: g = s, h = 1 - s f, phi(r) = exp(-sqrt r) [Polson & Scott 2011]. It is no
     normalised density in y: `expected_log_prob`, `log_marginal` and inference use L; the predictive distribution
     normalises it over the two classes, p(y=1|f) = L(1|f) / (L(0|f) + L(1|f)).
+
+    Example:
+        >>> import torch
+        >>> likelihood = BayesianSVMLikelihood()
+        >>> likelihood.log_prob(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0]))
+        tensor([ 0., -4.])
     """
 
     def check_support(self, targets: Tensor) -> None:

@@ -22,6 +22,13 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
 
     With s = 2y - 1: :math:`\sigma(s f) = e^{s f/2} / (2 \cosh(f/2))`, so g = s/2, h = f/2 and phi(r) = 1/cosh(sqrt r).
     gpytorch's BernoulliLikelihood has the probit link instead.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> f = MultivariateNormal(torch.tensor([0.0, 2.0]), torch.eye(2))
+        >>> BernoulliLogitLikelihood()(f).probs  # the logistic function, averaged over f
+        tensor([0.5000, 0.8445])
     """
 
     def check_support(self, targets: Tensor) -> None:

@@ -36,7 +36,13 @@ class Observed:
 
 
 class ComposedLikelihood(LatentLikelihood):
-    """A likelihood of one latent that is made of one other or several, each of gpext or gpytorch, of one latent."""
+    """A likelihood of one latent that is made of one other or several, each of gpext or gpytorch, of one latent.
+
+    Example:
+        >>> from gpext.likelihoods import PoissonLikelihood, ZeroInflated
+        >>> isinstance(ZeroInflated(PoissonLikelihood()), ComposedLikelihood)
+        True
+    """
 
     def pyro_model(self, function_dist: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Draw f and observe the targets in a Pyro model, by their log density: a target may be several numbers."""

@@ -49,6 +49,12 @@ class DirichletLikelihood(JointLikelihood):
 
     Raises:
         ValueError: fewer than two classes.
+
+    Example:
+        >>> import torch
+        >>> f = torch.tensor([[1.0], [0.0], [0.0]])  # three latent functions of one datum
+        >>> DirichletLikelihood(3)(f).mean
+        tensor([[0.4865, 0.2568, 0.2568]])
     """
 
     def __init__(self, num_classes: int) -> None:

@@ -68,6 +68,11 @@ class JointLikelihood(CorrelatedLikelihood):
 
     Where the latents of a datum are correlated, as in a MultitaskMultivariateNormal, their covariances (..., D, D, N)
     are what counts; those of independent latents are diagonal.
+
+    Example:
+        >>> from gpext.likelihoods import VonMisesLikelihood
+        >>> isinstance(VonMisesLikelihood(), JointLikelihood), VonMisesLikelihood().num_latents
+        (True, 2)
     """
 
     num_latents: int

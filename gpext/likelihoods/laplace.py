@@ -19,6 +19,13 @@ class LaplaceLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.LaplaceLik
     r""":math:`p(y|f) = \frac{1}{2b} e^{-|y-f|/b}`; the class of the same name in gpytorch with accurate integrals.
 
     Parameters, constraints, priors and `state_dict` are gpytorch's: `noise` is the squared scale b^2.
+
+    Example:
+        >>> import torch
+        >>> likelihood = LaplaceLikelihood()
+        >>> likelihood.noise = 0.04  # the squared scale
+        >>> likelihood(torch.zeros(1)).scale.detach()
+        tensor([0.2000])
     """
 
     def unchecked_augmentation(self, targets: Tensor) -> Augmentation:

@@ -24,6 +24,13 @@ class Matern32Likelihood(AdditiveNoiseLikelihood):
         noise_constraint: constraint of `noise`; positive by default.
 
     The parameter `noise` is the squared scale rho^2, named as in gpytorch's robust likelihoods.
+
+    Example:
+        >>> import torch
+        >>> likelihood = Matern32Likelihood()
+        >>> likelihood.noise = 1.0
+        >>> likelihood.log_prob(torch.zeros(1), torch.zeros(1)).exp().detach()  # sqrt(3) / 4
+        tensor([0.4330])
     """
 
     def __init__(

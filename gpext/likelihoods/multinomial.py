@@ -46,6 +46,12 @@ class MultinomialLogitLikelihood(JointLikelihood):
     Raises:
         TypeError: a total_count that is no whole number.
         ValueError: fewer than two classes, a total_count below 1, or a tolerance that is not positive.
+
+    Example:
+        >>> import torch
+        >>> f = torch.tensor([[1.0], [0.0], [0.0]])  # three latent functions of one datum
+        >>> MultinomialLogitLikelihood(3).log_prob(torch.tensor([0]), f).exp()
+        tensor([0.5761])
     """
 
     def __init__(self, num_classes: int, total_count: int | None = 1, *, tolerance: float = 1e-11) -> None:

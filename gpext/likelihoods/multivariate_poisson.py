@@ -31,6 +31,13 @@ class MultivariatePoissonLikelihood(JointLikelihood):
 
     Raises:
         ValueError: no output.
+
+    Example:
+        >>> import torch
+        >>> MultivariatePoissonLikelihood(2)(torch.zeros(2, 3)).mean  # of three data, two counts each
+        tensor([[1., 1.],
+                [1., 1.],
+                [1., 1.]])
     """
 
     def __init__(self, num_outputs: int) -> None:

@@ -36,6 +36,13 @@ class NegativeBinomialLogLikelihood(AugmentedLikelihood):
         dispersion_constraint: constraint of `dispersion`; positive by default.
 
     The parameter `dispersion` is alpha; 1 / alpha is the `total_count` of the distribution that `forward` returns.
+
+    Example:
+        >>> import torch
+        >>> likelihood = NegativeBinomialLogLikelihood()
+        >>> likelihood.dispersion = 0.5
+        >>> likelihood(torch.tensor([2.0]).log()).variance.detach()  # 2 + 0.5 * 2^2
+        tensor([4.])
     """
 
     def __init__(

@@ -32,6 +32,13 @@ class NegativeBinomialLogitLikelihood(AugmentedLikelihood):
         total_count_constraint: constraint of `total_count`; positive by default.
 
     The parameter `total_count` is r; small values mean strong over-dispersion.
+
+    Example:
+        >>> import torch
+        >>> likelihood = NegativeBinomialLogitLikelihood()
+        >>> likelihood.total_count = 3.0
+        >>> likelihood(torch.zeros(1)).mean.detach()
+        tensor([3.])
     """
 
     def __init__(

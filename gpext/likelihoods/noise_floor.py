@@ -32,6 +32,10 @@ class NoiseFloor(GreaterThan):
     Its bound is a part of the state dict, as that of `Positive` is: values that were saved with the one are the same
     under the other once their bounds are loaded with them. Any other constraint, such as
     `noise_constraint=gpytorch.constraints.GreaterThan(0.0)`, stays as it is.
+
+    Example:
+        >>> NoiseFloor(1e-4).lower_bound
+        tensor(1.0000e-04)
     """
 
 

@@ -159,6 +159,12 @@ class OrdinalLogitLikelihood(OrdinalLikelihood):
 
     :math:`\log p(y=k|f) = \log\sigma(b_k - f) + \log\sigma(f - b_{k-1}) + \log(1 - e^{-(b_k - b_{k-1})})`, a sum of two
     softplus functions. Arguments, parameters and errors are those of :class:`OrdinalLikelihood`.
+
+    Example:
+        >>> import torch
+        >>> likelihood = OrdinalLogitLikelihood(3)
+        >>> likelihood(torch.tensor([-10.0, 0.0, 10.0])).probs.argmax(-1)
+        tensor([0, 1, 2])
     """
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
@@ -199,6 +205,12 @@ class OrdinalProbitLikelihood(OrdinalLikelihood):
 
     The marginal is in closed form, the same probabilities at :math:`(b_k - m) / \sqrt{1 + v}`. Arguments, parameters
     and errors are those of :class:`OrdinalLikelihood`.
+
+    Example:
+        >>> import torch
+        >>> likelihood = OrdinalProbitLikelihood(3)
+        >>> likelihood(torch.tensor([-10.0, 0.0, 10.0])).probs.argmax(-1)
+        tensor([0, 1, 2])
     """
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:

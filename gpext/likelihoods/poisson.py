@@ -17,6 +17,13 @@ class PoissonLikelihood(LatentLikelihood):
 
     :math:`E[\log p] = y m - e^{m + v/2} - \log y!`. gpytorch has no log link. Exposure belongs in the mean function, as
     the logarithm of the exposure.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> f = MultivariateNormal(torch.zeros(1), torch.eye(1))
+        >>> PoissonLikelihood()(f).mean  # exp(1/2): a log-normal rate
+        tensor([1.6487])
     """
 
     def check_support(self, targets: Tensor) -> None:

@@ -35,6 +35,11 @@ class StickBreakingLikelihood(CorrelatedLikelihood):
 
     Raises:
         ValueError: fewer than two classes.
+
+    Example:
+        >>> import torch
+        >>> StickBreakingLikelihood(3)(torch.zeros(2, 1)).probs  # half, half of the rest, the rest
+        tensor([[0.5000, 0.2500, 0.2500]])
     """
 
     def __init__(self, num_classes: int) -> None:

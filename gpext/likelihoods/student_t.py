@@ -23,6 +23,13 @@ class StudentTLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.StudentTL
     Parameters, constraints, priors and `state_dict` are gpytorch's: `noise` is the squared scale s^2 and `deg_free` is
     nu, above 2 unless you pass `deg_free_constraint`. The predictive variance is infinite for nu <= 2, its mean
     undefined for nu <= 1.
+
+    Example:
+        >>> import torch
+        >>> likelihood = StudentTLikelihood()
+        >>> likelihood.deg_free, likelihood.noise = 4.0, 0.25
+        >>> likelihood(torch.zeros(1)).variance.detach()  # 0.25 * 4 / (4 - 2)
+        tensor([0.5000])
     """
 
     def expansion_point(self, targets: Tensor) -> Tensor:

@@ -24,7 +24,16 @@ from gpext.likelihoods.latent import LatentLikelihood
 
 
 class AugmentedLikelihood(LatentLikelihood):
-    """A likelihood of one latent with a scale-mixture augmentation: the base of every super-Gaussian likelihood."""
+    """A likelihood of one latent with a scale-mixture augmentation: the base of every super-Gaussian likelihood.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> isinstance(BernoulliLogitLikelihood(), AugmentedLikelihood)
+        True
+        >>> BernoulliLogitLikelihood().augmentation(torch.ones(2)).radial.mean(torch.zeros(2))  # E[w] at c = 0
+        tensor([0.5000, 0.5000])
+    """
 
     def augmentation(self, targets: Tensor) -> Augmentation:
         """Return the terms of the augmented likelihood for targets (..., N).

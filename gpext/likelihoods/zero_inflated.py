@@ -100,6 +100,14 @@ class Hurdle(ZeroInflated):
 
     Raises:
         TypeError: something else than a likelihood of counts, of one latent.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> likelihood = Hurdle(PoissonLikelihood())
+        >>> likelihood.zero_probability = 0.25
+        >>> likelihood.log_prob(torch.tensor([0.0]), torch.tensor([1.0])).exp().detach()
+        tensor([0.2500])
     """
 
     def __init__(self, likelihood: Likelihood, zero_probability_prior: Prior | None = None) -> None:

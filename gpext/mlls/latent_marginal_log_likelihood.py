@@ -29,6 +29,22 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
     Raises:
         TypeError: the model is no LatentGP.
         ValueError: the likelihood is another one than the model's.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, gpext.likelihoods.BernoulliLogitLikelihood())
+        ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x, y = torch.linspace(0, 1, 6).double(), torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]).double()
+        >>> model = Model(x, y).double()
+        >>> loss = -LatentMarginalLogLikelihood(model.likelihood, model)(model(x), y)
+        >>> loss.backward()
+        >>> bool(loss > 0), model.covar_module.raw_lengthscale.grad.shape
+        (True, torch.Size([1, 1]))
     """
 
     def __init__(self, likelihood: Likelihood, model: LatentGP) -> None:

@@ -53,6 +53,14 @@ class UnbiasedSolveOperator(LinearOperator):
 
     Raises:
         ValueError: the operator is not square.
+
+    Example:
+        >>> import torch
+        >>> from gpext.operators import UnbiasedSolver
+        >>> A = torch.diag(torch.tensor([1.0, 2.0, 4.0]).double())
+        >>> operator = UnbiasedSolveOperator(A, solver=UnbiasedSolver(generator=torch.Generator().manual_seed(0)))
+        >>> operator.solve(torch.ones(3, 1).double()).shape
+        torch.Size([3, 1])
     """
 
     def __init__(self, base: LinearOperator | Tensor, *, solver: UnbiasedSolver | None = None) -> None:

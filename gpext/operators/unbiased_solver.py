@@ -38,6 +38,10 @@ class UnbiasedSolver:
         TypeError: a number that is not whole where it has to be, or something else than a survival law, a kept
             preconditioner or a generator.
         ValueError: a number outside its range.
+
+    Example:
+        >>> UnbiasedSolver(num_probes=2, tolerance=0.01).num_probes
+        2
     """
 
     num_probes: int = 4

@@ -101,6 +101,17 @@ def minimize_lbfgs(
 
     Raises:
         torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the starting point.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        >>> def objective():
+        ...     value = (x - torch.tensor([1.0, 2.0])).square().sum()
+        ...     value.backward()
+        ...     return value
+        >>> outcome = minimize_lbfgs(objective, [x], max_steps=50, tolerance=1e-10)
+        >>> outcome.name, x.detach().round(decimals=4)
+        ('CONVERGED', tensor([1., 2.], dtype=torch.float64))
     """
     if not sum(p.numel() for p in parameters):
         return Outcome.CONVERGED

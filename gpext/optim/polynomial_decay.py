@@ -21,6 +21,14 @@ class PolynomialDecay(LRScheduler):
 
     Raises:
         ValueError: a number outside its range.
+
+    Example:
+        >>> import torch
+        >>> from gpext.optim import SGLD
+        >>> optimizer = SGLD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        >>> schedule = PolynomialDecay(optimizer, a=0.1, b=1.0, gamma=0.5)
+        >>> round(optimizer.param_groups[0]["lr"], 3)
+        0.1
     """
 
     def __init__(

@@ -19,6 +19,11 @@ class RobbinsMonro:
 
     Raises:
         ValueError: outside these ranges.
+
+    Example:
+        >>> rate = RobbinsMonro(scale=1.0, delay=1.0, exponent=0.6)
+        >>> [round(rate(step), 3) for step in range(3)]
+        [1.0, 0.66, 0.517]
     """
 
     scale: float = 1.0

@@ -48,7 +48,13 @@ def described(module: torch.nn.Module) -> list[str]:
 
 
 def tensors_of(module: torch.nn.Module, but: Collection[Tensor] = ()) -> list[Tensor]:
-    """Return its parameters and buffers, but for some, float64, bounds at infinity as zeros."""
+    """Return its parameters and buffers, but for some, float64, bounds at infinity as zeros.
+
+    Example:
+        >>> import torch
+        >>> [tuple(each.shape) for each in tensors_of(torch.nn.Linear(2, 1))]
+        [(1, 2), (1,)]
+    """
     left_out = {id(t) for t in but}
     kept = [t.detach().double() for t in (*module.parameters(), *module.buffers()) if id(t) not in left_out]
     return [torch.where(t.isinf(), 0.0, t) for t in kept]

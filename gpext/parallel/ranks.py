@@ -50,6 +50,10 @@ class Ranks:
 
     Raises:
         TypeError: no such group.
+
+    Example:
+        >>> Ranks().size, Ranks().rank  # alone, without torch.distributed
+        (1, 0)
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -297,7 +301,12 @@ class Ranks:
 
 
 def check_ranks(ranks: Ranks | None) -> None:
-    """Raise TypeError unless these are ranks, or None."""
+    """Raise TypeError unless these are ranks, or None.
+
+    Example:
+        >>> from gpext.parallel import Ranks
+        >>> check_ranks(Ranks())  # nothing is raised
+    """
     if not isinstance(ranks, Ranks | None):
         raise TypeError(f"expected gpext.parallel.Ranks(), the processes that take part; got {ranks!r}.")
 

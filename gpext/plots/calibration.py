@@ -37,6 +37,13 @@ def reliability(
 
     Raises:
         ValueError: the lengths differ, or a probability is outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> p = torch.rand(200, generator=torch.Generator().manual_seed(0))
+        >>> ax = reliability(torch.bernoulli(p), p)
+        >>> ax.get_xlabel()
+        'predicted probability of class 1'
     """
     ax = axes_or_new(ax)
     targets, probabilities = to_vectors(targets=targets, probabilities=probabilities)
@@ -87,6 +94,12 @@ def pit_histogram(
 
     Raises:
         ValueError: a value is outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> pit = torch.rand(100, generator=torch.Generator().manual_seed(0))  # P(Y <= y) of each datum
+        >>> type(pit_histogram(pit)).__name__
+        'Axes'
     """
     from scipy.stats import binom
 
@@ -126,6 +139,12 @@ def coverage(
 
     Raises:
         ValueError: a value is outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> pit = torch.rand(100, generator=torch.Generator().manual_seed(0))  # P(Y <= y) of each datum
+        >>> type(coverage(pit)).__name__
+        'Axes'
     """
     ax = axes_or_new(ax)
     needed = np.sort(np.abs(2 * _probabilities(pit) - 1))  # the level from which on y_i is inside

@@ -49,6 +49,12 @@ def angle_band(
 
     Raises:
         ValueError: the lengths differ.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(0, 1, 5)
+        >>> type(angle_band(x, 6 * x, 0.3 + 0 * x)).__name__
+        'Axes'
     """
     ax = axes_or_new(ax)
     x, center, half_width = to_vectors(x=x, center=center, half_width=half_width)
@@ -92,6 +98,11 @@ def compass(
 
     Raises:
         ValueError: the lengths differ, or a `length` is outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> type(compass(torch.tensor([0.0, 2.0]), torch.tensor([0.3, 0.5]), torch.tensor([0.9, 0.6]))).__name__
+        'Axes'
     """
     ax = axes_or_new(ax)
     center, half_width, length = to_vectors(center=center, half_width=half_width, length=length)
@@ -143,6 +154,12 @@ def headings(
 
     Raises:
         ValueError: the lengths differ, or positions have not two coordinates.
+
+    Example:
+        >>> import torch
+        >>> position = torch.tensor([[0.0, 0.0], [1.0, 0.5]])
+        >>> type(headings(position, torch.tensor([0.0, 1.5]))).__name__
+        'Axes'
     """
     ax = axes_or_new(ax)
     places = to_places(position=position)

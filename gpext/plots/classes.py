@@ -32,6 +32,12 @@ def class_probabilities(
 
     Raises:
         ValueError: the lengths differ, or the probabilities do not sum to one.
+
+    Example:
+        >>> import torch
+        >>> p = torch.linspace(0, 1, 5)
+        >>> type(class_probabilities(torch.arange(5.0), torch.stack([p, 1 - p], -1), labels=["a", "b"])).__name__
+        'Axes'
     """
     shares = to_shares(probabilities)
     ax = axes_or_new(ax)

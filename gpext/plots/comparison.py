@@ -28,6 +28,12 @@ def log_density_trace(
 
     Raises:
         ValueError: there is nothing to draw, or the lengths differ.
+
+    Example:
+        >>> import torch
+        >>> seconds = torch.tensor([1.0, 2.0, 4.0])
+        >>> type(log_density_trace({"gpext": (seconds, torch.tensor([-1.0, -0.5, -0.4]))})).__name__
+        'Axes'
     """
     ax = axes_or_new(ax)
     if not traces:

@@ -33,6 +33,12 @@ def hyperparameter_draws(
     Raises:
         KeyError: a name that `draws` does not have.
         ValueError: no draws, fewer than two dimensions, or more than 12 numbers, which `names` can choose from.
+
+    Example:
+        >>> import torch
+        >>> draws = {"noise": torch.rand(2, 50, generator=torch.Generator().manual_seed(0))}
+        >>> hyperparameter_draws(draws).shape  # for each parameter its trace and its histogram
+        (1, 2)
     """
     import matplotlib.pyplot as plt
 

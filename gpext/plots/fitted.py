@@ -51,6 +51,19 @@ def fitted(
     Raises:
         TypeError: no such model, or predictions of a kind that has no such figure (proportions, several counts).
         ValueError: the inputs have neither one column nor two, or `level` is not between 0 and 1.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, gpext.likelihoods.StudentTLikelihood())
+        ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 6, 20).double()
+        >>> type(fitted(Model(x, torch.sin(x)).double().eval(), num_points=20)).__name__
+        'Axes'
     """
     train_x, train_y = _data(model)
     _check_level(level)
@@ -92,6 +105,21 @@ def fitted_noise(
     Raises:
         TypeError: another kind of model or likelihood.
         ValueError: the inputs have more than one column, or `level` is not between 0 and 1.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, gpext.likelihoods.HeteroscedasticGaussianLikelihood())
+        ...         two = torch.Size([2])
+        ...         self.mean_module = gpytorch.means.ZeroMean(batch_shape=two)
+        ...         self.covar_module = gpytorch.kernels.RBFKernel(batch_shape=two)
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 6, 20).double()
+        >>> type(fitted_noise(Model(x, torch.sin(x)).double().eval(), num_points=20)).__name__
+        'Axes'
     """
     train_x, _ = _data(model)
     if not isinstance(model.likelihood, HeteroscedasticLikelihood):

@@ -41,6 +41,12 @@ def surface_map(
 
     Raises:
         ValueError: the lengths differ, or points have not two coordinates.
+
+    Example:
+        >>> import torch
+        >>> points = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0))
+        >>> type(surface_map(points, points.sum(-1))).__name__
+        'Axes'
     """
     from matplotlib.colors import Normalize
     from matplotlib.ticker import MaxNLocator
@@ -82,6 +88,12 @@ def class_map(
     Raises:
         ValueError: the lengths differ, the points are no grid, the probabilities do not sum to one, or only one of
             `observed` and `targets` is given.
+
+    Example:
+        >>> import torch
+        >>> points = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0))
+        >>> type(class_map(points, torch.linspace(0, 1, 9))).__name__
+        'Axes'
     """
     from matplotlib.colors import to_rgb
 

@@ -40,6 +40,11 @@ def outliers(
 
     Raises:
         ValueError: the lengths differ, or no density is finite.
+
+    Example:
+        >>> import torch
+        >>> type(outliers(torch.tensor([-0.2, -5.0, -0.1]), torch.tensor([9.0, -2.0, 10.0]))).__name__
+        'Axes'
     """
     from matplotlib.colors import Normalize
 

@@ -37,6 +37,12 @@ def predictive_band(
 
     Raises:
         ValueError: the lengths differ.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(0, 1, 5)
+        >>> type(predictive_band(x, x, x - 1, x + 1)).__name__
+        'Axes'
     """
     ax = axes_or_new(ax)
     x, center, lower, upper = to_vectors(x=x, center=center, lower=lower, upper=upper)
@@ -69,6 +75,12 @@ def observations(
 
     Raises:
         ValueError: the lengths differ.
+
+    Example:
+        >>> import torch
+        >>> ax = observations(torch.arange(3.0), torch.tensor([1.0, 2.0, 0.0]))
+        >>> ax.get_legend_handles_labels()[1] or type(ax).__name__
+        ['observations']
     """
     ax = axes_or_new(ax)
     x, y = to_vectors(x=x, y=y)

@@ -28,6 +28,10 @@ def ternary_frame(labels: Sequence[str] = ("1", "2", "3"), *, ax: Axes | None = 
 
     Raises:
         ValueError: not three labels.
+
+    Example:
+        >>> type(ternary_frame(["sand", "silt", "clay"])).__name__
+        'Axes'
     """
     if len(labels) != 3:
         raise ValueError(f"expected three labels; got {len(labels)}.")
@@ -70,6 +74,11 @@ def ternary_points(
 
     Raises:
         ValueError: not three shares, or they do not sum to one.
+
+    Example:
+        >>> from gpext.plots import simplex_grid
+        >>> type(ternary_points(simplex_grid(3))).__name__
+        'Axes'
     """
     shares = _shares(points)
     ax = _framed(ax)
@@ -97,6 +106,12 @@ def ternary_region(
 
     Raises:
         ValueError: not three shares, they do not sum to one, or the lengths differ.
+
+    Example:
+        >>> from gpext.plots import simplex_grid
+        >>> points = simplex_grid(10)
+        >>> type(ternary_region(points, points[:, 0] - 0.5)).__name__  # where the first share is at least a half
+        'Axes'
     """
     shares = _shares(points)
     (values,) = to_vectors(excess=excess)
@@ -117,6 +132,10 @@ def simplex_grid(num_steps: int) -> Tensor:
 
     Raises:
         ValueError: fewer than three steps, which have no point inside.
+
+    Example:
+        >>> simplex_grid(4).shape
+        torch.Size([3, 3])
     """
     if num_steps < 3:
         raise ValueError(f"num_steps must be at least 3; got {num_steps}.")

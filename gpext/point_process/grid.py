@@ -30,6 +30,12 @@ class Grid:
         edges: of the cells along each coordinate, D vectors (n_d + 1,).
         fractions: of each cell's volume inside the window (n_1, ..., n_D), from 0 to 1.
         polygon: the window (V, 2), if it is one.
+
+    Example:
+        >>> import torch
+        >>> grid = Grid.regular([(0.0, 1.0), (0.0, 1.0)], (2, 2))
+        >>> grid.count(torch.tensor([[0.1, 0.1], [0.9, 0.9], [0.8, 0.9]]))
+        tensor([1., 0., 0., 2.])
     """
 
     edges: tuple[Tensor, ...] = field(repr=False)

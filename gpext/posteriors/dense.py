@@ -254,6 +254,14 @@ def condition_dense(prior_mean: Tensor, prior_covariance: Tensor, sites: Gaussia
         prior_mean: mu (..., N).
         prior_covariance: K (..., N, N), symmetric positive semidefinite; may be singular.
         sites: (..., N), of any sign.
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import GaussianSites
+        >>> sites = GaussianSites(shift=torch.tensor([2.0]), precision=torch.tensor([1.0]))
+        >>> posterior = condition_dense(torch.zeros(1), torch.eye(1), sites)
+        >>> posterior.mean  # nu / (1 + tau)
+        tensor([1.], dtype=torch.float64)
     """
     prior_mean, covariance, sites = prior_mean.double(), prior_covariance.double(), sites.to(torch.float64)
     factor, ok = PositiveFactor.of(covariance, sites.precision.clamp_min(0).sqrt())

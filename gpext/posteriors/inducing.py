@@ -41,7 +41,14 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
 
 
 def forward_solve(chol: Tensor, right: Tensor) -> Tensor:
-    """Return L^-1 R (..., M, N), in float32 by X L' = R': half the time of L X = R (MKL on AMD; 15 % less on Intel)."""
+    """Return L^-1 R (..., M, N), in float32 by X L' = R': half the time of L X = R (MKL on AMD; 15 % less on Intel).
+
+    Example:
+        >>> import torch
+        >>> forward_solve(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.ones(2, 1))
+        tensor([[0.5000],
+                [0.2500]])
+    """
     if right.dtype == torch.float32:
         return torch.linalg.solve_triangular(chol.mT, right.mT, upper=True, left=False).mT
     return torch.linalg.solve_triangular(chol, right, upper=False)

@@ -141,6 +141,13 @@ def latent_gp(name: str, prior: Prior, *, jitter: float = 0.0, event_dim: int | 
         ValueError: the shapes of a pair do not belong together; without `event_dim`, a batch inside plates that may be
             theirs; one that is not 1, ..., dim of f.
         torch.linalg.LinAlgError: K + jitter I is not positive definite. Pyro's samplers reject such a proposal.
+
+    Example:
+        >>> import pyro, torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> prior = MultivariateNormal(torch.zeros(3).double(), torch.eye(3).double())
+        >>> pyro.poutine.trace(lambda: latent_gp("f", prior)).get_trace().nodes["f"]["value"].shape
+        torch.Size([3])
     """
     whitened = WhitenedPrior.of(name, prior, jitter)
     dims = whitened.prior.mean.dim()

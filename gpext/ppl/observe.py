@@ -51,6 +51,17 @@ def observe(name: str, likelihood: Likelihood, f: Tensor, targets: Tensor) -> No
     Raises:
         TypeError: no likelihood; targets in half precision.
         ValueError: targets of another shape than f, or outside the support; inside a plate that would repeat it.
+
+    Example:
+        >>> import pyro, torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> from gpext.ppl import latent_gp
+        >>> prior = MultivariateNormal(torch.zeros(3).double(), torch.eye(3).double())
+        >>> def program():
+        ...     observe("y", PoissonLikelihood(), latent_gp("f", prior), torch.tensor([0.0, 1.0, 2.0]).double())
+        >>> "y" in pyro.poutine.trace(program).get_trace().nodes
+        True
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"expected a likelihood of gpext or gpytorch; got {type(likelihood).__qualname__}.")

@@ -18,7 +18,12 @@ class QuadratureWarning(UserWarning):
 
 
 class QuadratureStatus(Enum):
-    """The outcome of an adaptive integration; the text is the remedy."""
+    """The outcome of an adaptive integration; the text is the remedy.
+
+    Example:
+        >>> QuadratureStatus.CONVERGED.name
+        'CONVERGED'
+    """
 
     CONVERGED = "every integral reached the tolerance"
     MAX_ROUNDS = "pass knots where the integrand has kinks or narrow features, or increase max_rounds"
@@ -80,6 +85,11 @@ def expectation(
 
     Raises:
         ValueError: mean, variance or knots are not finite, or variance is negative.
+
+    Example:
+        >>> import torch
+        >>> expectation(torch.exp, torch.zeros(1).double(), torch.ones(1).double())  # exp(1/2)
+        tensor([1.6487], dtype=torch.float64)
     """
     result = integrate(
         function,
@@ -108,6 +118,11 @@ def log_expectation(
 
     Arguments, result and errors are those of `expectation`. The tolerance is relative to E[exp(log_function(f))], so
     absolute for its logarithm.
+
+    Example:
+        >>> import torch
+        >>> log_expectation(lambda f: f, torch.zeros(1).double(), torch.ones(1).double())  # log E[exp f]
+        tensor([0.5000], dtype=torch.float64)
     """
     result = integrate(
         log_function,
@@ -138,6 +153,12 @@ def integrate(
 
     The rule serves for further expectations under the same weight, e.g. the moments of a tilted distribution:
     `(result.log_weights + log_function(result.nodes)).softmax(0)` are probabilities of the nodes.
+
+    Example:
+        >>> import torch
+        >>> result = integrate(torch.exp, torch.zeros(1).double(), torch.ones(1).double())
+        >>> result.status.name, bool(result.error < 1e-6)
+        ('CONVERGED', True)
     """
     dtype = torch.promote_types(mean.dtype, variance.dtype)
     if relative_tolerance is None:

@@ -40,6 +40,12 @@ def probit_tilted_moments(sign: Tensor, mean: Tensor, variance: Tensor) -> Tilte
         sign: 1 or -1 (...).
         mean: m (...).
         variance: v (...), positive.
+
+    Example:
+        >>> import torch
+        >>> moments = probit_tilted_moments(torch.ones(1).double(), torch.zeros(1).double(), torch.ones(1).double())
+        >>> moments.log_normalizer.exp()  # P(f + e > 0)
+        tensor([0.5000], dtype=torch.float64)
     """
     total = 1 + variance
     slope, width = variance / total.sqrt(), variance / total  # f = m + sign slope t + sqrt(width) e
@@ -65,6 +71,12 @@ def gaussian_tilted_moments(offset: Tensor, variance: Tensor, noise: Tensor, pow
         variance: v (...), not negative.
         noise: its variance, broadcastable; it may underflow to zero or overflow.
         power: eta, in (0, 1].
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(1).double()
+        >>> gaussian_tilted_moments(one, one, one, 1.0).variance
+        tensor([0.5000], dtype=torch.float64)
     """
     total = noise + power * variance
     log_z = -0.5 * (power * offset.square() / total + total.log() + power * math.log(2 * math.pi))
@@ -84,6 +96,12 @@ def laplace_tilted_moments(offset: Tensor, variance: Tensor, noise: Tensor, powe
         variance: v (...), positive.
         noise: b^2, the squared scale, broadcastable.
         power: eta, in (0, 1].
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(1).double()
+        >>> laplace_tilted_moments(0 * one, one, one, 1.0).mean.abs() < 1e-10
+        tensor([True])
     """
     offset, variance, noise = torch.broadcast_tensors(offset, variance, noise)
     with torch.no_grad():

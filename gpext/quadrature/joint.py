@@ -89,6 +89,12 @@ def joint_expectation(function: Function, mean: Tensor, covariance: Tensor) -> T
 
     Raises:
         ValueError: a covariance is not positive semidefinite.
+
+    Example:
+        >>> import torch
+        >>> mean, covariance = torch.zeros(2, 1).double(), torch.eye(2).double().unsqueeze(-1)
+        >>> joint_expectation(lambda f: f[..., 0, :] * f[..., 1, :], mean, covariance).shape
+        torch.Size([1])
     """
     root = _root(covariance)
 

@@ -191,6 +191,12 @@ def expected_log_square_sum(gap: Tensor, variance: Tensor, scale_mean: Tensor, s
     """Return E log(e^{2g} + z^2) (...), z ~ N(gap, variance) and g ~ N(scale_mean, scale_variance) independent.
 
     To about 1e-10, for any ratio of the scales; differentiable once in all four.
+
+    Example:
+        >>> import torch
+        >>> zero = torch.zeros(1).double()
+        >>> expected_log_square_sum(zero + 1, zero, zero, zero)  # log(1 + 1)
+        tensor([0.6931], dtype=torch.float64)
     """
     shape = torch.broadcast_shapes(gap.shape, variance.shape, scale_mean.shape, scale_variance.shape)
     arguments = [t.expand(shape) for t in (gap, variance, scale_mean, scale_variance)]

@@ -26,6 +26,11 @@ def gauss_hermite(
     """Nodes and weights, each (num_nodes,), with sum_q w_q g(x_q) = E[g(x)] for x ~ N(0, 1).
 
     Exact for polynomials of degree < 2 num_nodes, computed in float64; the weights sum to 1.
+
+    Example:
+        >>> nodes, weights = gauss_hermite(3)
+        >>> weights.sum()
+        tensor(1., dtype=torch.float64)
     """
     if num_nodes < 1:
         raise ValueError(f"num_nodes must be at least 1; got {num_nodes}.")
@@ -40,6 +45,11 @@ def gauss_legendre(
     """Nodes and weights, each (num_nodes,), with sum_q w_q g(x_q) = int_0^1 g(x) dx.
 
     Exact for polynomials of degree < 2 num_nodes, computed in float64.
+
+    Example:
+        >>> nodes, weights = gauss_legendre(3)
+        >>> weights.sum()
+        tensor(1.0000, dtype=torch.float64)
     """
     nodes, weights = _legendre(num_nodes)
     return (

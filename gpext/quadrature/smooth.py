@@ -38,7 +38,13 @@ def smooth_expectation(jet: Jet, mean: Tensor, variance: Tensor, rule: Rule, num
 
 
 def trapezoid_nodes(strip: float, largest: Tensor) -> int:
-    """Return how many nodes resolve all Gaussians up to the standard deviation `largest`, for F analytic in `strip`."""
+    """Return how many nodes resolve all Gaussians up to the standard deviation `largest`, for F analytic in `strip`.
+
+    Example:
+        >>> import torch
+        >>> trapezoid_nodes(1.0, torch.tensor(2.0)) > trapezoid_nodes(1.0, torch.tensor(1.0))
+        True
+    """
     digits, reach = _accuracy(largest.dtype)
     sd = float(largest)
     if not math.isfinite(sd):  # nor will be the result, whatever the nodes

@@ -58,6 +58,12 @@ def tilted_moments(
         variance: v (...), positive.
         knots: where l has a kink or a narrow feature, (J, ...).
         finest: how narrow at the least, in standard deviations.
+
+    Example:
+        >>> import torch
+        >>> moments = tilted_moments(lambda f: -0.5 * f.square(), torch.ones(1).double(), torch.ones(1).double())
+        >>> moments.mean, moments.variance  # of a product of Gaussians: 1/2, 1/2
+        (tensor([0.5000], dtype=torch.float64), tensor([0.5000], dtype=torch.float64))
     """
     result = integrate(log_function, mean, variance, log_space=True, knots=knots, finest=finest)
     warn_unresolved(result)
@@ -81,13 +87,26 @@ def student_t_tilted_moments(
         deg_free: n, broadcastable; positive.
         noise: s^2, the squared scale.
         power: eta, in (0, 1].
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(1).double()
+        >>> student_t_tilted_moments(0 * one, one, 4 * one, one, 1.0).mean.abs() < 1e-10
+        tensor([True])
     """
     parts = _in_chunks(_moments_by_trapezoid, offset, variance, deg_free, noise, power)
     return TiltedMoments(*parts)
 
 
 def student_t_log_normalizer(offset: Tensor, variance: Tensor, deg_free: Tensor, noise: Tensor, power: float) -> Tensor:
-    """Return the log normaliser of `student_t_tilted_moments` alone, in half the time."""
+    """Return the log normaliser of `student_t_tilted_moments` alone, in half the time.
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(1).double()
+        >>> student_t_log_normalizer(0 * one, one, 4 * one, one, 1.0).shape
+        torch.Size([1])
+    """
     return _in_chunks(_log_z_by_trapezoid, offset, variance, deg_free, noise, power)[0]
 
 

@@ -8,8 +8,8 @@ One sweep of every chain; each part leaves p(f, theta | y) invariant:
     likelihood parameters | f           w integrated out: slice sampling of sum log p(y | f, theta) + log p(theta)
 
 Integrating w out takes the place of the parameter expansion of [JVV11 Sec. 5], whose aim is to weaken the tie between
-the noise scale and w: without w there is none (docs/evidence/gibbs_sampling.md has both). Where no hyperparameter moves, a sweep
-is one Cholesky a chain.
+the noise scale and w: without w there is none (docs/evidence/gibbs_sampling.md has both). Where no hyperparameter
+moves, a sweep is one Cholesky a chain.
 """
 
 from __future__ import annotations

@@ -50,6 +50,27 @@ class MetropolisHastings(Sampler[HyperPosterior]):
 
     Raises:
         TypeError, ValueError: as :class:`gpext.samplers.LogPosterior`; or the objective has no value, only a gradient.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> from gpytorch.priors import LogNormalPrior
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+        ...         self.covar_module.register_prior("lengthscale_prior", LogNormalPrior(0.0, 1.0), "lengthscale")
+        ...         self.likelihood.register_prior("noise_prior", LogNormalPrior(-2.0, 1.0), "noise")
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 6, 20).double()
+        >>> model = Model(x, torch.sin(x)).double()
+        >>> sampler = MetropolisHastings(gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> draws = sampler.run(50, num_chains=2, warmup=20, progress=False, generator=torch.Generator().manual_seed(0))
+        >>> draws.draws["covar_module.lengthscale"].shape
+        torch.Size([2, 50, 1, 1])
+        >>> draws.predict(x[:3]).mean.shape
+        torch.Size([3])
     """
 
     name = "Metropolis-Hastings"

@@ -6,7 +6,12 @@ from enum import Enum
 
 
 class SamplingStatus(Enum):
-    """The outcome of sampling; the value is a sentence with advice."""
+    """The outcome of sampling; the value is a sentence with advice.
+
+    Example:
+        >>> bool(SamplingStatus.MIXED.value)
+        True
+    """
 
     MIXED = "the chains agree, every split R-hat below 1.01"
     NOT_MIXED = "the chains do not agree yet; continue with run(..., resume=draws)"

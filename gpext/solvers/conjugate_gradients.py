@@ -18,7 +18,15 @@ _PATIENCE = 5  # restarts without halving the true residual
 
 @dataclass(frozen=True)
 class LinearSolve:
-    """The result of a solve."""
+    """The result of a solve.
+
+    Example:
+        >>> import torch
+        >>> from gpext.solvers import conjugate_gradients
+        >>> solve = conjugate_gradients(lambda v: 2 * v, torch.ones(3, 1).double())
+        >>> solve.num_steps, bool(solve.residual_norm.max() < 1e-8)
+        (1, True)
+    """
 
     solution: Tensor  # (..., n, R) or (n,)
     num_steps: int  # products with A, apart from those that check the residual
@@ -53,6 +61,13 @@ def conjugate_gradients(
         TypeError: b is not of a floating type, or matvec is no function.
         ValueError: b or the start is not finite, their shapes do not match, or the tolerance or max_steps is
             negative.
+
+    Example:
+        >>> import torch
+        >>> A = torch.tensor([[4.0, 1.0], [1.0, 3.0]]).double()
+        >>> solve = conjugate_gradients(lambda v: A @ v, torch.tensor([[1.0], [2.0]]).double())
+        >>> solve.status.name, solve.num_steps, (A @ solve.solution).squeeze()
+        ('CONVERGED', 2, tensor([1., 2.], dtype=torch.float64))
     """
     if b.dim() == 1:
         column = None if start is None else start.unsqueeze(-1)

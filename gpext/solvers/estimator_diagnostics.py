@@ -116,6 +116,13 @@ def estimator_diagnostics(
     Raises:
         TypeError: as for `unbiased_cg`.
         ValueError: as for `unbiased_cg`, or N is less than 1.
+
+    Example:
+        >>> import torch
+        >>> A = torch.diag(torch.linspace(1, 9, 9).double())
+        >>> report = estimator_diagnostics(lambda v: A @ v, torch.ones(9, 1).double())
+        >>> bool(report.bias.abs().max() < 1e-8), report.status.name
+        (True, 'CONVERGED')
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1; got {num_draws}.")

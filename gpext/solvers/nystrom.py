@@ -24,6 +24,13 @@ def nystrom(
         rank: k.
         like: a tensor of the dtype and on the device to work in.
         generator: for the directions, on the CPU.
+
+    Example:
+        >>> import torch
+        >>> K = torch.diag(torch.tensor([9.0, 1.0, 0.0]).double())
+        >>> L = nystrom(lambda v: K @ v, 3, 2, like=K, generator=torch.Generator().manual_seed(0))
+        >>> torch.allclose(L @ L.mT, K, atol=1e-6)  # K has rank 2
+        True
     """
     normal = torch.randn(size, rank, dtype=torch.float64, generator=generator, device="cpu").to(like)
     Q = torch.linalg.qr(normal).Q

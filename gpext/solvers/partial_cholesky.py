@@ -56,6 +56,13 @@ def partial_cholesky(
 
     Raises:
         ValueError: neither a rank nor the noise is given, or one is out of range.
+
+    Example:
+        >>> import torch
+        >>> K = torch.diag(torch.tensor([9.0, 1.0, 0.25]).double())
+        >>> L = partial_cholesky(lambda i: K[:, i], K.diagonal(), rank=2, pivots="largest")
+        >>> (K - L @ L.mT).diagonal()
+        tensor([0.0000, 0.0000, 0.2500], dtype=torch.float64)
     """
     if rank is None and noise is None:
         raise ValueError("expected a rank, or the noise by which to choose it.")

@@ -38,6 +38,12 @@ def square_root_times(matvec: Product, z: Tensor, *, tolerance: float, max_steps
         z: (n,).
         tolerance: on the length of the error.
         max_steps: maximum number of steps, n numbers kept for each; by default n, which leaves no error but rounding.
+
+    Example:
+        >>> import torch
+        >>> A = torch.diag(torch.tensor([1.0, 4.0, 9.0]).double())
+        >>> square_root_times(lambda v: A @ v, torch.ones(3).double(), tolerance=1e-8).value
+        tensor([1.0000, 2.0000, 3.0000], dtype=torch.float64)
     """
     length = z.norm()
     if not bool(length > 0):

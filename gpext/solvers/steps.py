@@ -19,7 +19,12 @@ Product = Callable[[Tensor], Tensor]
 
 
 class SolveStatus(Enum):
-    """The outcome of a solve, and what to do about it."""
+    """The outcome of a solve, and what to do about it.
+
+    Example:
+        >>> SolveStatus.CONVERGED.name
+        'CONVERGED'
+    """
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped: raise max_steps or the noise, or take a preconditioner"

@@ -72,6 +72,13 @@ def unbiased_cg(
     Raises:
         TypeError: b is not of a floating type, matvec is not a function, or survival not a law.
         ValueError: bad right-hand sides or starts, a negative tolerance or max_steps, or no estimate.
+
+    Example:
+        >>> import torch
+        >>> A = torch.diag(torch.linspace(1, 9, 9).double())
+        >>> solve = unbiased_cg(lambda v: A @ v, torch.ones(9, 1).double(), generator=torch.Generator().manual_seed(0))
+        >>> solve.solution.shape, solve.status.name
+        (torch.Size([9, 1]), 'CONVERGED')
     """
     if b.dim() == 1:
         found = unbiased_cg(

@@ -17,6 +17,11 @@ class Limits:
         lower: (...).
         upper: (...).
         level: probability between lower and upper.
+
+    Example:
+        >>> import torch
+        >>> Limits(median=torch.ones(2), lower=torch.zeros(2), upper=2 * torch.ones(2), level=0.9).level
+        0.9
     """
 
     median: Tensor

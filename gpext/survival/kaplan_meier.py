@@ -29,6 +29,12 @@ class SurvivalEstimate:
         upper: likewise.
         num_at_risk: just before that time; at 0, from then on (T,).
         level: of confidence, pointwise.
+
+    Example:
+        >>> import torch
+        >>> from gpext.survival import kaplan_meier
+        >>> kaplan_meier(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0])).survival
+        tensor([1.0000, 0.5000, 0.0000])
     """
 
     times: Tensor

@@ -32,6 +32,13 @@ class SplitTable:
         interval: from 0 to J - 1 (R,).
         breaks: the ends of the intervals (J + 1,).
         coordinates: of the intervals, as inputs have them (J,).
+
+    Example:
+        >>> import torch
+        >>> from gpext.survival import split
+        >>> table = split(torch.tensor([2.0]), torch.tensor([1.0]), breaks=torch.tensor([0.0, 1.0, 3.0]))
+        >>> table.counts, table.exposure
+        (tensor([0., 1.]), tensor([1., 1.]))
     """
 
     inputs: Tensor

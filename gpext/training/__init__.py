@@ -2,14 +2,14 @@
 
 What `fit` does follows from the objective, the model and `batch_size`:
 
-* AugmentedELBO, or VariationalELBO and a likelihood of gpext, with a SiteVariationalStrategy. Without `batch_size`: q(u)
-  of many data at the hyperparameters given, then L-BFGS on the collapsed bound of growing subsets of the data, up to all
-  of them. With it: L-BFGS on the collapsed bound of growing subsets of a sample; then minibatches, closed-form steps in
-  q(u), Adam for the hyperparameters every few steps, with step sizes that fall. Around the strategy may be gpytorch's
-  IndependentMultitaskVariationalStrategy, or, under a VariationalELBO, an LMCVariationalStrategy; a `design` makes the
-  data depend on linear functions of f.
-* Any other gpytorch objective. Without `batch_size`: L-BFGS on the full batch; of a LatentGP, with `initial="subset"`, on
-  a quarter and a half of the data first. With it: minibatches, Adam, and NGD where q(u) has natural parameters.
+* AugmentedELBO, or VariationalELBO and a likelihood of gpext, with a SiteVariationalStrategy. Without `batch_size`:
+  q(u) of many data at the hyperparameters given, then L-BFGS on the collapsed bound of growing subsets of the data, up
+  to all of them. With it: L-BFGS on the collapsed bound of growing subsets of a sample; then minibatches, closed-form
+  steps in q(u), Adam for the hyperparameters every few steps, with step sizes that fall. Around the strategy may be
+  gpytorch's IndependentMultitaskVariationalStrategy, or, under a VariationalELBO, an LMCVariationalStrategy; a `design`
+  makes the data depend on linear functions of f.
+* Any other gpytorch objective. Without `batch_size`: L-BFGS on the full batch; of a LatentGP, with `initial="subset"`,
+  on a quarter and a half of the data first. With it: minibatches, Adam, and NGD where q(u) has natural parameters.
 
 A SiteVariationalStrategy counts as any other if its model maps an input otherwise in another batch (as
 BatchNorm, Dropout or ScaleToBounds in a feature extractor do): sites belong to one prior, and such a model has

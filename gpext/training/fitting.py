@@ -107,8 +107,8 @@ def fit(
             in five epochs (or 100 steps) of minibatches over the same number before, or less than the standard error of
             that difference of means.
         hyperparameters: for an AugmentedELBO, which bound trains the kernel's and the likelihood's parameters: the
-            exact ELBO or the augmented one (docs/evidence/hyperparameters.md compares them). Minibatches take its gradients at
-            the q(u) that the augmented bound gives; the full batch moves q(u) on the same bound, too.
+            exact ELBO or the augmented one (docs/evidence/hyperparameters.md compares them). Minibatches take its
+            gradients at the q(u) that the augmented bound gives; the full batch moves q(u) on the same bound, too.
         generator: source of the shuffling and of subsets, on the CPU; seeded with 0 by default.
         state: `FitResult.state_dict` of an earlier fit by minibatches, to resume it: bit for bit once minibatches have
             begun; of a fit that ended on the sample, training on the sample begins again from the parameters there.
@@ -138,6 +138,23 @@ def fit(
         TypeError, ValueError: bad data or options, also those of another rank, ranks whose models or options differ, or
             an objective whose num_data is another number; nothing has changed then.
         gpext.parallel.RankError: a rank cannot be reached.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood)
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 6, 30, dtype=torch.float64)
+        >>> y = torch.poisson((1 + torch.sin(x)).exp(), generator=torch.Generator().manual_seed(0))
+        >>> model = Model(x, y, gpext.likelihoods.PoissonLikelihood()).double()
+        >>> mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
+        >>> gpext.fit(mll, x, y, progress=False).status
+        <FitStatus.CONVERGED: 'converged'>
     """
     check_ranks(ranks)
     ranks = Ranks() if ranks is None else ranks

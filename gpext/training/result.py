@@ -19,7 +19,12 @@ Callback = Callable[[int, float], bool | None]
 
 
 class FitStatus(Enum):
-    """The outcome of training; the value is a sentence with advice."""
+    """The outcome of training; the value is a sentence with advice.
+
+    Example:
+        >>> FitStatus.CONVERGED.name
+        'CONVERGED'
+    """
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps; call fit again to continue"
@@ -47,6 +52,23 @@ class FitResult:
         message: one sentence on the outcome; it names parameters, each by its entries, that have grown or fallen a
             million times, have ended on a bound of their constraint, or have had a gradient of zero throughout.
         state_dict: pass it as `state` to another `fit` to resume where this one ended (minibatches; picklable).
+
+    Example:
+        >>> import gpytorch, torch
+        >>> from gpext.training import fit
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 6, 20).double()
+        >>> model = Model(x, torch.sin(x)).double()
+        >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        >>> result = fit(mll, x, torch.sin(x), max_steps=3, progress=False)
+        >>> result.status.name, len(result.trace) > 0
+        ('MAX_STEPS', True)
     """
 
     status: FitStatus

@@ -45,6 +45,11 @@ def check_batch(x: Inputs, data: torch.Size, num_data: int | None = None, share:
         TypeError: a number of data that is not whole.
         ValueError: there are none, the numbers differ, they are more than the `share` of all data that they are a
             sample of, or the inputs are not finite.
+
+    Example:
+        >>> import torch
+        >>> check_batch(torch.zeros(5, 2), torch.Size([5]))
+        5
     """
     if isinstance(x, DesignInputs):
         if data[-1:] != (number_of(x),):
@@ -69,7 +74,12 @@ def check_batch(x: Inputs, data: torch.Size, num_data: int | None = None, share:
 
 
 def check_dtype(x: Tensor, parameters: Tensor) -> None:
-    """Raise TypeError unless the inputs have the dtype of the model."""
+    """Raise TypeError unless the inputs have the dtype of the model.
+
+    Example:
+        >>> import torch
+        >>> check_dtype(torch.zeros(5, 2), torch.zeros(1))  # nothing is raised
+    """
     if x.dtype != parameters.dtype:
         raise TypeError(
             f"the inputs are {x.dtype} and the model is {parameters.dtype}; convert the inputs with "
@@ -78,7 +88,12 @@ def check_dtype(x: Tensor, parameters: Tensor) -> None:
 
 
 def check_columns(x: Tensor, known: Tensor) -> None:
-    """Raise ValueError unless the inputs (..., d) have as many columns as those the model has."""
+    """Raise ValueError unless the inputs (..., d) have as many columns as those the model has.
+
+    Example:
+        >>> import torch
+        >>> check_columns(torch.zeros(5, 2), torch.zeros(3, 2))  # nothing is raised
+    """
     if x.shape[-1:] != known.shape[-1:]:
         raise ValueError(
             f"expected inputs of {known.size(-1)} columns, (..., N, {known.size(-1)}); got {tuple(x.shape)}."

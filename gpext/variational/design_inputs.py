@@ -30,6 +30,12 @@ class DesignInputs:
     Raises:
         TypeError: something else than a design.
         ValueError: it has another number of columns than there are inputs.
+
+    Example:
+        >>> import torch
+        >>> from gpext.designs import pairs
+        >>> number_of(DesignInputs(torch.zeros(3, 1), pairs(torch.tensor([[0, 1], [1, 2]]), num_inputs=3)))
+        2
     """
 
     x: Tensor  # (..., P, d)
@@ -70,17 +76,36 @@ Inputs = Tensor | DesignInputs
 
 
 def number_of(x: Inputs) -> int:
-    """Return N."""
+    """Return N.
+
+    Example:
+        >>> import torch
+        >>> number_of(torch.zeros(5, 2))
+        5
+    """
     return x.design.num_data if isinstance(x, DesignInputs) else x.size(-2)
 
 
 def take_inputs(x: Inputs, index: Tensor | slice) -> Inputs:
-    """Return the inputs of the data at `index`."""
+    """Return the inputs of the data at `index`.
+
+    Example:
+        >>> import torch
+        >>> take_inputs(torch.arange(4.0).unsqueeze(-1), torch.tensor([2, 0]))
+        tensor([[2.],
+                [0.]])
+    """
     return x.take(index) if isinstance(x, DesignInputs) else x[..., index, :]
 
 
 def places(x: Inputs) -> Tensor:
-    """Return the inputs at which f is evaluated (..., P, d)."""
+    """Return the inputs at which f is evaluated (..., P, d).
+
+    Example:
+        >>> import torch
+        >>> places(torch.zeros(5, 2)).shape
+        torch.Size([5, 2])
+    """
     return x.x if isinstance(x, DesignInputs) else x
 
 

@@ -29,6 +29,12 @@ def kmeans_inducing_points(
 
     Raises:
         ValueError: fewer than M distinct inputs, or inputs that are not finite.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> kmeans_inducing_points(x, 10).shape
+        torch.Size([10, 2])
     """
     from sklearn.cluster import KMeans, kmeans_plusplus  # three quarters of the time that importing gpext would take
 
@@ -62,6 +68,12 @@ def greedy_inducing_points(
 
     Raises:
         ValueError: fewer than M distinct inputs, or inputs that are not finite.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> x = torch.tensor([[0.0], [0.01], [1.0]])
+        >>> greedy_inducing_points(x, 2, gpytorch.kernels.RBFKernel()).shape
+        torch.Size([2, 1])
     """
     points = _distinct_sample(inputs, num_inducing, max_points, seed)
     remaining = kernel(points, diag=True).double()

@@ -63,6 +63,21 @@ class SiteVariationalStrategy(NaturalVariationalStrategy):
     Raises:
         TypeError: the variational distribution has no natural parameters, or the inducing points are no tensor.
         ValueError: no inducing points, some that are not finite, or another number than the variational distribution's.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpytorch.models.ApproximateGP):
+        ...     def __init__(self, inducing_points):
+        ...         super().__init__(SiteVariationalStrategy(self, inducing_points))
+        ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(-2, 2, 40).double().unsqueeze(-1)
+        >>> model = Model(x[::8]).double()
+        >>> model.variational_strategy.update(x, (x[:, 0] > 0).double(), gpext.likelihoods.BernoulliLogitLikelihood())
+        >>> bool(model.eval()(x[:1]).mean < 0)
+        True
     """
 
     def update(

@@ -1,4 +1,4 @@
-"""The site is complete: every public name has a page, every likelihood a row, and every code block is run or says why not."""
+"""The site is complete: public names have a page, likelihoods a row, and code blocks are run or say why not."""
 
 import importlib
 import re
@@ -42,9 +42,13 @@ def test_every_public_name_is_on_a_page(public):
 
 
 def test_every_room_of_the_package_is_public(public):
-    assert {name for name in gpext.__all__ if name.islower()} - {"fit", "fit_grid", "load", "save", "__version__"} <= set(
-        public.ROOMS
-    )
+    assert {name for name in gpext.__all__ if name.islower()} - {
+        "fit",
+        "fit_grid",
+        "load",
+        "save",
+        "__version__",
+    } <= set(public.ROOMS)
 
 
 def test_every_likelihood_is_in_the_table():
@@ -65,7 +69,7 @@ def test_names_in_the_readme_exist():
 
 
 def unexplained(page):
-    """Return the Python blocks of a page that are not cells, are not run by tests/test_readme.py, and do not say why."""
+    """Return the beginnings of Python blocks of a page that are no cells and do not say why they are not run."""
     text = page.read_text()
     starts = [match.start() for match in re.finditer(r"^ *```(?:python|diff)$", text, flags=re.M)]
     return [text[start : start + 60] for start in starts if not NOT_RUN.search(text[:start])]
@@ -83,7 +87,17 @@ def test_code_is_run_or_says_why_not(page):
 
 
 def test_docstrings_become_text(docstrings):
-    lines = ["p(y | f) of y_ * `a*b`:", "", "    t(f) = exp(a * b_)", "", "* a point", "", "Example:", "    >>> 2 * 3", "    6"]
+    lines = [
+        "p(y | f) of y_ * `a*b`:",
+        "",
+        "    t(f) = exp(a * b_)",
+        "",
+        "* a point",
+        "",
+        "Example:",
+        "    >>> 2 * 3",
+        "    6",
+    ]
     assert docstrings.to_rst(lines) == [
         r"p(y \| f) of y\_ \* `a*b`:",
         "",

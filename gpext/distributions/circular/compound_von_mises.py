@@ -33,6 +33,14 @@ class CompoundVonMises(LatentMixture, CircularDistribution):
         latent_covariance: V (..., 2, 2, N), positive semidefinite.
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import VonMisesLikelihood
+        >>> f = MultivariateNormal(torch.tensor([[5.0], [0.0]]).double(), torch.eye(1).double().expand(2, 1, 1))
+        >>> VonMisesLikelihood()(f).mean.cos()  # the direction (1, 0)
+        tensor([1.], dtype=torch.float64)
     """
 
     support = constraints.real

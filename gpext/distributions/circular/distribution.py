@@ -17,7 +17,14 @@ from gpext.distributions.predictive.newton_quantiles import check_probability
 
 @dataclass(frozen=True)
 class Arc:
-    """The angles at most `half_width` from `centre`, in radians."""
+    """The angles at most `half_width` from `centre`, in radians.
+
+    Example:
+        >>> import torch
+        >>> arc = Arc(torch.tensor([0.0]), torch.tensor([0.5]))
+        >>> arc.half_width
+        tensor([0.5000])
+    """
 
     centre: Tensor  # (...) in (-pi, pi]
     half_width: Tensor  # (...) below pi

@@ -8,7 +8,13 @@ from torch import Tensor
 
 
 class Gamma(base_distributions.Gamma):
-    """Gamma whose `sample` takes a generator."""
+    """Gamma whose `sample` takes a generator.
+
+    Example:
+        >>> import torch
+        >>> Gamma(2.0, 1.0).sample((3,), generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([3])
+    """
 
     def sample(
         self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None

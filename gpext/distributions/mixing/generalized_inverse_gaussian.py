@@ -42,6 +42,12 @@ class GeneralizedInverseGaussian(PositiveDistribution):
 
     Raises:
         ValueError: the density has no finite integral.
+
+    Example:
+        >>> import torch
+        >>> w = GeneralizedInverseGaussian(torch.tensor(-0.5), torch.tensor(1.0), torch.tensor(1.0))
+        >>> w.mean  # of order -1/2 it is an inverse Gaussian
+        tensor(1.)
     """
 
     arg_constraints = {"order": constraints.real, "a": constraints.nonnegative, "b": constraints.nonnegative}

@@ -24,6 +24,12 @@ class InverseGaussian(PositiveDistribution):
         mean: positive; infinity gives the Levy distribution, whose mean and variance are infinite.
         shape: positive.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> w = InverseGaussian(torch.tensor(2.0), torch.tensor(4.0))
+        >>> w.mean, w.variance  # 2^3 / 4
+        (tensor(2.), tensor(2.))
     """
 
     arg_constraints = {"loc": constraints.positive, "shape": constraints.positive}

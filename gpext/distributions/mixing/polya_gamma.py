@@ -40,6 +40,12 @@ class PolyaGamma(PositiveDistribution):
 
     Raises:
         ValueError: a parameter is not in its range.
+
+    Example:
+        >>> import torch
+        >>> w = PolyaGamma(torch.tensor(1.0), torch.tensor(0.0))
+        >>> w.mean, w.sample((4,), generator=torch.Generator().manual_seed(0)).shape
+        (tensor(0.2500), torch.Size([4]))
     """
 
     arg_constraints = {"count": constraints.nonnegative, "tilt": constraints.real}

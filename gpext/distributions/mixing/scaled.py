@@ -16,6 +16,12 @@ class Scaled(PositiveDistribution):
         base: a distribution of W >= 0.
         factor: positive.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpext.distributions import InverseGaussian
+        >>> Scaled(InverseGaussian(torch.tensor(2.0), torch.tensor(4.0)), 3.0).mean
+        tensor(6.)
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}

@@ -26,6 +26,11 @@ class Matern32(Distribution):
     Args:
         loc: mean, median and mode.
         scale: rho, the scale of the Matern function; the standard deviation is 2 rho / sqrt(3).
+
+    Example:
+        >>> import torch
+        >>> Matern32(0.0, 1.0).cdf(torch.tensor(0.0))
+        tensor(0.5000)
     """
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.positive}

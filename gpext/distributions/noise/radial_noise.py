@@ -92,6 +92,11 @@ def log_normalizer(
 
     Raises:
         ValueError: curvature is not positive, phi(0) != 1, phi is not decreasing, or the integral diverges.
+
+    Example:
+        >>> import torch
+        >>> log_normalizer(lambda r: -r, torch.tensor(0.5, dtype=torch.float64)).exp()  # 1 / sqrt(2 pi)
+        tensor(0.3989, dtype=torch.float64)
     """
     if not bool((curvature > 0).all()):
         raise ValueError("curvature must be positive.")
@@ -115,6 +120,12 @@ class RadialNoise(Distribution):
         curvature: positive, broadcast with loc.
         log_constant: log C, broadcast with loc; computed by `log_normalizer` if left out.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> noise = RadialNoise(torch.zeros(()), lambda r: -r, torch.tensor(0.5))  # phi = exp(-r): a Gaussian
+        >>> noise.log_prob(torch.zeros(()))
+        tensor(-0.9189)
     """
 
     arg_constraints = {"loc": constraints.real, "curvature": constraints.positive}

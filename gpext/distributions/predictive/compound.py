@@ -38,6 +38,13 @@ class CompoundDistribution(Distribution):
             (or if it returns None) the value itself if the support is the real line, none otherwise.
         log_prob: maps (value, mean, variance), equally shaped, to log p(value), where there is a better route.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpext.distributions import Poisson
+        >>> y = CompoundDistribution(lambda f: Poisson(f.exp()), torch.zeros(1), torch.ones(1))
+        >>> y.mean  # exp(1/2)
+        tensor([1.6487])
     """
 
     arg_constraints = {"latent_mean": constraints.real, "latent_variance": constraints.nonnegative}
@@ -210,6 +217,16 @@ class AdditiveNoisePredictive(CompoundDistribution):
     """`CompoundDistribution` of y = f + noise, noise independent of f: the first two moments are exact.
 
     `conditional(f)` must be the noise distribution shifted to f, with mean f where it has one.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import LaplaceLikelihood
+        >>> likelihood = LaplaceLikelihood().double()
+        >>> likelihood.noise = 1.0
+        >>> y = likelihood(MultivariateNormal(torch.zeros(1).double(), torch.eye(1).double()))
+        >>> y.variance.detach()  # 1 + 2
+        tensor([3.], dtype=torch.float64)
     """
 
     @property

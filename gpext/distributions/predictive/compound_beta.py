@@ -30,6 +30,14 @@ class CompoundBeta(LatentMixture):
         log_concentration: log theta, maps f (..., 2, N) to the logarithms (..., 2, N) of the parameters.
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import BetaLikelihood
+        >>> f = MultivariateNormal(torch.zeros(2, 1).double(), torch.eye(1).double().expand(2, 1, 1))
+        >>> BetaLikelihood()(f).mean
+        tensor([0.5000], dtype=torch.float64)
     """
 
     support = constraints.unit_interval

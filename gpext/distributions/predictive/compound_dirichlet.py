@@ -30,6 +30,14 @@ class CompoundDirichlet(LatentMixture):
         log_concentration: log theta, maps f (..., D, N) to the logarithms (..., D, N) of the parameters.
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import DirichletLikelihood
+        >>> f = MultivariateNormal(torch.zeros(3, 1).double(), torch.eye(1).double().expand(3, 1, 1))
+        >>> DirichletLikelihood(3)(f).mean
+        tensor([[0.3333, 0.3333, 0.3333]], dtype=torch.float64)
     """
 
     support = constraints.simplex

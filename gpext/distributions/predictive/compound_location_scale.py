@@ -47,6 +47,14 @@ class CompoundLocationScale(CompoundDistribution):
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         deg_free: degrees of freedom of the noise; None for Gaussian noise.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import HeteroscedasticGaussianLikelihood
+        >>> f = MultivariateNormal(torch.ones(2, 1).double(), torch.eye(1).double().expand(2, 1, 1))
+        >>> HeteroscedasticGaussianLikelihood()(f).mean
+        tensor([1.], dtype=torch.float64)
     """
 
     def __init__(

@@ -25,6 +25,14 @@ class CompoundMultinomial(LatentMixture):
         latent_covariance: V (..., K, K, N), positive semidefinite.
         log_density: maps (counts of any total, mean, covariance) to their log probability (..., N).
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import MultinomialLogitLikelihood
+        >>> f = MultivariateNormal(torch.zeros(3, 1).double(), torch.eye(1).double().expand(3, 1, 1))
+        >>> MultinomialLogitLikelihood(3, total_count=6)(f).mean
+        tensor([[2.0000, 2.0000, 2.0000]], dtype=torch.float64)
     """
 
     def __init__(

@@ -15,6 +15,12 @@ class LatentNormal(MultivariateNormal):
     """gpytorch's MultivariateNormal with the variances of its covariance, zero (of a linear kernel at 0) included.
 
     Where rounding has made one negative, gpytorch's floor and its warning apply.
+
+    Example:
+        >>> import torch
+        >>> from linear_operator import to_linear_operator
+        >>> LatentNormal(torch.zeros(2), to_linear_operator(torch.zeros(2, 2))).variance
+        tensor([0., 0.])
     """
 
     @property
@@ -27,4 +33,10 @@ class LatentNormal(MultivariateNormal):
 
 
 class MultitaskLatentNormal(MultitaskMultivariateNormal, LatentNormal):
-    """gpytorch's MultitaskMultivariateNormal with the variances of its covariance, as :class:`LatentNormal`."""
+    """gpytorch's MultitaskMultivariateNormal with the variances of its covariance, as :class:`LatentNormal`.
+
+    Example:
+        >>> import torch
+        >>> MultitaskLatentNormal(torch.zeros(2, 3), torch.eye(6)).variance.shape
+        torch.Size([2, 3])
+    """

@@ -38,15 +38,45 @@ class Combined(gpytorch.kernels.Kernel):
 
 
 class ScaleKernel(Combined, gpytorch.kernels.ScaleKernel):
-    """gpytorch's ScaleKernel, which can be a factor of a lazy product."""
+    """gpytorch's ScaleKernel, which can be a factor of a lazy product.
+
+    Example:
+        >>> import torch
+        >>> from gpext.kernels.keops import RBFKernel
+        >>> kernel = ScaleKernel(RBFKernel())
+        >>> kernel.outputscale = 2.0
+        >>> (kernel(torch.zeros(3, 2)) @ torch.ones(3, 1)).detach()
+        tensor([[6.],
+                [6.],
+                [6.]])
+    """
 
 
 class AdditiveKernel(Combined, gpytorch.kernels.AdditiveKernel):
-    """gpytorch's AdditiveKernel, which can be a factor of a lazy product."""
+    """gpytorch's AdditiveKernel, which can be a factor of a lazy product.
+
+    Example:
+        >>> import torch
+        >>> from gpext.kernels.keops import MaternKernel, RBFKernel
+        >>> (AdditiveKernel(RBFKernel(), MaternKernel())(torch.zeros(3, 2)) @ torch.ones(3, 1)).detach()
+        tensor([[6.],
+                [6.],
+                [6.]])
+    """
 
 
 class ProductKernel(Combined, gpytorch.kernels.ProductKernel):
-    """gpytorch's ProductKernel, whose factors are multiplied tile by tile where all of them are lazy."""
+    """gpytorch's ProductKernel, whose factors are multiplied tile by tile where all of them are lazy.
+
+    Example:
+        >>> import torch
+        >>> from gpext.kernels.keops import MaternKernel, RBFKernel
+        >>> kernel = ProductKernel(RBFKernel(active_dims=(0,)), MaternKernel(active_dims=(1,)))
+        >>> (kernel(torch.zeros(3, 2)) @ torch.ones(3, 1)).detach()
+        tensor([[3.],
+                [3.],
+                [3.]])
+    """
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor | LinearOperator:
         """Return the covariance of x1 (..., n, d) and x2 (..., m, d)."""

@@ -72,21 +72,45 @@ class LazyKernel(Combined):
 
 
 class RBFKernel(LazyKernel, gpytorch.kernels.RBFKernel):
-    """gpytorch's RBFKernel, lazily."""
+    """gpytorch's RBFKernel, lazily.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
+        >>> (RBFKernel()(x) @ torch.ones(2000, 1)).shape  # the matrix is never stored
+        torch.Size([2000, 1])
+    """
 
     def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
         return "rbf", ()
 
 
 class MaternKernel(LazyKernel, gpytorch.kernels.MaternKernel):
-    """gpytorch's MaternKernel (nu 1/2, 3/2 or 5/2), lazily."""
+    """gpytorch's MaternKernel (nu 1/2, 3/2 or 5/2), lazily.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(3, 2)
+        >>> (MaternKernel(nu=1.5)(x) @ torch.ones(3, 1)).detach()
+        tensor([[3.],
+                [3.],
+                [3.]])
+    """
 
     def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
         return f"matern{round(2 * self.nu)}2", ()
 
 
 class RQKernel(LazyKernel, gpytorch.kernels.RQKernel):
-    """gpytorch's RQKernel, lazily."""
+    """gpytorch's RQKernel, lazily.
+
+    Example:
+        >>> import torch
+        >>> (RQKernel()(torch.zeros(3, 2)) @ torch.ones(3, 1)).detach()
+        tensor([[3.],
+                [3.],
+                [3.]])
+    """
 
     def _profile(self) -> tuple[str, tuple[Tensor, ...]]:
         return "rq", (self.alpha.unsqueeze(-1),)
@@ -96,6 +120,13 @@ class PeriodicKernel(LazyKernel, gpytorch.kernels.PeriodicKernel):
     r"""gpytorch's PeriodicKernel, lazily: an RBF of points on circles.
 
     exp(-2 sum_k sin(pi D_k / p_k)^2 / l_k) = exp(-|u - v|^2 / 2),  u_k = (cos, sin)(2 pi x_k / p_k) / sqrt l_k
+
+    Example:
+        >>> import torch
+        >>> kernel = PeriodicKernel()
+        >>> kernel.period_length = 2.0
+        >>> kernel(torch.zeros(1, 1), torch.tensor([[2.0]])).to_dense().detach()
+        tensor([[1.]])
     """
 
     def _features(self, x: Tensor) -> Tensor:
@@ -120,6 +151,11 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
     Raises:
         TypeError: `ranks` is not a `Ranks`.
         ValueError: there is no such kernel, or ranks have other kernels or backends.
+
+    Example:
+        >>> from gpext.kernels.keops import RBFKernel
+        >>> from gpext.parallel import Ranks
+        >>> share_products(RBFKernel(), Ranks())  # every rank of torch.distributed calls it
     """
     check_ranks(ranks)
     ranks = Ranks() if ranks is None else ranks
@@ -136,7 +172,13 @@ def share_products(module: torch.nn.Module, ranks: Ranks | None = None) -> None:
 
 
 def sharing_ranks(module: torch.nn.Module) -> Ranks:
-    """Return the ranks that share the products of a module's lazy kernels; a single rank if they are not shared."""
+    """Return the ranks that share the products of a module's lazy kernels; a single rank if they are not shared.
+
+    Example:
+        >>> from gpext.kernels.keops import RBFKernel
+        >>> sharing_ranks(RBFKernel()).size
+        1
+    """
     shared = (m.ranks for m in module.modules() if isinstance(m, LazyKernel) and m.ranks.size > 1)
     return next(shared, Ranks.alone())
 

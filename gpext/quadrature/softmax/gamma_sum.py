@@ -64,6 +64,11 @@ def expected_log_gamma_of_sum(mean: Tensor, variance: Tensor) -> Tensor:
 
     Raises:
         ValueError: means or variances are not finite, or a variance is negative.
+
+    Example:
+        >>> import torch
+        >>> expected_log_gamma_of_sum(torch.zeros(2, 1).double(), torch.ones(2, 1).double()).shape
+        torch.Size([1])
     """
     return per_datum(_of_rows, *marginals(mean, variance))
 

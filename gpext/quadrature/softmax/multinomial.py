@@ -56,6 +56,12 @@ def log_multinomial_density(counts: Tensor, mean: Tensor, variance: Tensor) -> T
 
     Raises:
         ValueError: as :func:`expected_log_sum_exp`.
+
+    Example:
+        >>> import torch
+        >>> counts = torch.tensor([[1.0], [0.0]]).double()
+        >>> log_multinomial_density(counts, torch.zeros(2, 1).double(), torch.ones(2, 1).double()).exp()
+        tensor([0.5000], dtype=torch.float64)
     """
     mean, variance = marginals(mean, variance)
     mean, variance, counts = torch.broadcast_tensors(mean, variance, counts)

@@ -56,6 +56,11 @@ def expected_log_sum_exp(mean: Tensor, variance: Tensor, *, tolerance: float = 1
 
     Raises:
         ValueError: means or variances are not finite, or a variance is negative.
+
+    Example:
+        >>> import torch
+        >>> expected_log_sum_exp(torch.zeros(3, 1).double(), torch.zeros(3, 1).double())
+        tensor([1.0986], dtype=torch.float64)
     """
     mean, variance = marginals(mean, variance)
     precision = COARSE if tolerance >= _COARSE_ERROR else FULL
@@ -77,6 +82,13 @@ def expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
 
     Raises:
         ValueError: as :func:`expected_log_sum_exp`.
+
+    Example:
+        >>> import torch
+        >>> expected_softmax(torch.zeros(3, 1).double(), torch.ones(3, 1).double())
+        tensor([[0.3333],
+                [0.3333],
+                [0.3333]], dtype=torch.float64)
     """
     return _ExpectedSoftmax.apply(*marginals(mean, variance))
 
