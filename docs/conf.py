@@ -36,8 +36,7 @@ extensions = [
     "sphinx_design",
     "sphinxcontrib.bibtex",
 ]
-exclude_patterns = ["_build"]
-suppress_warnings = ["toc.empty_glob"]
+exclude_patterns = ["_build"] if any(HERE.glob("*.bib")) else ["_build", "references.md"]
 
 html_theme = "furo"
 html_title = f"gpext {release}"
@@ -62,7 +61,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True
 
-bibtex_bibfiles = ["references.bib"]
+bibtex_bibfiles = [path.name for path in HERE.glob("*.bib")]
 bibtex_default_style = "plain"
 
 autodoc_typehints = "signature"
@@ -93,7 +92,7 @@ nitpick_ignore_regex = [
 
 def mathml(tex: str, display: str) -> str:
     """Return a formula as MathML, which browsers draw and screen readers read; ValueError if a command is unknown."""
-    result = convert(tex.replace("{aligned}", "{align*}"), display=display)
+    result = convert(tex.replace("{aligned}", "{align*}"), display=display).replace(r"\_", "_")
     if "\\" in result or "<mi>&</mi>" in result:
         raise ValueError(f"latex2mathml does not know a command of {tex!r}")
     return result

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import pkgutil
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -27,4 +28,5 @@ def test_example(example):
         runner.run(example, out=report.append)
     finally:
         torch.set_default_dtype(dtype)
+        plt.close("all")
     assert not runner.failures, "".join(report)

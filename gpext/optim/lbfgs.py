@@ -108,7 +108,7 @@ def minimize_lbfgs(
         >>> def objective():
         ...     value = (x - torch.tensor([1.0, 2.0])).square().sum()
         ...     value.backward()
-        ...     return value
+        ...     return value.item()
         >>> outcome = minimize_lbfgs(objective, [x], max_steps=50, tolerance=1e-10)
         >>> outcome.name, x.detach().round(decimals=4)
         ('CONVERGED', tensor([1., 2.], dtype=torch.float64))
