@@ -3,6 +3,7 @@
 # make test-fast   all laws at one seed and whatever is quick beside them
 # make laws   the laws once more, with other random numbers and without the CPU's vector instructions
 # make docs   the documentation site in docs/_build/html; warnings are errors
+# make docs-links   the same, and a check of every local link and anchor
 # make lint, make types
 # make dist   wheel and sdist in dist/; the wheel is installed into an environment of its own and runs the README there
 # make laws-lowest, make laws-newest   the laws with every dependency at its declared lower bound, or the newest
@@ -13,7 +14,7 @@ RUN := $(VENV)/bin/python
 LAWS := tests/laws tests/solvers tests/operators tests/optim tests/test_statistics.py
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-fast laws docs lint types dist laws-lowest laws-newest clean
+.PHONY: demo test test-fast laws docs docs-links lint types dist laws-lowest laws-newest clean
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +45,9 @@ laws: $(VENV)/.test
 
 docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(RUN) -m sphinx -n -W --keep-going -q -j auto -d docs/_build/doctrees -b html docs docs/_build/html
+
+docs-links: docs
+	$(RUN) docs/links.py docs/_build/html
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

@@ -21,6 +21,8 @@ import public  # noqa: E402
 
 import gpext  # noqa: E402
 
+os.environ["KEOPS_VERBOSE"] = "0"  # in executed pages: KeOps would say that there is no GPU
+
 project = "gpext"
 author = "The gpext developers"
 copyright = author
@@ -38,6 +40,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"] if any(HERE.glob("*.bib")) else ["_build", "references.md"]
 
+pygments_style = "default"
+pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = f"gpext {release}"
 html_static_path = ["_static"]
@@ -60,6 +64,7 @@ nb_execution_excludepatterns = ["gallery/*"]  # executed by gallery.py
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+nb_output_stderr = "remove"  # progress bars
 
 bibtex_bibfiles = [path.name for path in HERE.glob("*.bib")]
 bibtex_default_style = "plain"

@@ -111,3 +111,13 @@ def test_docstrings_become_text(docstrings):
         "    >>> 2 * 3",
         "    6",
     ]
+
+
+def test_a_broken_link_is_found(monkeypatch, tmp_path, capsys):
+    links = _module("links", monkeypatch)
+    (tmp_path / "a.html").write_text('<a href="b.html#here">to b</a> <a href="https://example.org/">elsewhere</a>')
+    (tmp_path / "b.html").write_text('<p id="here"><a href="a.html">back</a>')
+    assert links.main(str(tmp_path)) == 0
+    (tmp_path / "b.html").write_text('<p id="there"><a href="c.html">lost</a>')
+    assert links.main(str(tmp_path)) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == ["a.html: b.html#here", "b.html: c.html"]
