@@ -5,6 +5,7 @@ into the documentation of other libraries need one when the site is built, and a
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def mathml(tex: str, display: str) -> str:
     result = convert(tex.replace("{aligned}", "{align*}"), display=display).replace(r"\_", "_")
     if "\\" in result or "<mi>&</mi>" in result:
         raise ValueError(f"latex2mathml does not know a command of {tex!r}")
-    return result
+    return re.sub(r"(<mi>[a-z]{2,}</mi>)(?=<m[infrsu])", r'\1<mspace width="0.17em" />', result)  # log p, not logp
 
 
 def inline_math(writer, node: nodes.math) -> None:
