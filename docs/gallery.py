@@ -41,7 +41,9 @@ def _write(folder: Path, path: Path) -> None:
     picture.write_bytes(_figures(notebook)[_PICTURES.get(path.stem, 0)])
     title, text = notebook.cells[0].source.split("\n", 1)
     size = "" if is_full else _SMALL
-    notebook.cells[0].source = f"{title}\n\n![A figure of this notebook]({picture.name}){{.gallery-picture}}\n\n{size}\n{text}"
+    notebook.cells[
+        0
+    ].source = f"{title}\n\n![A figure of this notebook]({picture.name}){{.gallery-picture}}\n\n{size}\n{text}"
     notebook.metadata["gpext"] = state
     nbformat.write(notebook, page)
 

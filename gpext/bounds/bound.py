@@ -30,6 +30,13 @@ class SoftplusTerms:
     """log p(y | f) = constant + slope f - sum_j weight_j softplus(sign_j f + offset_j) for each datum.
 
     With D latents the terms of a latent stand in dimension -2, `slope` (..., D, N), and the sum goes over D as well.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> terms = BernoulliLogitLikelihood().softplus_terms(torch.tensor([1.0]))
+        >>> terms.slope.shape
+        torch.Size([1])
     """
 
     constant: Tensor  # (..., N)

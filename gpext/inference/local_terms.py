@@ -22,6 +22,14 @@ class LocalTerms:
     """F_i(m_i, v_i) and its derivatives in the marginals; `values` is in the graph of the likelihood's parameters.
 
     With D independent latents a datum's F_i depends on D marginals: values (..., N), the derivatives (..., D, N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.inference import exact_terms
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> terms = exact_terms(PoissonLikelihood(), torch.tensor([2.0]), torch.zeros(1), torch.ones(1))
+        >>> terms.precision  # exp(1/2)
+        tensor([1.6487])
     """
 
     values: Tensor  # F_i (..., N)
@@ -95,7 +103,15 @@ def augmented_terms(
 
 
 def likelihood_terms(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor, kind: LikelihoodTerm) -> LocalTerms:
-    """Return the terms of one kind or the other at N(mean, variance)."""
+    """Return the terms of one kind or the other at N(mean, variance).
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> y, m, v = torch.tensor([2.0]), torch.zeros(1), torch.ones(1)
+        >>> likelihood_terms(PoissonLikelihood(), y, m, v, "exact").mean_gradient  # 2 - exp(1/2)
+        tensor([0.3513])
+    """
     if kind == "exact":
         return exact_terms(likelihood, y, mean, variance)
     with torch.no_grad():

@@ -21,7 +21,12 @@ _STEPS_PER_PARAMETER = 4  # that tell the curvature
 
 
 class Outcome(Enum):
-    """The outcome of a minimisation."""
+    """The outcome of a minimisation.
+
+    Example:
+        >>> Outcome.CONVERGED.name
+        'CONVERGED'
+    """
 
     CONVERGED = "converged"
     MAX_STEPS = "stopped at max_steps"

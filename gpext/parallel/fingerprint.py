@@ -18,6 +18,13 @@ def fingerprint(tensors: Sequence[Tensor]) -> float:
 
     It is log S + s / S, with S the sum of magnitudes and s that of the numbers with weights that depend on their place:
     their scale, their signs and their order.
+
+    Example:
+        >>> import torch
+        >>> fingerprint([torch.ones(2)]) == fingerprint([torch.ones(2)])
+        True
+        >>> fingerprint([torch.ones(2)]) == fingerprint([torch.zeros(2)])
+        False
     """
     stretches = [part for t in tensors for part in t.detach().flatten().split(_STRETCH) if len(part)]
     if not stretches:

@@ -42,6 +42,12 @@ def preference_ladder(
 
     Raises:
         ValueError: the lengths differ, there are no items, or `max_items` is less than 2.
+
+    Example:
+        >>> import torch
+        >>> utility, deviation = torch.tensor([0.5, -0.5]), torch.tensor([0.2, 0.2])
+        >>> type(preference_ladder(utility, deviation, names=["tea", "coffee"])).__name__
+        'Axes'
     """
     ax = axes_or_new(ax)
     mean, std = to_vectors(mean=mean, std=std)

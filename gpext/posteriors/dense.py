@@ -42,6 +42,15 @@ class DensePosterior(GaussianPosterior):
 
     `positive_definite` is False when no such posterior exists (too negative a precision, or a prior covariance that is
     not positive semidefinite); every number is then meaningless.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_dense
+        >>> from gpext.sites import GaussianSites
+        >>> sites = GaussianSites(shift=torch.tensor([2.0]), precision=torch.tensor([1.0]))
+        >>> posterior = condition_dense(torch.zeros(1), torch.eye(1), sites)
+        >>> posterior.variance  # 1 / (1 + tau)
+        tensor([0.5000], dtype=torch.float64)
     """
 
     prior_mean: Tensor  # (..., N)

@@ -55,7 +55,13 @@ def forward_solve(chol: Tensor, right: Tensor) -> Tensor:
 
 
 def squared_norms(columns: Tensor) -> Tensor:
-    """Return |a_i|^2 (..., N) of the columns of A (..., M, N): in one pass, if the numbers of each lie together."""
+    """Return |a_i|^2 (..., N) of the columns of A (..., M, N): in one pass, if the numbers of each lie together.
+
+    Example:
+        >>> import torch
+        >>> squared_norms(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
+        tensor([25.,  1.])
+    """
     if columns.stride(-2) == 1:
         return torch.linalg.vector_norm(columns, dim=-2).square()
     return columns.square().sum(-2)

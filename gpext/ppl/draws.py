@@ -174,6 +174,16 @@ def sample_posterior(
     Raises:
         TypeError: no kernel.
         ValueError: fewer than one draw or chain, or a negative warm-up.
+
+    Example:
+        >>> import pyro, torch
+        >>> def program():
+        ...     pyro.sample("z", pyro.distributions.Normal(torch.zeros(()), 1.0))
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> kernel = pyro.infer.NUTS(program)
+        >>> draws = sample_posterior(kernel, num_samples=5, warmup=5, progress=False, generator=draw)
+        >>> draws.samples["z"].shape
+        torch.Size([1, 5])
     """
     if not isinstance(kernel, MCMCKernel):
         raise TypeError(f"expected a kernel of a program, such as NUTS(model); got {type(kernel).__name__}.")

@@ -45,6 +45,13 @@ class QuadratureResult:
         num_evaluations: evaluations of the function per datum.
         num_rounds: rounds of refinement.
         status: the worst outcome over the data.
+
+    Example:
+        >>> import torch
+        >>> from gpext.quadrature import integrate
+        >>> result = integrate(torch.exp, torch.zeros(1).double(), torch.ones(1).double())
+        >>> result.value, result.status.name
+        (tensor([1.6487], dtype=torch.float64), 'CONVERGED')
     """
 
     value: Tensor

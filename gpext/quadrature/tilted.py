@@ -33,7 +33,15 @@ _CHUNK = 2**17  # numbers at a time: 1 MB each, a third of the time of 4 MB
 
 @dataclass(frozen=True)
 class TiltedMoments:
-    """log Z^ and the central moments of p^, (...) each; `log_normalizer` is in the graph of what shaped l."""
+    """log Z^ and the central moments of p^, (...) each; `log_normalizer` is in the graph of what shaped l.
+
+    Example:
+        >>> import torch
+        >>> from gpext.quadrature import gaussian_tilted_moments
+        >>> one = torch.ones(1).double()
+        >>> gaussian_tilted_moments(one, one, one, 1.0).mean
+        tensor([0.5000], dtype=torch.float64)
+    """
 
     log_normalizer: Tensor
     mean: Tensor

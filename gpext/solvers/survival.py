@@ -82,6 +82,14 @@ class Geometric(Survival):
 
     Raises:
         ValueError: it is not.
+
+    Example:
+        >>> import torch
+        >>> from gpext.solvers import unbiased_cg
+        >>> A, draw = torch.diag(torch.linspace(1, 9, 9).double()), torch.Generator().manual_seed(0)
+        >>> solve = unbiased_cg(lambda v: A @ v, torch.ones(9, 1).double(), survival=Geometric(0.1), generator=draw)
+        >>> solve.solution.shape
+        torch.Size([9, 1])
     """
 
     rate: float

@@ -29,6 +29,14 @@ class UnbiasedSolve(LinearSolve):
 
     `solution` is the mean of the estimates, unbiased as they are; `residual_norm` is, by its recursion, that of the run
     where it ended, not that of an estimate; single estimates are far from the solution.
+
+    Example:
+        >>> import torch
+        >>> from gpext.solvers import unbiased_cg
+        >>> A, draw = torch.diag(torch.linspace(1, 9, 9).double()), torch.Generator().manual_seed(0)
+        >>> solve = unbiased_cg(lambda v: A @ v, torch.ones(9, 1).double(), num_estimates=2, generator=draw)
+        >>> solve.estimates.shape
+        torch.Size([2, 9, 1])
     """
 
     estimates: Tensor  # (E, ..., n, R) or (E, n)

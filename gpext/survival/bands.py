@@ -36,6 +36,12 @@ class Band(Limits):
 
     Attributes:
         mean: (...).
+
+    Example:
+        >>> import torch
+        >>> from gpext.survival import Limits
+        >>> issubclass(Band, Limits)
+        True
     """
 
     mean: Tensor

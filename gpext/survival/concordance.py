@@ -28,6 +28,13 @@ class Concordance:
         num_concordant: comparable pairs in which the subject with the earlier event has the higher risk.
         num_discordant: those in which it has the lower one.
         num_tied: those of equal risks.
+
+    Example:
+        >>> import torch
+        >>> from gpext.survival import concordance_index
+        >>> times, died, risk = torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor([3.0, 2.0, 1.0])
+        >>> concordance_index(times, died, risk).index
+        1.0
     """
 
     index: float

@@ -25,6 +25,10 @@ class UpdateOptions:
 
     Raises:
         ValueError: a rate outside (0, 1].
+
+    Example:
+        >>> UpdateOptions("augmented", rate=0.5).rate
+        0.5
     """
 
     bound: LikelihoodTerm  # whose sites

@@ -25,6 +25,12 @@ class VonMises(CircularDistribution):
         loc: the mean direction.
         concentration: kappa, at least 0, where every direction is as likely.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> angle = VonMises(torch.tensor(0.0), torch.tensor(2.0))
+        >>> angle.sample((4,), generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([4])
     """
 
     arg_constraints = {"loc": constraints.real, "concentration": constraints.nonnegative}
