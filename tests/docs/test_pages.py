@@ -1,6 +1,7 @@
 """The site is complete: public names have a page, likelihoods a row, and code blocks are run or say why not."""
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def test_every_public_name_is_on_a_page(public):
     named = {name for name in public.exports() if name.rpartition(".")[0] in rooms}
     assert set(public.exports()) - named - alone == set()
     assert rooms - {f"gpext.{room}" for room in public.ROOMS} == {"gpext.training"}
+
+
+def test_most_public_names_have_an_example(public):
+    """tests/test_doctests.py runs them. Without: records that functions return, warnings, and parts of the algebra."""
+    named = [each for each in public.exports().values() if inspect.isclass(each) or inspect.isroutine(each)]
+    assert sum(">>>" in (each.__doc__ or "") for each in named) >= 0.75 * len(named)
 
 
 def test_every_room_of_the_package_is_public(public):
