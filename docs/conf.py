@@ -58,7 +58,6 @@ copybutton_exclude = ".linenos, .gp, .go"  # copies a doctest without its prompt
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-myst_number_code_blocks = []
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "executed")
 nb_execution_excludepatterns = ["gallery/*"]  # executed by gallery.py

@@ -36,7 +36,7 @@ def draw(folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.linspace(0, 6, 60).double()
     y = torch.sin(x) + 0.1 * torch.randn(60, generator=generator).double()
-    y[5::9] += 2.5 * torch.rand(7, generator=generator).double() - 0.2
+    y[5::9] += 1 + 1.5 * torch.rand(7, generator=generator).double()
     likelihoods = [gpytorch.likelihoods.GaussianLikelihood(), gpext.likelihoods.StudentTLikelihood()]
     fits = [_trained(x, y, each) for each in likelihoods]
     for name, (text, blue, orange) in _STYLES.items():
