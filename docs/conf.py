@@ -23,6 +23,7 @@ import public  # noqa: E402
 import gpext  # noqa: E402
 
 os.environ["KEOPS_VERBOSE"] = "0"  # in executed pages: KeOps would say that there is no GPU
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # likewise tqdm that there are no widgets
 
 project = "gpext"
 author = "The gpext developers"
@@ -39,7 +40,7 @@ extensions = [
     "sphinx_design",
     "sphinxcontrib.bibtex",
 ]
-exclude_patterns = ["_build"] if any(HERE.glob("*.bib")) else ["_build", "references.md"]
+exclude_patterns = ["_build"]
 
 pygments_style = "default"
 pygments_dark_style = "github-dark"
@@ -66,7 +67,7 @@ nb_execution_timeout = 120
 nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
 
-bibtex_bibfiles = [path.name for path in HERE.glob("*.bib")]
+bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
 
 autodoc_typehints = "signature"
@@ -110,9 +111,10 @@ def inline_math(writer, node: nodes.math) -> None:
 
 
 def block_math(writer, node: nodes.math_block) -> None:
-    """Write a displayed formula."""
+    """Write a displayed formula, with its number if it has one."""
     writer.body.append(writer.starttag(node, "div", CLASS="math"))
-    writer.body.append(mathml(node.astext(), "block") + "</div>")
+    number = f'<span class="eqno">({node["number"]})</span>' if node["number"] else ""
+    writer.body.append(number + mathml(node.astext(), "block") + "</div>")
     raise nodes.SkipNode
 
 

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from matplotlib import pyplot
 
 import gpext
 from gpext import likelihoods
+from tests.neutral_settings import kept_settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
@@ -91,6 +94,26 @@ def test_code_is_run_or_says_why_not(page):
         assert len(blocks) == 1  # one line of the diff of the README, which is run there
     else:
         assert blocks == []
+
+
+CELL = re.compile(r"^```\{code-cell\} python\n((?::[^\n]*\n)*)(?:---\n.*?---\n)?(.*?)^```$", flags=re.M | re.S)
+EXECUTED = [page for page in PAGES if CELL.search(page.read_text())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", EXECUTED, ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_cells_of_a_page_run(page, monkeypatch, tmp_path):
+    """`make docs` runs them, too, and keeps their output."""
+    monkeypatch.chdir(tmp_path)
+    pyplot.switch_backend("Agg")
+    namespace, dtype = {"__name__": "__main__"}, torch.get_default_dtype()
+    try:
+        with kept_settings(), torch.random.fork_rng():
+            for number, (_, code) in enumerate(CELL.findall(page.read_text())):
+                exec(compile(code, f"{page.name}, cell {number}", "exec"), namespace)
+    finally:
+        torch.set_default_dtype(dtype)
+        pyplot.close("all")
 
 
 def test_docstrings_become_text(docstrings):
