@@ -8,6 +8,8 @@ What `fit` does follows from the objective, the model and `batch_size`:
   steps in q(u), Adam for the hyperparameters every few steps, with step sizes that fall. Around the strategy may be
   gpytorch's IndependentMultitaskVariationalStrategy, or, under a VariationalELBO, an LMCVariationalStrategy; a `design`
   makes the data depend on linear functions of f.
+* LatentMarginalLogLikelihood of a LatentGP with neighbours. Without `batch_size`: as any other. With it: blocks of near
+  data, Adam, one block a step, with step sizes that fall.
 * Any other gpytorch objective. Without `batch_size`: L-BFGS on the full batch; of a LatentGP, with `initial="subset"`,
   on a quarter and a half of the data first. With it: minibatches, Adam, and NGD where q(u) has natural parameters.
 

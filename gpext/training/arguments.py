@@ -49,10 +49,13 @@ def check_options(
         raise ValueError(f"learning_rate must be positive and finite; got {learning_rate}.")
     if math.isnan(tolerance):
         raise ValueError("tolerance must be a number; got nan. A negative one never counts as converged.")
-    if batch_size is not None and isinstance(mll, ExactMarginalLogLikelihood | LatentMarginalLogLikelihood):
+    whole = isinstance(mll, ExactMarginalLogLikelihood) or (
+        isinstance(mll, LatentMarginalLogLikelihood) and mll.model.variational_strategy.neighbours is None
+    )
+    if batch_size is not None and whole:
         raise ValueError(
             f"a {type(mll).__qualname__} takes all data at once: leave out the batch_size. Minibatches want an "
-            "ApproximateGP, with a gpext.variational.SiteVariationalStrategy say."
+            "ApproximateGP, with a gpext.variational.SiteVariationalStrategy say, or a LatentGP with neighbours."
         )
     if batch_size is None and goes_on:
         raise ValueError("state and checkpoint resume training by minibatches: give the batch_size as well.")

@@ -26,6 +26,7 @@ from gpext.training.arguments import (
     checked_data,
     number_of_inputs,
 )
+from gpext.training.blocks import check_blocks, fit_blocks, trains_by_blocks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, begin_on_sample, fit_collapsed, fit_objective, has_sample
 from gpext.training.initial_values import described_values, initialise_from_data
@@ -86,6 +87,10 @@ def fit(
     then fall as 1 / step, which averages their noise out. With fewer data than the smallest subset there is no sample,
     and step sizes stay constant. Time and memory of the sample do not depend on N.
 
+    Minibatches of a LatentGP with neighbours are blocks, regions of space of at most `batch_size` data. A step infers
+    one block and the data of earlier blocks near it, and costs the same for any N; neighbours are chosen anew by the
+    lengthscales at the start, at the half and at the end. `tolerance` ends nothing there: all steps are taken.
+
     Args:
         mll: a gpytorch objective holding the likelihood and the model.
         x: inputs (N, d), (..., N, d), or (N,) for d = 1; (P, d) with a design.
@@ -97,8 +102,8 @@ def fit(
             SiteVariationalStrategy has observed one task at each input; without it all of them, y (N, T).
         batch_size: None for the full batch, or the size of minibatches, over all ranks, of which each draws its share
             from what it holds; see the table in :mod:`gpext.training`.
-        max_steps: maximum number of steps, those on the sample included; by default 200 L-BFGS iterations, and 50
-            epochs of minibatches.
+        max_steps: maximum number of steps, those on the sample included; by default 200 L-BFGS iterations, 200
+            blocks, and 50 epochs of other minibatches.
         learning_rate: of Adam at the first minibatch; a `state` brings its own.
         rate: step size rho of the closed-form update of q(u): a number, or a function of the step (0, 1, ...), e.g.
             :class:`gpext.optim.RobbinsMonro`. By default 5 r / (1 + 4 r) with r = B / N, which then
@@ -166,7 +171,9 @@ def fit(
         if initial not in ("given", "data", "subset"):
             raise ValueError(f"initial must be 'given', 'data' or 'subset'; got {initial!r}.")
         if initial == "subset":
-            check_subsets(mll, x, y)
+            check_subsets(mll, x, y, "initial='subset'")
+        if batch_size is not None and trains_by_blocks(mll):
+            check_blocks(mll, x, y, initial, goes_on=goes_on)
         if found[0] is None and ranks.size > 1:
             raise ValueError(
                 "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
@@ -217,6 +224,8 @@ def fit(
                     generator=generator,
                     ranks=ranks,
                 )
+            if trains_by_blocks(mll):
+                return fit_blocks(run, batch_size=batch_size, learning_rate=learning_rate, generator=generator)
             settings = {"batch_size": batch_size, "learning_rate": learning_rate}
             stepper: SiteStepper | ObjectiveStepper
             begin = None

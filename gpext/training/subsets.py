@@ -25,8 +25,8 @@ _ROUGHER = 10  # times the tolerance, on a subset
 _ROUGH = 1e-3  # the least tolerance there
 
 
-def check_subsets(mll: MarginalLogLikelihood, x: Tensor, y: Tensor) -> None:
-    """Raise unless the objective can be trained on subsets of its data.
+def check_subsets(mll: MarginalLogLikelihood, x: Tensor, y: Tensor, option: str) -> None:
+    """Raise unless the objective can be trained on subsets of its data, as an option of `fit` asks.
 
     Raises:
         TypeError: it is not that of a LatentGP, or its likelihood holds numbers of all data.
@@ -34,20 +34,20 @@ def check_subsets(mll: MarginalLogLikelihood, x: Tensor, y: Tensor) -> None:
     """
     if not isinstance(mll, LatentMarginalLogLikelihood):
         raise TypeError(
-            "initial='subset' is served with a LatentMarginalLogLikelihood, of a gpext.models.LatentGP; got "
+            f"{option} is served with a LatentMarginalLogLikelihood, of a gpext.models.LatentGP; got "
             f"{type(mll).__qualname__}: leave it out, or give initial='data'."
         )
     if isinstance(mll.likelihood, FixedNoiseGaussianLikelihood):
         raise TypeError(
-            f"initial='subset' cannot take a part of the noise that a {type(mll.likelihood).__qualname__} holds: give "
-            "initial='data', or use a gpytorch GaussianLikelihood in gpext.likelihoods.Weighted."
+            f"{option} cannot take a part of the noise that a {type(mll.likelihood).__qualname__} holds: leave it out, "
+            "or use a gpytorch GaussianLikelihood in gpext.likelihoods.Weighted."
         )
     (known,) = mll.model.train_inputs
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     for name, given, own in (("inputs", x, known), ("targets", y, mll.model.train_targets)):
         if given.shape != own.shape or not bool((given == own).all()):
             raise ValueError(
-                f"{name} must be those of the model, of shape {tuple(own.shape)}, with initial='subset'; got others, "
+                f"{name} must be those of the model, of shape {tuple(own.shape)}, with {option}; got others, "
                 f"of shape {tuple(given.shape)}. Call model.set_train_data() to train on them."
             )
 

@@ -73,6 +73,11 @@ class NeighbourChoice(Module):
         self.scale = new
         return not torch.equal(self.graph(x).rows, before)
 
+    def rescale(self, model: Module, x: Tensor) -> Tensor:
+        """Take the model's current lengthscales, without finding the neighbours by them yet, and return these (d,)."""
+        self.scale = lengthscales_of(model, x)
+        return self.scale
+
     def graph(self, x: Tensor) -> NeighbourGraph:
         """Return the neighbours of data at inputs (N, d)."""
         kept = self._graph
