@@ -5,7 +5,10 @@ by 2000 random Fourier features; counts are Poisson with rate exp(f). Hyperparam
 neighbours on four regions of 2500 places, and 20,000 further places are predicted by `predict_by_regions` from all
 data. Coverage is of central 90 % intervals: of the normal posterior of f, and, at random within its ties, of counts.
 
+Training on blocks of all data, `fit(..., batch_size=2000)`, is measured from the same start, in 60 steps.
+
     OMP_NUM_THREADS=1 python -m benchmarks.million_counts --output million_counts.jsonl
+    OMP_NUM_THREADS=1 python -m benchmarks.million_counts --blocks --output million_blocks.jsonl
     python -m benchmarks.million_counts --quick
 """
 
@@ -61,6 +64,33 @@ def field(x: Tensor, generator: torch.Generator) -> Tensor:
     return _MEAN + math.sqrt(2 / _FEATURES) * torch.cat(parts)
 
 
+def measure_blocks(size: int, *, batch_size: int = 2000, num_steps: int = 60) -> Row:
+    """Return seconds of training by blocks, memory and hyperparameters at one number of places."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(size, 2, generator=generator, dtype=torch.float64)
+    y = torch.poisson(field(x, generator).exp(), generator=generator)
+    model = Field(x, y)
+    model.covar_module.base_kernel.lengthscale = 0.1
+    mll, ends = LatentMarginalLogLikelihood(model.likelihood, model), [time.process_time()]
+    gpext.fit(
+        mll,
+        x,
+        y,
+        batch_size=batch_size,
+        max_steps=num_steps,
+        progress=False,
+        callback=lambda step, value: ends.append(time.process_time()),
+    )
+    return {
+        "first": ends[1] - ends[0],
+        "step": (ends[-1] - ends[1]) / (len(ends) - 2),
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "lengthscale": model.covar_module.base_kernel.lengthscale.item(),
+        "outputscale": model.covar_module.outputscale.item(),
+        "mean": model.mean_module.constant.item(),
+    }
+
+
 def measure(size: int, *, num_new: int, margin: float = 10.0) -> Row:
     """Return seconds, memory, coverage and log densities at one number of places."""
     generator = torch.Generator().manual_seed(0)
@@ -104,12 +134,20 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
     if options.quick:
         ledger.get("quick", lambda: measure(4000, num_new=200, margin=3.0))
         return
+    if options.blocks:
+        for size in reversed(SIZES):
+            ledger.get(f"blocks {size}", lambda n=size: measure_blocks(n))
+        return
     for size in SIZES:
         ledger.get(f"{size}", lambda n=size: measure(n, num_new=_NEW))
 
 
 def report(ledger: Ledger) -> str:
     """Return the table."""
+    if blocks := {key: row for key, row in ledger.rows.items() if key.startswith("blocks")}:
+        head = ["N", "first step, s", "a later step, s", "memory, GB", "lengthscale", "outputscale", "mean"]
+        names = ("first", "step", "memory", "lengthscale", "outputscale", "mean")
+        return table(head, [[key, *(f"{row[name]:.3g}" for name in names)] for key, row in blocks.items()])
     head = ["N", "training, s", "prediction, s", "memory, GB", "lengthscale", "outputscale"]
     head += ["coverage of f", "coverage of y", "log density", "of the true rate"]
     rows = [
@@ -132,7 +170,9 @@ def report(ledger: Ledger) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
-    measure_and_report(command_line(__doc__, quick="4000 places alone").parse_args(arguments), run, report)
+    parser = command_line(__doc__, quick="4000 places alone")
+    parser.add_argument("--blocks", action="store_true", help="training by blocks of all data")
+    measure_and_report(parser.parse_args(arguments), run, report)
     return 0
 
 
