@@ -90,7 +90,7 @@ def test_the_mean_of_the_steps_over_blocks_is_the_gradient_of_the_sum(rule):
         parts.append(left(mll))
     log_prior = GammaPrior(2.0, 1.0).log_prob(mll.model.covar_module.outputscale)
     total = (sum(found.log_evidence(place) for place in range(len(found))) + log_prior) / N
-    assert sum(values) / len(found) == pytest.approx(float(total), abs=1e-7)
+    assert sum(values) / len(found) == pytest.approx(total.item(), abs=1e-7)
     torch.testing.assert_close(sum(parts) / len(found), -gradient(mll, total), rtol=1e-6, atol=1e-8)
 
 
@@ -101,7 +101,7 @@ def test_one_block_is_the_objective(rule):
     value = BlockStepper(mll, 0.1).differentiate(divided(mll, size=N), 0)
     by_block = left(mll)
     expected = mll(mll.model(x), y)
-    assert value == pytest.approx(float(expected), abs=1e-7)
+    assert value == pytest.approx(expected.item(), abs=1e-7)
     torch.testing.assert_close(by_block, -gradient(mll, expected), rtol=1e-5, atol=1e-7)
 
 
@@ -130,7 +130,7 @@ def test_the_terms_see_earlier_blocks_alone_and_no_farther_than_the_margin():
 def test_training_learns_and_leaves_the_model_with_all_its_data():
     mll = problem(neighbours=8, n=200)
     x, y = data(mll)
-    before = float(mll(mll.model(x), y))
+    before = mll(mll.model(x), y).item()
     sites = mll.model.variational_strategy.sites
     result = fit(mll, x, y, batch_size=50, max_steps=60, progress=False)
     assert result.status is FitStatus.MAX_STEPS
@@ -143,7 +143,7 @@ def test_training_learns_and_leaves_the_model_with_all_its_data():
     scale = mll.model.covar_module.base_kernel.lengthscale.detach().squeeze()
     torch.testing.assert_close(mll.model.variational_strategy.neighbours.scale, scale)
     mll.train()
-    after = float(mll(mll.model(x), y))
+    after = mll(mll.model(x), y).item()
     by_all = problem(neighbours=8, n=200)
     best = fit(by_all, x, y, progress=False).objective
     assert after > before
