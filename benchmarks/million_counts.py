@@ -5,7 +5,7 @@ by 2000 random Fourier features; counts are Poisson with rate exp(f). Hyperparam
 neighbours on four regions of 2500 places, and 20,000 further places are predicted by `predict_by_regions` from all
 data. Coverage is of central 90 % intervals: of the normal posterior of f, and, at random within its ties, of counts.
 
-Training on blocks of all data, `fit(..., batch_size=2000)`, is measured from the same start, in 60 steps.
+Training on blocks of all data, `fit(..., batch_size=2000)`, is measured from the same start, in 60 steps or `--steps`.
 
     OMP_NUM_THREADS=1 python -m benchmarks.million_counts --output million_counts.jsonl
     OMP_NUM_THREADS=1 python -m benchmarks.million_counts --blocks --output million_blocks.jsonl
@@ -64,7 +64,7 @@ def field(x: Tensor, generator: torch.Generator) -> Tensor:
     return _MEAN + math.sqrt(2 / _FEATURES) * torch.cat(parts)
 
 
-def measure_blocks(size: int, *, batch_size: int = 2000, num_steps: int = 60) -> Row:
+def measure_blocks(size: int, *, batch_size: int = 2000, num_steps: int) -> Row:
     """Return seconds of training by blocks, memory and hyperparameters at one number of places."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(size, 2, generator=generator, dtype=torch.float64)
@@ -135,8 +135,8 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
         ledger.get("quick", lambda: measure(4000, num_new=200, margin=3.0))
         return
     if options.blocks:
-        for size in reversed(SIZES):
-            ledger.get(f"blocks {size}", lambda n=size: measure_blocks(n))
+        for size in SIZES:
+            ledger.get(f"blocks {size}", lambda n=size: measure_blocks(n, num_steps=options.steps))
         return
     for size in SIZES:
         ledger.get(f"{size}", lambda n=size: measure(n, num_new=_NEW))
@@ -171,6 +171,7 @@ def report(ledger: Ledger) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
     parser = command_line(__doc__, quick="4000 places alone")
+    parser.add_argument("--steps", type=int, default=60, help="of training by blocks")
     parser.add_argument("--blocks", action="store_true", help="training by blocks of all data")
     measure_and_report(parser.parse_args(arguments), run, report)
     return 0
