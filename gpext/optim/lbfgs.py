@@ -35,15 +35,18 @@ class Outcome(Enum):
 
 
 class Curvature:
-    """What a minimisation has learnt of its objective's curvature, for the next one, of a similar objective.
+    """The approximate inverse Hessian that minimisations of similar objectives hand on.
 
-    It is a root R of an approximate inverse Hessian, R R' ~ H^-1, by the BFGS update [Nocedal & Wright 6.1]. In
-    coordinates x = x0 + R z a step along the gradient is Newton's. A run of P parameters and fewer than 4 P steps tells
-    too little: it leaves none.
+    It is a root R, R R' ~ H^-1, by the BFGS update [Nocedal & Wright 6.1]. In coordinates x = x0 + R z a step along the
+    gradient is Newton's. A run of P parameters and fewer than 4 P steps tells too little: it leaves none.
+
+    Example:
+        >>> Curvature().root is None  # before the first run
+        True
     """
 
     def __init__(self) -> None:
-        self.root: Array | None = None  # None before the first run
+        self.root: Array | None = None  # R (P, P)
 
     def learn(self, points: Sequence[Array], gradients: Sequence[Array], *, foretold: bool) -> None:
         """Follow a run.
