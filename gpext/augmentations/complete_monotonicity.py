@@ -70,8 +70,14 @@ def check_completely_monotone(log_phi: Callable[[Tensor], Tensor]) -> None:
     mean = scaled[0].clamp_min(0)
     for order, value in enumerate(scaled, start=1):
         size = (mean**order / math.factorial(order)).clamp_min(1.0)
-        rule = "(-1)^k phi^(k)(r) must be finite and not negative"
-        _refuse((value < -_TOLERANCE * size) | ~value.isfinite(), grid, usable, value, order, rule)
+        lost = (~value.isfinite() & usable).flatten(1).any(-1)
+        if bool(lost.any()):
+            raise ValueError(
+                f"the derivative of phi of order {order} is not finite at r = {grid[lost][0].item():.3g}: write phi "
+                "with functions that autograd differentiates five times, such as torch.logsumexp in place of "
+                "torch.logaddexp."
+            )
+        _refuse(value < -_TOLERANCE * size, grid, usable, value, order, "(-1)^k phi^(k)(r) must not be negative")
     log_convexity = 2 * scaled[1] - scaled[0].square()
     size = scaled[0].square().clamp_min(1.0)
     _refuse(
@@ -88,7 +94,7 @@ def _refuse(bad: Tensor, grid: Tensor, usable: Tensor, value: Tensor, order: int
     """Raise at the worst point of an order, if any is bad."""
     bad = (bad & usable).flatten(1)
     if bool(bad.any()):
-        worst = torch.where(bad, value.flatten(1).nan_to_num(nan=-torch.inf), torch.inf).amin(-1)  # NaN is the worst
+        worst = torch.where(bad, value.flatten(1), torch.inf).amin(-1)
         index = int(worst.argmin())
         raise ValueError(
             f"phi is not completely monotone: at order k = {order}, r = {grid[index].item():.3g}, {rule}; got "

@@ -161,3 +161,11 @@ def test_phi_without_a_derivative_is_refused(phi):
 def test_phi_that_is_not_elementwise_is_refused(phi, error, message):
     with pytest.raises(error, match=message):
         SuperGaussianLikelihood(phi)
+
+
+def test_a_derivative_that_autograd_loses_is_no_sign_of_the_wrong_monotonicity():
+    def log_phi(r):
+        return torch.logaddexp(math.log(0.8) - r / 2, math.log(0.2) - r / 200)
+
+    with pytest.raises(ValueError, match=r"is not finite at r = .* torch.logsumexp in place of torch.logaddexp"):
+        check_completely_monotone(log_phi)
