@@ -137,7 +137,8 @@ class GPClassifier(ClassEstimator):
 
     Attributes:
         classes_: labels (K,).
-        model_, likelihood_: the gpytorch modules, in eval mode.
+        model_, likelihood_: the gpytorch modules, in eval mode. Data of the model are the distinct rows of the table,
+            sorted.
         report_: what was chosen and why; print it.
         fit_result_: of the training, a :class:`gpext.FitResult`.
         n_features_in_, feature_names_in_: of the table.

@@ -222,7 +222,8 @@ class GPRegressor(TargetEstimator):
 
     Attributes:
         model_, likelihood_: the gpytorch modules of the standardised targets, in eval mode, at the hyperparameters of
-            the largest evidence.
+            the largest evidence. Data of the model are the distinct rows of the table, sorted: for outliers in the
+            order of the table, compare `log_density(X, y)`.
         likelihood_name_: the noise that was chosen.
         report_: what was chosen and why; print it.
         fit_result_: of the training, a :class:`gpext.FitResult`.
