@@ -27,7 +27,7 @@ from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
 from gpext.sites import GaussianSites, JointSites
 from gpext.training.full_batch import BREAKDOWNS, hyperparameters
-from gpext.training.minibatch import Minibatches
+from gpext.training.minibatch import Minibatches, shortened
 from gpext.training.registered_priors import add_log_prior
 from gpext.training.result import FitResult, FitStatus, Run
 from gpext.training.subsets import check_subsets
@@ -116,7 +116,6 @@ class BlockStepper:
         self._num_data = mll.model.train_inputs[0].size(-2)
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
-        self._rate = learning_rate
         self._adam = torch.optim.Adam(self._parameters, lr=learning_rate) if self._parameters else None
 
     def differentiate(self, blocks: Blocks, place: int) -> float:
@@ -147,9 +146,8 @@ class BlockStepper:
             raise
         self._good = [p.detach().clone() for p in self._parameters]
         if self._adam is not None:
-            for group in self._adam.param_groups:
-                group["lr"] = factor * self._rate
-            self._adam.step()
+            with shortened(self._adam, factor):
+                self._adam.step()
         return value
 
 

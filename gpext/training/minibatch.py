@@ -95,7 +95,7 @@ class SiteStepper:
         if number % self.interval == 0:
             self._good = [p.detach().clone() for p in self._parameters]
             for optimizer in self.optimizers:
-                with _shortened(optimizer, self.decay(number)):
+                with shortened(optimizer, self.decay(number)):
                     optimizer.step()
         self.objective = value
         return self.objective
@@ -318,7 +318,7 @@ def _patience(per_epoch: int) -> int:
 
 
 @contextmanager
-def _shortened(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+def shortened(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
     """Multiply the learning rates of an optimiser for one step; its state keeps the undiminished ones."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:

@@ -96,7 +96,7 @@ def test_code_is_run_or_says_why_not(page):
         assert blocks == []
 
 
-CELL = re.compile(r"^```\{code-cell\} python\n((?::[^\n]*\n)*)(?:---\n.*?---\n)?(.*?)^```$", flags=re.M | re.S)
+CELL = re.compile(r"^```\{code-cell\} python\n(?::[^\n]*\n)*(?:---\n.*?---\n)?(.*?)^```$", flags=re.M | re.S)
 EXECUTED = [page for page in PAGES if CELL.search(page.read_text())]
 
 
@@ -109,7 +109,7 @@ def test_the_cells_of_a_page_run(page, monkeypatch, tmp_path):
     namespace, dtype = {"__name__": "__main__"}, torch.get_default_dtype()
     try:
         with kept_settings(), torch.random.fork_rng():
-            for number, (_, code) in enumerate(CELL.findall(page.read_text())):
+            for number, code in enumerate(CELL.findall(page.read_text())):
                 exec(compile(code, f"{page.name}, cell {number}", "exec"), namespace)
     finally:
         torch.set_default_dtype(dtype)
