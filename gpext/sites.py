@@ -10,16 +10,45 @@ negative (EP, Laplace); nothing is stored as mean and variance, and nothing is c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["BlockSites", "CoupledSites", "GaussianSites", "block_times"]
 
 
+class _Factors:
+    """Tensors whose last dimension is that of the data."""
+
+    def detach(self) -> Self:
+        """Return the same sites outside the autograd graph."""
+        return self._each(Tensor.detach)
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """Return the sites in another dtype."""
+        return self._each(lambda t: t.to(dtype))
+
+    def take(self, index: Tensor) -> Self:
+        """Return the sites of the data at `index` (n,)."""
+        return self._each(lambda t: t[..., index])
+
+    def among(self, index: Tensor, num_data: int) -> Self:
+        """Return sites of N data, of which those at `index` (n,) have these and the others none."""
+        return self._each(lambda t: t.new_zeros(*t.shape[:-1], num_data).index_copy(-1, index, t))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        mine: Any = self  # a dataclass
+        return replace(mine, **{field.name: change(getattr(self, field.name)) for field in fields(mine)})
+
+
 @dataclass(frozen=True)
-class GaussianSites:
+class GaussianSites(_Factors):
     """One unnormalised Gaussian factor per datum.
 
     Args:
@@ -80,17 +109,9 @@ class GaussianSites:
         shift = other.shift - self.shift - precision * mean
         return torch.maximum(shift.abs() * variance.sqrt(), precision.abs() * variance)
 
-    def detach(self) -> GaussianSites:
-        """Return the same sites outside the autograd graph."""
-        return GaussianSites(self.shift.detach(), self.precision.detach())
-
-    def to(self, dtype: torch.dtype) -> GaussianSites:
-        """Return the sites in another dtype."""
-        return GaussianSites(self.shift.to(dtype), self.precision.to(dtype))
-
 
 @dataclass(frozen=True)
-class CoupledSites:
+class CoupledSites(_Factors):
     """One unnormalised Gaussian factor of the D latent values of each datum, its precision diagonal plus rank one.
 
         t(f) = exp(shift' f - f' (diag(precision) + coupling w w') f / 2),    w = direction
@@ -157,21 +178,9 @@ class CoupledSites:
         ]
         return CoupledSites(*each)
 
-    def detach(self) -> CoupledSites:
-        """Return the same sites outside the autograd graph."""
-        return CoupledSites(
-            self.shift.detach(), self.precision.detach(), self.coupling.detach(), self.direction.detach()
-        )
-
-    def to(self, dtype: torch.dtype) -> CoupledSites:
-        """Return the sites in another dtype."""
-        return CoupledSites(
-            self.shift.to(dtype), self.precision.to(dtype), self.coupling.to(dtype), self.direction.to(dtype)
-        )
-
 
 @dataclass(frozen=True)
-class BlockSites:
+class BlockSites(_Factors):
     """One unnormalised Gaussian factor of the D latent values of each datum, its precision any symmetric matrix.
 
         t(f) = exp(shift' f - f' precision f / 2)
@@ -250,14 +259,6 @@ class BlockSites:
             torch.where(which, other.shift, self.shift),
             torch.where(which.unsqueeze(-1), other.precision, self.precision),
         )
-
-    def detach(self) -> BlockSites:
-        """Return the same sites outside the autograd graph."""
-        return BlockSites(self.shift.detach(), self.precision.detach())
-
-    def to(self, dtype: torch.dtype) -> BlockSites:
-        """Return the sites in another dtype."""
-        return BlockSites(self.shift.to(dtype), self.precision.to(dtype))
 
 
 def block_times(blocks: Tensor, f: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpext.sites import GaussianSites
+from gpext.sites import BlockSites, CoupledSites, GaussianSites
 from tests.members import F64, tensor
 
 
@@ -57,3 +57,20 @@ def test_detach_cuts_the_graph():
     sites = GaussianSites(tensor(1.0).requires_grad_(), tensor(1.0).requires_grad_()).detach()
     assert not sites.shift.requires_grad
     assert not sites.precision.requires_grad
+
+
+def test_data_without_sites_have_the_factor_one():
+    g, w = random_sites(3, 2, 4), random_sites(3, 2, 4, seed=1)
+    blocks = g.precision.unsqueeze(-3) * g.precision.unsqueeze(-2)
+    index = torch.tensor([5, 0, 3, 2])
+    for sites in (g, CoupledSites(g.shift, g.precision, w.shift[:, 0], w.precision), BlockSites(g.shift, blocks)):
+        spread = sites.among(index, 7)
+        assert type(spread) is type(sites)
+        f = torch.linspace(-1, 1, 3 * 2 * 7, dtype=F64).view(3, 2, 7)
+        spreads = torch.zeros_like(f) if sites is g else torch.zeros(3, 2, 2, 7, dtype=F64)
+        found = spread.expected_log(f, spreads)
+        expected = sites.expected_log(f[..., index], spreads[..., index])
+        torch.testing.assert_close(found[..., index], expected)
+        assert found[..., [1, 4, 6]].abs().max() == 0
+        for mine, again in zip(vars(sites).values(), vars(spread.take(index)).values(), strict=True):
+            assert torch.equal(mine, again)

@@ -21,22 +21,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob
+from gpext.inference.drivers.ascent import ROUNDING, UNSEEN, height, rise
 from gpext.inference.drivers.inexact_newton import refine_mode
 from gpext.inference.expansion import Expansion, Sites, expand, require_curvature
 from gpext.inference.local_modes import modal_sites
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.inference.rule import Rule
-from gpext.posteriors import JointPosterior, Posterior
+from gpext.posteriors import JointPosterior, NeighbourPosterior, Posterior
 from gpext.sites import JointSites
 
-_SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
-_ROUNDING = 1e-7  # of steps that no longer shrink; Newton's would be squared
-_QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton needs no line search
 _FEW_DIGITS = 1e-4  # a step that may no longer halve, in the same units, where psi has no digits of its rise
-_EPS = torch.finfo(torch.float64).eps
-_UNSEEN = 1e4 * _EPS  # of psi's terms, a rise that psi need not show
+_Refined = JointPosterior | NeighbourPosterior  # of which a product costs a small part of a factorisation
 _WORSE = (Status.STALLED, Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
 
@@ -91,7 +87,7 @@ class Laplace(Rule):
         Far from the mode a log density may overflow, or bend so much that rounding leaves no posterior; where each
         datum alone has its mode it does not.
         """
-        starts: list[Callable[[], Sites]] = [lambda: problem.no_sites(), lambda: modal_sites(problem)]
+        starts: list[Callable[[], Sites | None]] = [lambda: None, lambda: modal_sites(problem)]
         if start is not None:
             starts.insert(0, lambda: start)
         found: list[_Found] = []
@@ -103,12 +99,12 @@ class Laplace(Rule):
         best = min(found, key=lambda each: _WORSE.index(each.status))
         return best._replace(trace=[*found[-1].trace, best.trace[-1]] if best is not found[-1] else best.trace)
 
-    def _begin(self, problem: Problem, start: Sites) -> tuple[Tensor, Tensor]:
-        """Return f and K^-1 (f - mu) near the mode of the posterior under sites; the prior's where they make none."""
-        posterior = problem.condition(start.to(torch.float64))
-        if not bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
+    def _begin(self, problem: Problem, start: Sites | None) -> tuple[Tensor, Tensor]:
+        """Return f and K^-1 (f - mu) near the mode, from the posterior under sites; the prior's where there is none."""
+        posterior = None if start is None else problem.condition(start.to(torch.float64))
+        if posterior is None or not bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
             return problem.mean.detach(), torch.zeros_like(problem.mean)
-        if not isinstance(posterior, JointPosterior):
+        if not isinstance(posterior, _Refined):
             return posterior.mean, posterior.weights
         f, weights, _ = refine_mode(problem, posterior, posterior.mean, posterior.weights, self.tolerance)
         return f, weights
@@ -119,8 +115,7 @@ class Laplace(Rule):
         last = torch.full_like(problem.inner(f, f), torch.inf)
         while True:
             at = expand(problem.likelihood, problem.targets, f)
-            energy = 0.5 * problem.inner(f - problem.mean, weights)
-            psi = at.log_prob.sum(-1) - energy
+            psi, size = height(problem, at, f, weights)
             if not (at.is_finite and bool(psi.isfinite().all())):
                 return _nothing(problem, f, Status.NOT_FINITE, trace)
             posterior, proper = _condition(problem, at)
@@ -131,30 +126,19 @@ class Laplace(Rule):
             move, turn = posterior.mean - f, posterior.weights - weights
             slope = problem.inner(at.gradient - weights, move)  # of psi along the step; its squared posterior length
             length = slope.clamp_min(0).sqrt()
-            size = 1 + at.log_prob.abs().sum(-1) + energy.abs()
-            unseen = slope < _UNSEEN * size
-            small = (length < _ROUNDING) | (length < _FEW_DIGITS) & unseen
+            small = (length < ROUNDING) | (length < _FEW_DIGITS) & (slope < UNSEEN * size)
             converged = (length < self.tolerance) | small & (length > 0.5 * last)
             if bool(converged.all()):
                 return _Found(posterior, f, Status.CONVERGED if proper else Status.NOT_POSITIVE_DEFINITE, trace)
             if len(trace) >= self.max_steps:
                 return _Found(_standing(problem, posterior, f, weights), f, Status.MAX_STEPS, trace)
             last = length
-            surely = unseen | (length < _QUADRATIC)
             rate = (~converged).to(f)  # in a batch, members that have converged stay
-            while True:
-                step = problem.per_value(rate)
-                new_f, new_weights = f + step * move, weights + step * turn
-                new_log_p = conditional_log_prob(problem.likelihood, problem.targets, new_f).sum(-1)
-                new_psi = new_log_p - 0.5 * problem.inner(new_f - problem.mean, new_weights)
-                risen = (new_psi >= psi + _SUFFICIENT * rate * slope) | surely
-                if bool(risen.all()):
-                    break
-                if bool((~risen & ~(rate * slope > _EPS * size)).any()):  # no step that psi can show
-                    return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace)
-                rate = torch.where(risen, rate, rate / 2)
-            f, weights = new_f, new_weights
-            if proper and isinstance(posterior, JointPosterior):
+            higher = rise(problem, (f, weights), (move, turn), psi, size, slope, length, rate)
+            if higher is None:
+                return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace)
+            f, weights = higher
+            if proper and isinstance(posterior, _Refined):
                 f, weights, reached = refine_mode(problem, posterior, f, weights, self.tolerance)
                 last = torch.minimum(last, reached)
 

@@ -40,6 +40,15 @@ class GaussianPosterior(ABC):
     def log_det(self) -> Tensor:
         """log|I + K T| (...)."""
 
+    @abstractmethod
+    def covariance_times(self, vector: Tensor) -> Tensor:
+        """Return V vector (..., N)."""
+
+    def solve(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return V vector and K^-1 V vector (..., N)."""
+        product = self.covariance_times(vector)
+        return product, vector - self.sites.times(product)
+
     @property
     def log_normalizer(self) -> Tensor:
         r"""The evidence of the sites, :math:`A = \log\int N(f|\mu,K) \prod_i t_i(f_i) df` (...).

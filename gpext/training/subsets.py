@@ -17,6 +17,7 @@ from gpext.likelihoods import LatentLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
 from gpext.optim import Curvature
+from gpext.sites import GaussianSites, JointSites
 from gpext.training.full_batch import BREAKDOWNS, maximise
 from gpext.training.result import FitStatus, Run
 
@@ -75,16 +76,25 @@ def begin_on_subsets(
 ) -> tuple[FitStatus | None, str]:
     """Maximise the evidence of subsets of the data in turn; return how training has ended there, or None, and a note.
 
-    A subset whose evidence breaks down is left, which the note says: that of more data may not.
+    Inference begins at the sites of the subset before: the other data have none, and are first predicted from it. A
+    subset whose evidence breaks down is left, which the note says: that of more data may not.
     """
     notes = []
+    strategy = run.mll.model.variational_strategy
+    num_data = strategy.num_data
+    sites: GaussianSites | JointSites | None = None
     for index in subsets:
         with restricted_to(run.mll.model, index) as (x, y):
+            if sites is not None:
+                strategy.start_from(sites.take(index))
             try:
                 status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH), curvature)
             except BREAKDOWNS as error:
                 notes.append(f"the evidence of {len(index)} data broke down: {str(error).rstrip('.')}")
                 continue
+            sites = strategy.sites.among(index, num_data)
         if status in (FitStatus.STOPPED, FitStatus.INTERRUPTED):
             return status, "; ".join(notes)
+    if sites is not None:
+        strategy.start_from(sites)
     return None, "; ".join(notes)

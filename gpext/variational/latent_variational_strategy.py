@@ -116,8 +116,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         design: Design | None = None,
         neighbours: NeighbourChoice | None = None,
     ) -> None:
-        num_data = train_inputs.size(-2) if design is None else design.num_data
-        super().__init__(model, train_inputs, _Sites(num_data, train_inputs), False)
+        super().__init__(model, train_inputs, _Sites(_num_data(train_inputs, design), train_inputs), False)
         self.design = design
         self.neighbours = None if neighbours is None else neighbours.to(train_inputs.device)
         # Data are no part of a state dict, as with ExactGP: one that is loaded keeps the inputs its targets belong to.
@@ -127,6 +126,11 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self._known: FactorCache[Tensor] = FactorCache()
         self._result: InferenceResult | None = None
         self._result_of: tuple[Any] = (None,)  # the likelihood; a module alone would become a part of this one
+
+    @property
+    def num_data(self) -> int:
+        """The number of training data."""
+        return _num_data(self.inducing_points, self.design)
 
     def set_rule(self, rule: Rule) -> None:
         """Infer by another rule from now on."""
@@ -146,8 +150,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
     def set_inputs(self, train_inputs: Tensor, design: Design | None = None) -> None:
         """Replace the training inputs and the design; the sites start anew."""
         self.inducing_points, self.design = train_inputs, design
-        num_data = train_inputs.size(-2) if design is None else design.num_data
-        self._variational_distribution = _Sites(num_data, train_inputs)
+        self._variational_distribution = _Sites(self.num_data, train_inputs)
         self.variational_params_initialized.fill_(0)
         self._result = None
 
@@ -325,3 +328,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
         if self.sparse_inputs is not None and torch.equal(x, self.inducing_points):
             return self.prior_distribution
         return self.model.forward(x, **kwargs)
+
+
+def _num_data(inputs: Tensor, design: Design | None) -> int:
+    return inputs.size(-2) if design is None else design.num_data

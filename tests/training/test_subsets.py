@@ -108,6 +108,33 @@ def test_it_ends_at_the_same_optimum_after_fewer_evaluations_of_all_data():
     assert_has_all(mll, x, y)
 
 
+@pytest.mark.parametrize(("classes", "rule"), [(2, Laplace()), (2, KL()), (3, Laplace())])
+def test_inference_goes_on_from_the_sites_of_the_subset_before(few, classes, rule):
+    """Data that are new have none."""
+    x, y = data()
+    y = y if classes == 2 else (x[:, 0] > 1).long() + (x[:, 0] > 3)
+    mll = objective(x, y, BernoulliLogitLikelihood() if classes == 2 else MultinomialLogitLikelihood(3), rule)
+    strategy, first, last = mll.model.variational_strategy, {}, {}
+    infer = strategy.infer
+
+    def watching(prior, targets):
+        size = targets.shape[-1]
+        first.setdefault(size, strategy.sites)
+        result = infer(prior, targets)
+        last[size] = strategy.sites
+        return result
+
+    strategy.infer = watching
+    fit(mll, x, y, initial="subset", progress=False)
+    (quarter, half), _ = subsets.draw_subsets(mll, torch.Generator().manual_seed(0))
+    assert first[len(quarter)] is None
+    torch.testing.assert_close(first[len(half)].shift[..., :30], last[30].shift, rtol=0.1, atol=0.1)  # of the best step
+    assert first[len(half)].shift[..., 30:].abs().max() == 0
+    torch.testing.assert_close(first[NUM_DATA].shift[..., half], last[45].shift, rtol=0.1, atol=0.1)
+    others = torch.ones(NUM_DATA, dtype=torch.bool).index_fill(0, half, False)
+    assert first[NUM_DATA].shift[..., others].abs().max() == 0
+
+
 @pytest.mark.parametrize("step", [2, None], ids=["first subset", "second subset"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, None], ids=["Ctrl-C", "error", "stop"])
 def test_the_model_has_its_data_again_whatever_happens_on_a_subset(few, step, error):

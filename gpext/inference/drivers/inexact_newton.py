@@ -12,25 +12,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpext.inference.drivers.ascent import ROUNDING, height, rise
 from gpext.inference.expansion import Sites, expand
 from gpext.inference.problem import Problem
-from gpext.posteriors import JointPosterior
-from gpext.posteriors.joint import precision_blocks
+from gpext.posteriors import JointPosterior, Posterior, precision_blocks
 
 _MOST_STEPS, _MOST_PRODUCTS = 12, 12  # of Newton, and of each of its steps
 _FORCING = 0.1  # of the residual that a step may leave; less close to the mode, where steps converge superlinearly
+_ENOUGH = 0.1  # of the tolerance, that a step may leave
 _LOSES_DIGITS = 1e6  # U k_ii above which K^-1 z has few
-_EPS = 64 * torch.finfo(torch.float64).eps  # of psi's terms
 
 
 @torch.no_grad()
 def refine_mode(
-    problem: Problem, posterior: JointPosterior, f: Tensor, weights: Tensor, tolerance: float
+    problem: Problem, posterior: Posterior | JointPosterior, f: Tensor, weights: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return f and K^-1 (f - mu) nearer to the mode, and the length of the last step (...) in the units of `posterior`.
 
-    It ends where steps are shorter than the tolerance, no longer halve, or no longer raise log p(y, f), and never below
-    the log p(y, f) it began with.
+    It ends where steps are shorter than the tolerance, by rounding no longer halve, or cannot raise log p(y, f), and
+    never below the log p(y, f) it began with.
 
     Args:
         problem: prior, likelihood and targets.
@@ -39,39 +39,44 @@ def refine_mode(
         weights: K^-1 (f - mu).
         tolerance: in posterior standard deviations.
     """
-    best = f, weights, torch.full_like(problem.inner(f, f), torch.inf)
-    own = precision_blocks(posterior.sites).diagonal(dim1=-3, dim2=-2).mT
+    last = torch.full_like(problem.inner(f, f), torch.inf)
+    if isinstance(posterior, JointPosterior):
+        own = precision_blocks(posterior.sites).diagonal(dim1=-3, dim2=-2).mT
+    else:
+        own = posterior.sites.precision
     if bool((own.abs() * problem.prior.variance.detach() > _LOSES_DIGITS).any()):
-        return best  # r - U0 z would lose them
-    highest = None
+        return f, weights, last  # r - U0 z would lose them
     for _ in range(_MOST_STEPS):
         at = expand(problem.likelihood, problem.targets, f)
-        log_p, energy = at.log_prob.sum(-1), 0.5 * problem.inner(f - problem.mean, weights)
-        psi = log_p - energy
-        rounding = _EPS * (at.log_prob.abs().sum(-1) + energy.abs())
+        psi, size = height(problem, at, f, weights)
         if not (at.is_finite and bool(psi.isfinite().all())):
-            return best
-        if highest is not None and bool((psi < highest - rounding).any()):
-            return best
+            break
         residual = at.gradient - weights
         first = posterior.solve(residual)
         length = problem.inner(residual, first[0]).clamp_min(0).sqrt()
-        halved = bool((length < 0.5 * best[2]).any())
-        best, highest = (f, weights, length), psi
-        if not halved or bool((length < tolerance).all()):
-            return best
-        move, turn = _newton_step(problem, posterior, at.sites, residual, first, length)
-        f, weights = f + move, weights + turn
-    return best
+        ended = (length < tolerance) | (length < ROUNDING) & (length > 0.5 * last)
+        last = length
+        if bool(ended.all()):
+            break
+        enough = (torch.minimum(torch.full_like(length, _FORCING), length) * length).clamp_min(_ENOUGH * tolerance)
+        move, turn = _newton_step(problem, posterior, at.sites, residual, first, enough)
+        slope = problem.inner(residual, move)
+        if not bool((slope > 0).any()):
+            break
+        higher = rise(problem, (f, weights), (move, turn), psi, size, slope, length, torch.ones_like(psi))
+        if higher is None:
+            break
+        f, weights = higher
+    return f, weights, last
 
 
 def _newton_step(
     problem: Problem,
-    posterior: JointPosterior,
+    posterior: Posterior | JointPosterior,
     sites: Sites,
     residual: Tensor,
     first: tuple[Tensor, Tensor],
-    length: Tensor,
+    enough: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return an approximate (K^-1 + U)^-1 residual, and its product with K^-1; zero where U makes no posterior.
 
@@ -81,11 +86,10 @@ def _newton_step(
         sites: U.
         residual: (..., D, N).
         first: V0 residual, and its product with K^-1.
-        length: sqrt(residual' V0 residual) (...).
+        enough: sqrt(residual' V0 residual) (...) that may be left of it.
     """
-    enough = torch.minimum(torch.full_like(length, _FORCING), length) * length
     step, turn = torch.zeros_like(residual), torch.zeros_like(residual)
-    size = length.square()
+    size = problem.inner(residual, first[0]).clamp_min(0)
     p, Kp = first  # Kp is K^-1 p, as Kz below is K^-1 z
     for _ in range(_MOST_PRODUCTS):
         image = Kp + sites.times(p)

@@ -10,9 +10,10 @@ from gpext.inference import EP, KL, Laplace
 from gpext.inference.drivers.inexact_newton import refine_mode
 from gpext.inference.expansion import expand
 from gpext.inference.problem import Problem
-from gpext.likelihoods import MultinomialLogitLikelihood
+from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
+from gpext.posteriors import neighbour
 from tests.latent_cases import CASES
 
 F64 = torch.float64
@@ -70,11 +71,12 @@ def test_sites_too_sharp_for_it_stay_as_they_are():
 
 
 class Model(LatentGP):
-    """Softmax classes, a kernel for each or one for all."""
+    """Softmax classes, a kernel for each or one for all; two classes and one latent for None."""
 
     def __init__(self, x, y, latents, shape, **options):
-        super().__init__(x, y, MultinomialLogitLikelihood(latents), Laplace(), **options)
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=torch.Size([latents]))
+        likelihood = BernoulliLogitLikelihood() if latents is None else MultinomialLogitLikelihood(latents)
+        super().__init__(x, y, likelihood, Laplace(), **options)
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=torch.Size([latents] if latents else []))
         base = gpytorch.kernels.RBFKernel(ard_num_dims=2, batch_shape=shape)
         self.covar_module = gpytorch.kernels.ScaleKernel(base, batch_shape=shape)
         self.double()
@@ -111,6 +113,26 @@ def test_a_training_step_factorises_twice_for_each_latent(latents, monkeypatch):
         counts.clear()
         evaluate(model, x, y)
         assert sum(counts) == 2 * (latents + 1)
+
+
+def test_so_does_one_with_neighbours(monkeypatch):
+    x, y, _ = classes(2, 200)
+    model = Model(x, y.to(F64), None, torch.Size(), neighbours=10).train()
+    evaluate(model, x, y)
+    factorise, sizes = neighbour.factorise_sparse, []
+
+    def counted(dissection, *parts):
+        sizes.append(dissection.size)
+        return factorise(dissection, *parts)
+
+    monkeypatch.setattr(neighbour, "factorise_sparse", counted)
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.02
+        sizes.clear()
+        evaluate(model, x, y)
+        assert sizes == [200, 200]
 
 
 @pytest.mark.parametrize("rule", [Laplace(), KL(tolerance=1e-12), EP(tolerance=1e-12)], ids=lambda r: type(r).__name__)
