@@ -11,7 +11,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-LAWS := tests/laws tests/solvers tests/operators tests/optim tests/test_statistics.py
+LAWS := tests/laws --ignore-glob=*_device_laws.py tests/solvers tests/operators tests/optim tests/test_statistics.py
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-fast laws docs docs-links lint types dist laws-lowest laws-newest clean

@@ -234,6 +234,7 @@ def by_gpext(family: Family, data: Data, rule: Rule, initial: Any = "data", **op
     """Return scores and times of gpext under a rule; `initial` is that of `fit`, and `options` are of `LatentGP`."""
     likelihood, y, read = family.ours(data.y)
     x, x_test = torch.from_numpy(data.x), torch.from_numpy(data.x_test)
+    torch.broadcast_shapes((1,), (1,))  # imports sympy at its first call; the peer is imported before its clock starts
     started = clocks()
     model = FieldModel(x, y, likelihood, rule, **options)
     mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)

@@ -10,13 +10,14 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpext.inference import CAVI, KL, InferenceWarning, Status
+from gpext.inference import CAVI, KL, InferenceWarning, Laplace, Status
 from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 from gpext.sites import GaussianSites, JointSites
 from gpext.training.result import FitStatus
 
 MOST_STEPS = 100  # of a rule, in one evaluation after the first
+ROUGH = 1e-6  # tolerance of Laplace there
 _FOUND = (Status.CONVERGED, Status.REDUCED_POWER)
 _NONE = (Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
@@ -40,6 +41,8 @@ class LatentInference:
             rule = model.inference
             if isinstance(rule, KL | CAVI) and rule.max_steps > MOST_STEPS:
                 model.inference = replace(rule, max_steps=MOST_STEPS)
+            if isinstance(rule, Laplace) and rule.tolerance < ROUGH:
+                model.inference = replace(rule, tolerance=ROUGH)
 
     def choose_neighbours(self) -> bool:
         """Choose the neighbours of nearest-neighbour priors by the current lengthscales; return whether any changed."""

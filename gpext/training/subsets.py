@@ -79,6 +79,8 @@ def begin_on_subsets(
     Inference begins at the sites of the subset before: the other data have none, and are first predicted from it. A
     subset whose evidence breaks down is left, which the note says: that of more data may not.
     """
+    if not subsets:
+        return None, ""
     notes = []
     strategy = run.mll.model.variational_strategy
     num_data = strategy.num_data
