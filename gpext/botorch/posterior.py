@@ -28,6 +28,15 @@ class ObservationPosterior(Posterior):
         likelihood: of one latent, whose `forward` returns p(y | f).
 
     Draws need `icdf` of p(y | f): Student-t, Laplace, Matern-3/2, Beta, Bernoulli and ordinal likelihoods have one.
+
+    Example:
+        >>> import torch
+        >>> from botorch.posteriors import GPyTorchPosterior
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> latent = GPyTorchPosterior(MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double()))
+        >>> ObservationPosterior(latent, BernoulliLogitLikelihood()).mean.mT
+        tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
 
     def __init__(self, latent: GPyTorchPosterior, likelihood: Likelihood) -> None:

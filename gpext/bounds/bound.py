@@ -61,7 +61,17 @@ class SoftplusTerms:
 
 @dataclass(frozen=True)
 class MultinomialTerms:
-    """log p(y | f) = constant + sum_k counts_k f_k - total log sum_k exp(f_k) for each datum."""
+    """log p(y | f) = constant + sum_k counts_k f_k - total log sum_k exp(f_k) for each datum.
+
+    Example:
+        >>> import torch
+        >>> counts = torch.tensor([[2.0], [1.0]])
+        >>> terms = MultinomialTerms(constant=torch.log(torch.tensor([3.0])), counts=counts, total=counts.sum(0))
+        >>> f = torch.zeros(2, 1)
+        >>> log_p = terms.constant + (terms.counts * f).sum(0) - terms.total * f.logsumexp(0)
+        >>> log_p.exp()  # 3 of the 8 outcomes
+        tensor([0.3750])
+    """
 
     constant: Tensor  # (..., N)
     counts: Tensor  # (..., K, N)

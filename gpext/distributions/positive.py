@@ -21,6 +21,13 @@ class PositiveDistribution(Distribution):
 
     A subclass names its tensors in `arg_constraints`, sets them, all of the batch shape, and then calls `__init__`. It
     gives `sample`, and `cdf` and `log_prob` where it has them; `icdf` follows.
+
+    Example:
+        >>> import torch
+        >>> from gpext.distributions import PolyaGamma
+        >>> omega = PolyaGamma(torch.tensor(1.0), torch.tensor(0.0))
+        >>> isinstance(omega, PositiveDistribution), omega.quantile(0.5).round(decimals=3)
+        (True, tensor(0.1890))
     """
 
     arg_constraints: dict[str, constraints.Constraint]

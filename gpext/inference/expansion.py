@@ -28,7 +28,15 @@ _MOST_SLOPES = 5  # of a log density made of straight pieces
 
 
 class DenseBlocksWarning(UserWarning):
-    """An inference conditions all latents of all data in one dense system; the message names its cost."""
+    """An inference conditions all latents of all data in one dense system; the message names its cost.
+
+    Example:
+        >>> import warnings
+        >>> warnings.filterwarnings("ignore", category=DenseBlocksWarning)  # the cost is known, and accepted
+        >>> warnings.resetwarnings()
+        >>> issubclass(DenseBlocksWarning, UserWarning)
+        True
+    """
 
 
 @dataclass(frozen=True)

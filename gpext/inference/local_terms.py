@@ -95,7 +95,17 @@ def augmented_sites(augmentation: Augmentation, mean: Tensor, variance: Tensor) 
 def augmented_terms(
     likelihood: AugmentedLikelihood, y: Tensor, mean: Tensor, variance: Tensor, sites: GaussianSites
 ) -> LocalTerms:
-    """Return the augmented bound on E[log p(y_i | f_i)] at N(mean, variance), whose sites are these."""
+    """Return the augmented bound on E[log p(y_i | f_i)] at N(mean, variance), whose sites are these.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> from gpext.sites import GaussianSites
+        >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
+        >>> terms = augmented_terms(BernoulliLogitLikelihood(), one, zero, one, GaussianSites(zero, one))
+        >>> terms.values  # below E[log p(y | f)], by the sites' distance from the best ones
+        tensor([-0.8133], dtype=torch.float64)
+    """
     trainable = any(parameter.requires_grad for parameter in likelihood.parameters())
     with torch.set_grad_enabled(trainable):
         values = likelihood.unchecked_augmentation(y).bound(mean, variance)

@@ -42,7 +42,18 @@ def check_options(jitter: float, max_steps: int = 0, tolerance: float = 0.0) -> 
 
 
 class InferenceWarning(UserWarning):
-    """An inference has ended otherwise than by converging; the message is the result's."""
+    """An inference has ended otherwise than by converging; the message is the result's.
+
+    Example:
+        >>> import warnings, torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.inference import Laplace
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
+        >>> result = Laplace(max_steps=2).infer(prior, PoissonLikelihood(), torch.tensor([9.0, 0.0]).double())
+        >>> result.status.name  # a rule returns it; a model warns
+        'MAX_STEPS'
+    """
 
 
 @dataclass(frozen=True)

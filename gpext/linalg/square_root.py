@@ -20,7 +20,15 @@ _ROUNDING = 1e-5  # of the largest eigenvalue: those of a few thousand values in
 
 @dataclass(frozen=True)
 class SquareRoot:
-    """R with K = R R'; float64."""
+    """R with K = R R'; float64.
+
+    Example:
+        >>> import torch
+        >>> root = SquareRoot.of(torch.tensor([[4.0, 0.0], [0.0, 9.0]]).double())
+        >>> root
+        SquareRoot(matrix=tensor([[2., 0.],
+                [0., 3.]], dtype=torch.float64), inverse_scale=None)
+    """
 
     matrix: Tensor  # R (..., N, N)
     inverse_scale: Tensor | None  # one over R's singular values (..., N), zero where they are; None for a triangle

@@ -15,12 +15,26 @@ _LONG = 2  # times its height: a shorter product costs less than its blocks and 
 
 
 def lower_blocks(matrix: Tensor) -> list[Tensor]:
-    """Return views (..., b, e) of a matrix (..., M, M), e the number of rows as far as the block's last."""
+    """Return views (..., b, e) of a matrix (..., M, M), e the number of rows as far as the block's last.
+
+    Example:
+        >>> import torch
+        >>> [block.shape for block in lower_blocks(torch.zeros(200, 200))]
+        [torch.Size([128, 128]), torch.Size([72, 200])]
+    """
     return [matrix[..., i : i + _ROWS, : i + _ROWS] for i in range(0, matrix.size(-1), _ROWS)]
 
 
 def symmetric_matrix(blocks: Sequence[Tensor]) -> Tensor:
-    """Return the symmetric matrix (..., M, M) of these :func:`lower_blocks`."""
+    """Return the symmetric matrix (..., M, M) of these :func:`lower_blocks`.
+
+    Example:
+        >>> import torch
+        >>> from gpext.linalg.symmetric_products import lower_blocks
+        >>> A = torch.ones(3, 3)
+        >>> torch.equal(symmetric_matrix(lower_blocks(A)), A)
+        True
+    """
     size = blocks[-1].size(-1)
     matrix = blocks[-1].new_empty(*blocks[-1].shape[:-2], size, size)
     for block, place in zip(blocks, lower_blocks(matrix), strict=True):

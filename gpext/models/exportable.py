@@ -29,7 +29,24 @@ from gpext.posteriors import LowRankPosterior, factorise
 
 
 class ExportablePrediction(Module):
-    """Inputs (S, d) -> mean and variance (..., S) of f, made by :func:`exportable`."""
+    """Inputs (S, d) -> mean and variance (..., S) of f, made by :func:`exportable`.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood, inducing_inputs=x[::2].unsqueeze(-1))
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 8).double()
+        >>> model = Model(x, (x > 0.5).double(), gpext.likelihoods.BernoulliLogitLikelihood()).double().eval()
+        >>> mean, variance = gpext.models.exportable(model)(x.unsqueeze(-1))
+        >>> torch.allclose(mean, model(x).mean)
+        True
+    """
 
     points: Tensor  # Z (..., M, d)
     root: Tensor  # L (..., M, M), float64

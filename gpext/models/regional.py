@@ -51,6 +51,23 @@ def predict_by_regions(
 
     Warns:
         InferenceWarning: inferences of some regions have not converged; the message says how many.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood, gpext.inference.Laplace(), neighbours=10)
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.MaternKernel(1.5)
+        ...         self.covar_module.lengthscale = 0.1
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> model = Model(x, (x[:, 0] > 0.5).double(), gpext.likelihoods.BernoulliLogitLikelihood()).double().eval()
+        >>> f = predict_by_regions(model, x[:3], size=100, margin=5.0, progress=False)
+        >>> bool((f.mean - model(x[:3]).mean).abs().max() < 0.1)
+        True
     """
     if not isinstance(model, LatentGP) or model.variational_strategy.neighbours is None:
         raise TypeError(

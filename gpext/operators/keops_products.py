@@ -33,7 +33,12 @@ _OF_DISTANCE = {
 
 
 class KeOpsUnavailableWarning(UserWarning):
-    """KeOps was requested but cannot be used; torch's tiles are used instead."""
+    """KeOps was requested but cannot be used; torch's tiles are used instead.
+
+    Example:
+        >>> issubclass(KeOpsUnavailableWarning, UserWarning)
+        True
+    """
 
 
 @cache

@@ -41,6 +41,13 @@ class KernelOperator(LinearOperator):
 
     Raises:
         ValueError: the number or the shapes of the tensors do not match, or an unknown backend.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(0, 1, 5).double().unsqueeze(-1)
+        >>> K = KernelOperator(torch.full((1, 1), 2.0).double(), x, profiles=("rbf",), square=True)
+        >>> K.shape, K.diagonal()
+        (torch.Size([5, 5]), tensor([2., 2., 2., 2., 2.], dtype=torch.float64))
     """
 
     def __init__(

@@ -20,11 +20,21 @@ _BLOCK = 2**23  # entries of right-hand sides that are solved for together
 
 
 class UnfinishedSolveWarning(UserWarning):
-    """Conjugate gradients ended before their tolerance: a prediction is less accurate than it should be."""
+    """Conjugate gradients ended before their tolerance: a prediction is less accurate than it should be.
+
+    Example:
+        >>> issubclass(UnfinishedSolveWarning, UserWarning)
+        True
+    """
 
 
 class KeptOnce:
-    """The preconditioner of one K + D, computed at its first use."""
+    """The preconditioner of one K + D, computed at its first use.
+
+    Example:
+        >>> KeptOnce() is not KeptOnce()  # each keeps the preconditioner of one matrix
+        True
+    """
 
     def __init__(self) -> None:
         self._made: Preconditioner | None = None
@@ -53,6 +63,15 @@ class PreconditionedSum(SumLinearOperator):
     Args:
         *linear_ops: K and a diagonal D.
         kept: holds the preconditioner, as linear_operator creates a new operator for each solve.
+
+    Example:
+        >>> import torch
+        >>> from linear_operator.operators import DiagLinearOperator, to_linear_operator
+        >>> from gpext.operators import KeptOnce
+        >>> K, D = to_linear_operator(torch.ones(3, 3).double()), DiagLinearOperator(torch.ones(3).double())
+        >>> A = PreconditionedSum(K, D, kept=KeptOnce())
+        >>> (A @ A.solve(torch.ones(3, 1).double())).mT.round(decimals=4)
+        tensor([[1., 1., 1.]], dtype=torch.float64)
     """
 
     def __init__(self, *linear_ops: LinearOperator, kept: KeptOnce) -> None:

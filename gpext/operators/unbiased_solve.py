@@ -38,7 +38,12 @@ from gpext.solvers import (
 
 
 class UnbiasedSolveWarning(UserWarning):
-    """A run of conjugate gradients ended before its random end: the estimate is not unbiased."""
+    """A run of conjugate gradients ended before its random end: the estimate is not unbiased.
+
+    Example:
+        >>> issubclass(UnbiasedSolveWarning, UserWarning)
+        True
+    """
 
 
 class UnbiasedSolveOperator(LinearOperator):

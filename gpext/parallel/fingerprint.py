@@ -38,7 +38,13 @@ def fingerprint(tensors: Sequence[Tensor]) -> float:
 
 
 def described(module: torch.nn.Module) -> list[str]:
-    """Return what a module is without the values of its parameters: classes, tensors, and settings such as a nu."""
+    """Return what a module is without the values of its parameters: classes, tensors, and settings such as a nu.
+
+    Example:
+        >>> import torch
+        >>> described(torch.nn.Linear(2, 1)) == described(torch.nn.Linear(2, 1))  # whatever their weights
+        True
+    """
     classes = sorted({type(part).__qualname__ for part in module.modules()})
     tensors = [
         f"{name} {tuple(t.shape)} {t.dtype}" + (" with gradients" if t.requires_grad else "")

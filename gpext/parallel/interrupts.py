@@ -16,6 +16,12 @@ def interrupts(ranks: Ranks) -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C has been pressed here, for the ranks to agree on what to do.
 
     Pressed a second time, or where there is one rank, it is a KeyboardInterrupt as ever.
+
+    Example:
+        >>> from gpext.parallel import Ranks
+        >>> with interrupts(Ranks.alone()) as pressed:
+        ...     print(pressed())
+        False
     """
     pressed: list[int] = []
 

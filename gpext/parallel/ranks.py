@@ -30,12 +30,23 @@ Item = TypeVar("Item")
 
 
 class RankError(RuntimeError):
-    """Another rank has failed, or cannot be reached."""
+    """Another rank has failed, or cannot be reached.
+
+    Example:
+        >>> issubclass(RankError, RuntimeError)
+        True
+    """
 
 
 @dataclass
 class Traffic:
-    """Counts of the collective operations of a rank."""
+    """Counts of the collective operations of a rank.
+
+    Example:
+        >>> traffic = Traffic(operations=2, numbers=10, seconds=0.5)
+        >>> traffic.numbers / traffic.operations
+        5.0
+    """
 
     operations: int = 0
     numbers: int = 0

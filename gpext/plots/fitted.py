@@ -154,6 +154,22 @@ def fitted_outliers(model: LatentGP, *, num_named: int = 5, ax: Axes | None = No
     Raises:
         TypeError: another kind of model.
         ValueError: a batch of models.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood, gpext.inference.Laplace())
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 20).double()
+        >>> y = torch.sin(6 * x).index_fill(0, torch.tensor([7]), 5.0)
+        >>> model = Model(x, y, gpext.likelihoods.StudentTLikelihood()).double()
+        >>> type(fitted_outliers(model)).__name__
+        'Axes'
     """
     if not isinstance(model, LatentGP):
         raise TypeError(

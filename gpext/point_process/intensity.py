@@ -30,6 +30,13 @@ class ExpectedCount:
         mean: of Lambda, and of N.
         intensity_variance: of Lambda.
         variance: of N.
+
+    Example:
+        >>> import torch
+        >>> mean, spread = torch.tensor(9.0), torch.tensor(4.0)
+        >>> count = ExpectedCount(mean, spread, mean + spread)  # Poisson noise about an uncertain intensity
+        >>> count.variance
+        tensor(13.)
     """
 
     mean: Tensor

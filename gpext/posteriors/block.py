@@ -24,7 +24,19 @@ from gpext.sites import BlockSites, GaussianSites
 
 @dataclass(frozen=True)
 class BlockPosterior(JointPosterior):
-    """D Gaussian priors over N latent values each, conditioned on sites that couple them in any way; float64."""
+    """D Gaussian priors over N latent values each, conditioned on sites that couple them in any way; float64.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_blocks
+        >>> from gpext.sites import BlockSites
+        >>> one = torch.ones(2, 1).double()
+        >>> U = torch.tensor([[2.0, 1.0], [1.0, 2.0]]).double().unsqueeze(-1)
+        >>> posterior = condition_blocks(0 * one, torch.eye(1).double().expand(2, 1, 1), BlockSites(one, U))
+        >>> posterior.blocks.squeeze(-1)  # (I + U)^-1
+        tensor([[ 0.3750, -0.1250],
+                [-0.1250,  0.3750]], dtype=torch.float64)
+    """
 
     sites: BlockSites
     prior_mean: Tensor  # (..., D, N)
@@ -116,6 +128,14 @@ def condition_blocks(prior_mean: Tensor, prior_covariance: Tensor, sites: BlockS
         prior_covariance: K (..., D, N, N), or one (N, N) of all latents, symmetric positive semidefinite; may be
             singular.
         sites: (..., D, N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import BlockSites
+        >>> one = torch.ones(2, 1).double()
+        >>> U = torch.tensor([[2.0, 1.0], [1.0, 2.0]]).double().unsqueeze(-1)
+        >>> condition_blocks(0 * one, torch.eye(1).double().expand(2, 1, 1), BlockSites(one, U)).mean.mT
+        tensor([[0.2500, 0.2500]], dtype=torch.float64)
     """
     sites, mean = sites.to(torch.float64), prior_mean.double()
     values, Q = torch.linalg.eigh(sites.precision.movedim(-1, -3))

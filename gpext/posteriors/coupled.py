@@ -37,7 +37,18 @@ from gpext.sites import CoupledSites, GaussianSites
 
 @dataclass(frozen=True)
 class CoupledPosterior(JointPosterior):
-    """D Gaussian priors over N latent values each, conditioned on sites that couple them; float64."""
+    """D Gaussian priors over N latent values each, conditioned on sites that couple them; float64.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_coupled
+        >>> from gpext.sites import CoupledSites
+        >>> one = torch.ones(2, 1).double()
+        >>> sites = CoupledSites(one, one, torch.ones(1).double(), one)
+        >>> posterior = condition_coupled(0 * one, torch.eye(1).double().expand(2, 1, 1), sites)
+        >>> posterior.log_det.exp().round(decimals=4)  # |I + K U|
+        tensor(8., dtype=torch.float64)
+    """
 
     sites: CoupledSites
     first: DensePosterior  # every latent given the diagonal (..., D, N)
@@ -194,6 +205,16 @@ def condition_coupled(prior_mean: Tensor, prior_covariance: Tensor, sites: Coupl
         prior_covariance: K (..., D, N, N), or one (N, N) of all latents, symmetric positive semidefinite; may be
             singular.
         sites: (..., D, N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import CoupledSites
+        >>> one = torch.ones(2, 1).double()  # two latents of one datum
+        >>> sites = CoupledSites(one, one, torch.ones(1).double(), one)
+        >>> posterior = condition_coupled(0 * one, torch.eye(1).double().expand(2, 1, 1), sites)
+        >>> posterior.mean.mT, posterior.blocks.squeeze(-1)
+        (tensor([[0.2500, 0.2500]], dtype=torch.float64), tensor([[ 0.3750, -0.1250],
+                [-0.1250,  0.3750]], dtype=torch.float64))
     """
     sites = sites.to(torch.float64)
     first = condition_dense(prior_mean, prior_covariance, sites.diagonal)

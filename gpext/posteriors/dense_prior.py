@@ -23,7 +23,16 @@ _ROUNDED = (0.0, 1.0, 10.0, 100.0)  # times eps and the largest variance: what r
 
 @dataclass(frozen=True)
 class DensePrior:
-    """N(mu, K) over N latent values; float64, in the graph of what it was made from."""
+    """N(mu, K) over N latent values; float64, in the graph of what it was made from.
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import GaussianSites
+        >>> one = torch.ones(2).double()
+        >>> prior = DensePrior(0 * one, torch.eye(2).double())
+        >>> prior.condition(GaussianSites(one, one)).mean
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
 
     mean: Tensor  # mu (..., N)
     covariance: Tensor  # K (..., N, N)

@@ -30,7 +30,16 @@ from gpext.sites import GaussianSites, JointSites
 
 @dataclass(frozen=True)
 class DesignPrior:
-    """N(A mu, A K A') over N linear functions of P latent values; float64, in the graph of what it was made from."""
+    """N(A mu, A K A') over N linear functions of P latent values; float64, in the graph of what it was made from.
+
+    Example:
+        >>> import torch
+        >>> from gpext.designs import pairs
+        >>> from gpext.posteriors import DensePrior
+        >>> latent = DensePrior(torch.zeros(2).double(), torch.eye(2).double())
+        >>> DesignPrior(torch.zeros(1).double(), latent, pairs(torch.tensor([[0, 1]]), 2), 0.0).variance  # of f_0 - f_1
+        tensor([2.], dtype=torch.float64)
+    """
 
     mean: Tensor  # A mu (..., N)
     latent: DensePrior  # of f, its mean without meaning
@@ -138,6 +147,18 @@ def predict_latent(
         test_mean: (..., S) prior mean there, or (..., D, S).
         cross_covariance: (..., P, S) prior covariance of f at the training and at the new inputs.
         test_covariance: (..., S, S) prior covariance there.
+
+    Example:
+        >>> import torch
+        >>> from linear_operator import to_linear_operator
+        >>> from gpext.designs import pairs
+        >>> from gpext.posteriors import DensePrior
+        >>> from gpext.sites import GaussianSites
+        >>> K, zero, one = torch.eye(2).double(), torch.zeros(2).double(), torch.ones(1).double()
+        >>> prior = DesignPrior(zero[:1], DensePrior(zero, K), pairs(torch.tensor([[0, 1]]), 2), 0.0)
+        >>> posterior = prior.condition(GaussianSites(one, one))  # f_0 - f_1 is near 1
+        >>> predict_latent(posterior, zero, K, to_linear_operator(K)).mean
+        tensor([ 0.3333, -0.3333], dtype=torch.float64)
     """
     assert posterior.latent_root is not None  # of a design
     root = posterior.latent_root.solve(cross_covariance.double()).mT

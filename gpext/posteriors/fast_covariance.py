@@ -22,7 +22,17 @@ _ROUNDING = 1e-10  # per unit of the trace of B1: six digits are left of tau v a
 
 
 def fast_covariance(posterior: DensePosterior | LowRankPosterior | NeighbourPosterior) -> Tensor:
-    """Return V (N, N) of one posterior; with all its digits if most sites have too little precision, or not dense."""
+    """Return V (N, N) of one posterior; with all its digits if most sites have too little precision, or not dense.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_dense
+        >>> from gpext.sites import GaussianSites
+        >>> one = torch.ones(2)
+        >>> fast_covariance(condition_dense(0 * one, torch.eye(2), GaussianSites(one, one)))
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.5000]], dtype=torch.float64)
+    """
     if isinstance(posterior, NeighbourPosterior):
         return posterior.covariance.to_dense()
     if not isinstance(posterior, DensePosterior):

@@ -35,6 +35,14 @@ class FixedSites:
         gram: A diag(tau) A' (..., M, M), float64.
         best_vector: A (g + t m - t mu) (..., M), float64: eta at the best sites for the marginals of q.
         best_gram: A diag(t) A' (..., M, M), float64.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_inducing
+        >>> one = torch.eye(1).double()
+        >>> q = condition_inducing(one[0], 2 * one)
+        >>> FixedSites(one, q, one, one[0], one).inducing().shape
+        torch.Size([1, 1])
     """
 
     def __init__(

@@ -30,6 +30,12 @@ def factorise(inducing_covariance: Tensor) -> Tensor:
 
     Raises:
         torch.linalg.LinAlgError: K_zz is not positive definite: raise the jitter or remove duplicate inducing points.
+
+    Example:
+        >>> import torch
+        >>> factorise(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+        tensor([[2., 0.],
+                [1., 2.]], dtype=torch.float64)
     """
     chol, info = torch.linalg.cholesky_ex(inducing_covariance.double())
     if bool(info.any()):
@@ -71,6 +77,14 @@ def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: 
     """Return the data's share of the natural parameters: A (nu - tau mu) (..., M) and A diag(tau) A' (..., M, M).
 
     Each datum counts `weight` times.
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import GaussianSites
+        >>> A = torch.tensor([[1.0, 2.0]]).double()  # one inducing point, two data
+        >>> sites = GaussianSites(torch.tensor([1.0, 1.0]).double(), torch.tensor([1.0, 0.5]).double())
+        >>> project(A, torch.zeros(2).double(), sites)
+        (tensor([3.], dtype=torch.float64), tensor([[3.]], dtype=torch.float64))
     """
     precision = weight * sites.precision
     residual = weight * sites.shift - precision * prior_mean
@@ -80,7 +94,15 @@ def project(whitened: Tensor, prior_mean: Tensor, sites: GaussianSites, weight: 
 
 @dataclass(frozen=True)
 class InducingPosterior:
-    """q(v) = N(m_v, (C C')^-1) over the whitened inducing values."""
+    """q(v) = N(m_v, (C C')^-1) over the whitened inducing values.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_inducing
+        >>> q = condition_inducing(torch.zeros(2), torch.eye(2))
+        >>> q.divergence_from_prior  # the prior itself
+        tensor(0., dtype=torch.float64)
+    """
 
     chol_precision: Tensor  # C (..., M, M), lower
     half_mean: Tensor  # C' m_v = C^-1 eta (..., M)
@@ -147,6 +169,12 @@ def condition_inducing(
 
     Raises:
         torch.linalg.LinAlgError: the precision is not positive definite.
+
+    Example:
+        >>> import torch
+        >>> q = condition_inducing(torch.tensor([2.0]), torch.tensor([[4.0]]))
+        >>> q.mean, q.covariance
+        (tensor([0.5000], dtype=torch.float64), tensor([[0.2500]], dtype=torch.float64))
     """
     try:
         chol = torch.linalg.cholesky(precision.to(dtype))
@@ -167,7 +195,15 @@ def is_shared(chol: Tensor, posterior: InducingPosterior) -> bool:
 
 
 def back_substitute(chol: Tensor, posterior: InducingPosterior, dtype: torch.dtype) -> Tensor:
-    """Return L^-T [I - S, m_v] (..., M, M + 1)."""
+    """Return L^-T [I - S, m_v] (..., M, M + 1).
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_inducing
+        >>> q = condition_inducing(torch.tensor([2.0]), torch.tensor([[4.0]]))
+        >>> back_substitute(torch.tensor([[2.0]]).double(), q, torch.float64)
+        tensor([[0.3750, 0.2500]], dtype=torch.float64)
+    """
     stacked = torch.cat([posterior.complement, posterior.mean.unsqueeze(-1)], -1)
     return torch.linalg.solve_triangular(chol.mT, stacked, upper=True).to(dtype)
 
@@ -190,6 +226,15 @@ def prior_gradients(
         whitened: A (..., M, N).
         mean_gradient: g (..., N).
         precision: tau (..., N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_inducing
+        >>> A, tau = torch.tensor([[1.0, 2.0]]).double(), torch.tensor([1.0, 0.5]).double()
+        >>> q = condition_inducing(A @ tau, torch.eye(1).double() + A @ torch.diag(tau) @ A.mT)
+        >>> by_inducing, by_cross = prior_gradients(torch.eye(1).double(), q, A, tau, tau)
+        >>> by_inducing.shape, by_cross.shape
+        (torch.Size([1, 1]), torch.Size([1, 2]))
     """
     dtype = whitened.dtype
     if is_shared(chol, posterior):
@@ -227,6 +272,11 @@ def factor_gradient(chol: Tensor, inner: Tensor) -> Tensor:
     Args:
         chol: L (..., M, M), float64.
         inner: G_A A' (..., M, M), float64.
+
+    Example:
+        >>> import torch
+        >>> factor_gradient(torch.tensor([[2.0]]).double(), torch.tensor([[1.0]]).double())
+        tensor([[-0.1250]], dtype=torch.float64)
     """
     inner = inner.tril()
     inner.diagonal(dim1=-2, dim2=-1).mul_(0.5)

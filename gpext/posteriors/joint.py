@@ -16,7 +16,18 @@ _MOST_CONTRAST = 1e-3 / torch.finfo(torch.float64).eps  # of a site and its cavi
 
 
 class JointPosterior(ABC):
-    """D Gaussian priors over N latent values each, conditioned on sites that couple those of a datum; float64."""
+    """D Gaussian priors over N latent values each, conditioned on sites that couple those of a datum; float64.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_coupled
+        >>> from gpext.sites import CoupledSites
+        >>> one = torch.ones(2, 1).double()
+        >>> sites = CoupledSites(one, one, 0 * one[0], one)
+        >>> posterior = condition_coupled(0 * one, torch.eye(1).double().expand(2, 1, 1), sites)
+        >>> isinstance(posterior, JointPosterior), posterior.variance.mT
+        (True, tensor([[0.5000, 0.5000]], dtype=torch.float64))
+    """
 
     sites: JointSites
     prior_mean: Tensor  # (..., D, N)
@@ -106,7 +117,16 @@ class JointPosterior(ABC):
 
 
 def precision_blocks(sites: JointSites) -> Tensor:
-    """Return U (..., D, D, N)."""
+    """Return U (..., D, D, N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import CoupledSites
+        >>> one = torch.ones(2, 1)
+        >>> precision_blocks(CoupledSites(one, one, torch.tensor([3.0]), one)).squeeze(-1)  # diag(1, 1) + 3 w w'
+        tensor([[4., 3.],
+                [3., 4.]])
+    """
     if isinstance(sites, CoupledSites):
         return structured_blocks(sites.precision, sites.coupling, sites.direction)
     return sites.precision

@@ -42,7 +42,16 @@ from gpext.sites import GaussianSites, JointSites
 
 @dataclass(frozen=True)
 class LowRankPrior:
-    """N(mu, Phi Phi' + D) over N latent values; float64, in the graph of what it was made from."""
+    """N(mu, Phi Phi' + D) over N latent values; float64, in the graph of what it was made from.
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import GaussianSites
+        >>> one = torch.ones(2).double()
+        >>> prior = LowRankPrior(mean=0 * one, root=torch.ones(2, 1).double(), diagonal=0.5 * one)
+        >>> prior.variance, prior.condition(GaussianSites(one, one)).mean
+        (tensor([1.5000, 1.5000], dtype=torch.float64), tensor([0.7143, 0.7143], dtype=torch.float64))
+    """
 
     mean: Tensor  # mu (..., N)
     root: Tensor  # Phi (..., N, M)
@@ -120,7 +129,17 @@ class LowRankPrior:
 
 @dataclass(frozen=True)
 class LowRankPosterior(GaussianPosterior):
-    """A low-rank-plus-diagonal prior conditioned on N sites; float64. What `DensePosterior` offers, in O(N M^2)."""
+    """A low-rank-plus-diagonal prior conditioned on N sites; float64. What `DensePosterior` offers, in O(N M^2).
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_low_rank
+        >>> from gpext.sites import GaussianSites
+        >>> root, one = torch.ones(2, 1).double(), torch.ones(2).double()
+        >>> posterior = condition_low_rank(0 * one, root, 0 * one, GaussianSites(one, one))
+        >>> posterior.log_det.exp().round(decimals=4)  # |I + K T|
+        tensor(3., dtype=torch.float64)
+    """
 
     prior_mean: Tensor  # mu (..., N)
     root: Tensor  # Phi (..., N, M)
@@ -240,6 +259,14 @@ def condition_low_rank(prior_mean: Tensor, root: Tensor, diagonal: Tensor, sites
         root: Phi (..., N, M).
         diagonal: D (..., N), not negative.
         sites: (..., N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import GaussianSites
+        >>> root, one = torch.ones(2, 1).double(), torch.ones(2).double()
+        >>> posterior = condition_low_rank(0 * one, root, 0 * one, GaussianSites(one, one))  # one value, seen twice
+        >>> posterior.mean, posterior.variance
+        (tensor([0.6667, 0.6667], dtype=torch.float64), tensor([0.3333, 0.3333], dtype=torch.float64))
     """
     sites = sites.to(torch.float64)
     stretch = 1 + diagonal * sites.precision

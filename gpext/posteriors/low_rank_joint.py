@@ -40,7 +40,18 @@ _NUMBERS = 2**21  # of L^-1 Phi' held at a time
 
 @dataclass(frozen=True)
 class LowRankJointPosterior(JointPosterior):
-    """D low-rank-plus-diagonal priors conditioned on N sites that couple them; float64."""
+    """D low-rank-plus-diagonal priors conditioned on N sites that couple them; float64.
+
+    Example:
+        >>> import torch
+        >>> from gpext.posteriors import condition_low_rank_joint
+        >>> from gpext.sites import CoupledSites
+        >>> one = torch.ones(2, 1).double()
+        >>> sites = CoupledSites(one, one, torch.ones(1).double(), one)
+        >>> posterior = condition_low_rank_joint(0 * one, torch.ones(2, 1, 1).double(), 0 * one, sites)
+        >>> posterior.variance.mT
+        tensor([[0.3750, 0.3750]], dtype=torch.float64)
+    """
 
     prior_mean: Tensor  # mu (..., D, N)
     root: Tensor  # Phi (..., D, N, M)
@@ -198,6 +209,15 @@ def condition_low_rank_joint(
         root: Phi (..., D, N, M), or one (N, M) of all latents.
         diagonal: D (..., D, N), or (N,), not negative.
         sites: (..., D, N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import CoupledSites
+        >>> one = torch.ones(2, 1).double()
+        >>> sites = CoupledSites(one, one, torch.ones(1).double(), one)
+        >>> posterior = condition_low_rank_joint(0 * one, torch.ones(2, 1, 1).double(), 0 * one, sites)
+        >>> posterior.mean.mT
+        tensor([[0.2500, 0.2500]], dtype=torch.float64)
     """
     sites = sites.to(torch.float64)
     diagonal = diagonal.expand(torch.broadcast_shapes(diagonal.shape, sites.shift.shape))

@@ -30,7 +30,19 @@ _SHARE = 0.03  # of the noise, for the error of a draw of the prior as estimated
 
 @dataclass(frozen=True)
 class MatrixFreePosterior:
-    """A Gaussian prior over N latent values conditioned on N sites, in the prior's own precision."""
+    """A Gaussian prior over N latent values conditioned on N sites, in the prior's own precision.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.posteriors import condition_matrix_free
+        >>> from gpext.sites import GaussianSites
+        >>> one = torch.ones(2).double()
+        >>> prior = MultivariateNormal(0 * one, torch.eye(2).double())
+        >>> posterior = condition_matrix_free(prior, GaussianSites(one, one))
+        >>> posterior.respond(torch.ones(2, 1).double()).mT  # (I + T K)^-1
+        tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    """
 
     prior_mean: Tensor  # mu (N,)
     prior_covariance: LinearOperator  # K (N, N)
@@ -125,6 +137,15 @@ def condition_matrix_free(
 
     Raises:
         ValueError: a precision is not positive.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.sites import GaussianSites
+        >>> one = torch.ones(2).double()
+        >>> prior = MultivariateNormal(0 * one, torch.eye(2).double())
+        >>> condition_matrix_free(prior, GaussianSites(one, one)).covariance_times(one)
+        tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     if not bool((sites.precision > 0).all()):
         raise ValueError(f"expected sites of positive precision; got {float(sites.precision.min()):g}.")

@@ -48,7 +48,22 @@ _JITTERS = (0.0, 1.0, 10.0, 100.0)  # times the least
 
 @dataclass(frozen=True)
 class NeighbourPrior:
-    """N(mu, K~ + Phi Phi') over N latent values; float64, in the graph of what it was made from."""
+    """N(mu, K~ + Phi Phi') over N latent values; float64, in the graph of what it was made from.
+
+    Example:
+        >>> import torch
+        >>> from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator
+        >>> from gpext.sites import GaussianSites
+        >>> x, one = torch.linspace(0, 1, 4).double().unsqueeze(-1), torch.ones(4).double()
+        >>> graph = NeighbourGraph.of(x, 1, torch.arange(4))  # of a Markov process one neighbour is enough
+        >>> points = graph.points[graph.rows]
+        >>> covariance = NeighbourLinearOperator(torch.exp(-torch.cdist(points, points)), graph=graph)
+        >>> prior, jitter = NeighbourPrior.of(0 * one, covariance, 0.0)
+        >>> K = torch.exp(-torch.cdist(x, x))
+        >>> exact = (K @ torch.linalg.inv(K + torch.eye(4))).diagonal()
+        >>> torch.allclose(prior.condition(GaussianSites(one, one)).variance, exact)
+        True
+    """
 
     mean: Tensor  # mu (..., N)
     blocks: Tensor  # covariances of each point and its neighbours, less Phi Phi' (..., P, E, E)
@@ -157,7 +172,20 @@ class NeighbourPrior:
 
 @dataclass(frozen=True)
 class NeighbourPosterior(GaussianPosterior):
-    """A nearest-neighbour prior conditioned on N sites; float64. It offers what `DensePosterior` does."""
+    """A nearest-neighbour prior conditioned on N sites; float64. It offers what `DensePosterior` does.
+
+    Example:
+        >>> import torch
+        >>> from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph
+        >>> from gpext.posteriors import condition_neighbours
+        >>> from gpext.sites import GaussianSites
+        >>> graph = NeighbourGraph.of(torch.arange(2).double().unsqueeze(-1), 1, torch.arange(2))
+        >>> regressions = LocalRegressions.of(graph, torch.eye(2).double().expand(2, 2, 2))
+        >>> one, root = torch.ones(2).double(), torch.zeros(2, 0).double()
+        >>> posterior = condition_neighbours(0 * one, regressions, root, GaussianSites(one, one), 0.0)
+        >>> posterior.variance
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
 
     prior_mean: Tensor  # mu (..., N)
     regressions: LocalRegressions
@@ -332,6 +360,16 @@ def condition_neighbours(
         root: Phi (..., P, M).
         sites: (..., N).
         jitter: that K~ was made with.
+
+    Example:
+        >>> import torch
+        >>> from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph
+        >>> from gpext.sites import GaussianSites
+        >>> graph = NeighbourGraph.of(torch.arange(2).double().unsqueeze(-1), 1, torch.arange(2))
+        >>> regressions = LocalRegressions.of(graph, torch.eye(2).double().expand(2, 2, 2))
+        >>> one = torch.ones(2).double()
+        >>> condition_neighbours(0 * one, regressions, torch.zeros(2, 0).double(), GaussianSites(one, one), 0.0).mean
+        tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     sites = sites.to(torch.float64)
     graph = regressions.graph

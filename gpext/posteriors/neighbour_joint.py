@@ -28,7 +28,20 @@ COLUMNS = 128  # new inputs predicted at a time
 
 @dataclass(frozen=True)
 class NeighbourJointPosterior(JointPosterior):
-    """D nearest-neighbour priors conditioned on N sites that couple them; float64."""
+    """D nearest-neighbour priors conditioned on N sites that couple them; float64.
+
+    Example:
+        >>> import torch
+        >>> from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph
+        >>> from gpext.posteriors import condition_neighbours_joint
+        >>> from gpext.sites import CoupledSites
+        >>> graph = NeighbourGraph.of(torch.arange(2).double().unsqueeze(-1), 1, torch.arange(2))
+        >>> regressions = LocalRegressions.of(graph, torch.eye(2).double().expand(2, 2, 2))
+        >>> one = torch.ones(2, 2).double()
+        >>> condition_neighbours_joint(0 * one, regressions, CoupledSites(one, one, one[0], one), 0.0).variance
+        tensor([[0.3750, 0.3750],
+                [0.3750, 0.3750]], dtype=torch.float64)
+    """
 
     prior_mean: Tensor  # mu (..., D, N)
     regressions: LocalRegressions  # of each latent, or of all
@@ -172,6 +185,17 @@ def condition_neighbours_joint(
         regressions: of K~, of each latent or of all.
         sites: (..., D, N).
         jitter: that K~ was made with.
+
+    Example:
+        >>> import torch
+        >>> from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph
+        >>> from gpext.sites import CoupledSites
+        >>> graph = NeighbourGraph.of(torch.arange(2).double().unsqueeze(-1), 1, torch.arange(2))
+        >>> regressions = LocalRegressions.of(graph, torch.eye(2).double().expand(2, 2, 2))
+        >>> one = torch.ones(2, 2).double()
+        >>> condition_neighbours_joint(0 * one, regressions, CoupledSites(one, one, one[0], one), 0.0).mean
+        tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500]], dtype=torch.float64)
     """
     sites = sites.to(torch.float64)
     latents, graph = sites.shift.size(-2), regressions.graph

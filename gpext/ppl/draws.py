@@ -48,6 +48,12 @@ class PosteriorDraws:
         samples: (chains, draws, *shape of the site), by name.
         diagnostics: of each chain, from its kernel.
         message: one sentence on how it went.
+
+    Example:
+        >>> import torch
+        >>> draws = PosteriorDraws({"a": torch.tensor([[1.0, 3.0]])}, [])
+        >>> draws.samples["a"].mean()
+        tensor(2.)
     """
 
     samples: dict[str, Tensor] = field(repr=False)

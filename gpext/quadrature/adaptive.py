@@ -14,7 +14,12 @@ from gpext.quadrature.gauss_kronrod import FINEST, LOG_SQRT_2PI, Function, Panel
 
 
 class QuadratureWarning(UserWarning):
-    """Some integrals did not reach the requested tolerance."""
+    """Some integrals did not reach the requested tolerance.
+
+    Example:
+        >>> issubclass(QuadratureWarning, UserWarning)
+        True
+    """
 
 
 class QuadratureStatus(Enum):

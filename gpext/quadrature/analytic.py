@@ -44,6 +44,14 @@ def analytic_expectation(part: Part, mean: Tensor, variance: Tensor, strip: Tens
         mean: m (..., N).
         variance: v (..., N), nonnegative.
         strip: a (..., N), half the width of the strip in which g is analytic and grows little.
+
+    Example:
+        >>> import torch
+        >>> def part(rows):
+        ...     return lambda f: f.tanh().square(), None  # analytic for |Im f| < pi / 2
+        >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
+        >>> analytic_expectation(part, zero, one, 1.5 * one).round(decimals=6)
+        tensor([0.3943], dtype=torch.float64)
     """
 
     def adaptive(function: Function, m: Tensor, v: Tensor, knots: Tensor | None, finest: float) -> Tensor:
@@ -60,6 +68,14 @@ def analytic_tilted_moments(part: Part, mean: Tensor, variance: Tensor, strip: T
         mean: m (..., N).
         variance: v (..., N), positive.
         strip: a (..., N), half the width of the strip in which exp(l) is analytic and grows little.
+
+    Example:
+        >>> import torch
+        >>> def part(rows):
+        ...     return lambda f: -0.5 * f.square(), None
+        >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
+        >>> analytic_tilted_moments(part, zero, one, 9 * one).variance.round(decimals=6)
+        tensor([0.5000], dtype=torch.float64)
     """
 
     def adaptive(function: Function, m: Tensor, v: Tensor, knots: Tensor | None, finest: float) -> Tensor:

@@ -38,7 +38,14 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SecondOrder:
-    """l(f), its gradient and its negative second derivative, datum by datum."""
+    """l(f), its gradient and its negative second derivative, datum by datum.
+
+    Example:
+        >>> import torch
+        >>> f = torch.zeros(1, 1)
+        >>> SecondOrder(value=-0.5 * f.square().sum(-2), gradient=-f, precision=torch.ones(1, 1, 1)).precision.shape
+        torch.Size([1, 1, 1])
+    """
 
     value: Tensor  # (..., N)
     gradient: Tensor  # (..., D, N)
@@ -61,6 +68,15 @@ def log_joint_expectation(
 
     Raises:
         ValueError: a covariance is not positive semidefinite.
+
+    Example:
+        >>> import torch
+        >>> def expand(f):  # l(f) = -f^2 / 2
+        ...     return SecondOrder(-0.5 * f.square().sum(-2), -f, torch.ones(1, 1, 1).double())
+        >>> one = torch.ones(1, 1).double()
+        >>> log_z = log_joint_expectation(lambda f: -0.5 * f.square().sum(-2), expand, 0 * one, one.unsqueeze(0))
+        >>> log_z.exp()  # 2^-1/2
+        tensor([0.7071], dtype=torch.float64)
     """
     root = _root(covariance)
     with torch.no_grad():
@@ -120,6 +136,12 @@ def independent_expectation(function: Function, mean: Tensor, covariance: Tensor
         function: g, maps f (Q, ..., D, N) to (Q, ..., N); smooth.
         mean: (..., D, N).
         covariance: (..., D, D, N), diagonal and positive.
+
+    Example:
+        >>> import torch
+        >>> mean, covariance = torch.zeros(2, 1).double(), torch.eye(2).double().unsqueeze(-1)
+        >>> independent_expectation(lambda f: f.square().sum(-2), mean, covariance).round(decimals=6)
+        tensor([2.], dtype=torch.float64)
     """
     variance = covariance.diagonal(dim1=-3, dim2=-2).mT  # (..., D, N)
     m, v = mean.detach().double(), variance.detach().double()
@@ -151,6 +173,14 @@ def in_parts(
         covariance: (..., D, D, N).
         targets: data along `dim`, or one for all.
         dim: negative.
+
+    Example:
+        >>> import torch
+        >>> from gpext.quadrature import joint_expectation
+        >>> def second_moment(mean, covariance):
+        ...     return joint_expectation(lambda f: f.square().sum(-2), mean, covariance)
+        >>> in_parts(second_moment, torch.zeros(1, 3).double(), torch.ones(1, 1, 3).double()).round(decimals=6)
+        tensor([1., 1., 1.], dtype=torch.float64)
     """
     size = mean.size(-1)
     spread = covariance.detach().diagonal(dim1=-3, dim2=-2).sum(-1)  # (..., N)

@@ -44,7 +44,15 @@ T = TypeVar("T", TiltedMoments, Tensor)
 
 @dataclass(frozen=True)
 class ScaleNoise:
-    """A kind of noise at given scales: its integrals over f, and how smooth they are in the log scale."""
+    """A kind of noise at given scales: its integrals over f, and how smooth they are in the log scale.
+
+    Example:
+        >>> from functools import partial
+        >>> from gpext.quadrature import gaussian_tilted_moments
+        >>> moments = partial(gaussian_tilted_moments, power=1.0)
+        >>> ScaleNoise(moments, lambda *arguments: moments(*arguments).log_normalizer, 0.17).step  # Gaussian noise
+        0.17
+    """
 
     moments: Callable[[Tensor, Tensor, Tensor], TiltedMoments]  # of y - E[f], Var[f] and e^{2g}; of f less its mean
     log_normalizer: Callable[[Tensor, Tensor, Tensor], Tensor]  # that of the moments
@@ -53,7 +61,14 @@ class ScaleNoise:
 
 @dataclass(frozen=True)
 class JointMoments:
-    """log Z^ and the moments of a tilted distribution of D latents; `log_normalizer` is in the graph of the noise."""
+    """log Z^ and the moments of a tilted distribution of D latents; `log_normalizer` is in the graph of the noise.
+
+    Example:
+        >>> import torch
+        >>> moments = JointMoments(torch.zeros(1), torch.zeros(2, 1), torch.eye(2).unsqueeze(-1))
+        >>> moments.covariance.shape
+        torch.Size([2, 2, 1])
+    """
 
     log_normalizer: Tensor  # (..., N)
     mean: Tensor  # (..., D, N)
@@ -68,6 +83,17 @@ def location_scale_moments(targets: Tensor, mean: Tensor, covariance: Tensor, no
         mean: of f and g (..., 2, N).
         covariance: (..., 2, 2, N), positive semidefinite.
         noise: the integrals over f at given scales.
+
+    Example:
+        >>> import torch
+        >>> from functools import partial
+        >>> from gpext.quadrature import gaussian_tilted_moments
+        >>> moments = partial(gaussian_tilted_moments, power=1.0)
+        >>> noise = ScaleNoise(moments, lambda *arguments: moments(*arguments).log_normalizer, 0.17)
+        >>> mean, covariance = torch.zeros(2, 1).double(), torch.eye(2).double().unsqueeze(-1)
+        >>> found = location_scale_moments(torch.ones(1).double(), mean, covariance, noise)
+        >>> found.mean.mT.round(decimals=4)  # of f and of the log scale
+        tensor([[ 0.5806, -0.2588]], dtype=torch.float64)
     """
     given = GivenScale.of(mean, covariance)
     u, log_weights, found = _scale_rule(targets, given, noise.step, noise.moments)
@@ -91,6 +117,16 @@ def log_location_scale_density(targets: Tensor, mean: Tensor, covariance: Tensor
     """Return log int p(y | f, e^g)^eta N((f, g) | mean, covariance) df dg (..., N), differentiable once.
 
     Arguments are those of :func:`location_scale_moments`.
+
+    Example:
+        >>> import torch
+        >>> from functools import partial
+        >>> from gpext.quadrature import gaussian_tilted_moments
+        >>> moments = partial(gaussian_tilted_moments, power=1.0)
+        >>> noise = ScaleNoise(moments, lambda *arguments: moments(*arguments).log_normalizer, 0.17)
+        >>> mean, covariance = torch.zeros(2, 1).double(), torch.eye(2).double().unsqueeze(-1)
+        >>> log_location_scale_density(torch.ones(1).double(), mean, covariance, noise).round(decimals=4)
+        tensor([-1.6378], dtype=torch.float64)
     """
     given = GivenScale.of(mean, covariance)
     u, log_weights, terms = _scale_rule(targets, given, noise.step, noise.log_normalizer)
@@ -101,7 +137,15 @@ def log_location_scale_density(targets: Tensor, mean: Tensor, covariance: Tensor
 
 @dataclass(frozen=True)
 class GivenScale:
-    """The law of f given g = m_g + sd_g u."""
+    """The law of f given g = m_g + sd_g u.
+
+    Example:
+        >>> import torch
+        >>> mean, covariance = torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0, 1.0], [1.0, 1.0]]).unsqueeze(-1)
+        >>> given = GivenScale.of(mean, covariance)
+        >>> given.location(torch.tensor([2.0])), given.variance  # of f, once its log scale is known
+        (tensor([3.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
 
     mean: Tensor  # m_f (..., N)
     scale_mean: Tensor  # m_g

@@ -32,6 +32,15 @@ def smooth_expectation(jet: Jet, mean: Tensor, variance: Tensor, rule: Rule, num
         variance: v (...), nonnegative.
         rule: places `num_nodes` nodes for each datum.
         num_nodes: Q.
+
+    Example:
+        >>> import torch
+        >>> from gpext.quadrature import trapezoid
+        >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
+        >>> def jet(z):
+        ...     return z.cos(), -z.sin(), -z.cos()
+        >>> smooth_expectation(jet, zero, one, trapezoid(51), 51).round(decimals=6)  # e^-1/2
+        tensor([0.6065], dtype=torch.float64)
     """
     mean, variance = torch.broadcast_tensors(mean, variance)
     return _SmoothExpectation.apply(mean, variance, jet, rule, max(_IN_CACHE // num_nodes, 1))
@@ -55,7 +64,14 @@ def trapezoid_nodes(strip: float, largest: Tensor) -> int:
 
 
 def trapezoid(num_nodes: int) -> Rule:
-    """Return the rule of equally spaced nodes, as wide as the dtype can see."""
+    """Return the rule of equally spaced nodes, as wide as the dtype can see.
+
+    Example:
+        >>> import torch
+        >>> z, weights = trapezoid(51)(torch.tensor([[1.0]]), torch.tensor([[2.0]]))
+        >>> (weights * z).sum().round(decimals=4), (weights * (z - 1).square()).sum().round(decimals=3)
+        (tensor(1.), tensor(4.))
+    """
 
     def rule(mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
         reach = _accuracy(mean.dtype)[1]

@@ -17,7 +17,27 @@ from gpext.samplers.targets.predictive import predictive
 
 @dataclass(frozen=True)
 class HyperPosterior(Draws):
-    """Draws of hyperparameters of C chains, S each; see :class:`Draws`."""
+    """Draws of hyperparameters of C chains, S each; see :class:`Draws`.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> from gpytorch.priors import LogNormalPrior
+        >>> from gpext.samplers import MetropolisHastings
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood(LogNormalPrior(-3.0, 1.0)))
+        ...         self.mean_module = gpytorch.means.ZeroMean()
+        ...         self.covar_module = gpytorch.kernels.RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0))
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 6, 20).double()
+        >>> model = Model(x, torch.sin(x)).double()
+        >>> sampler = MetropolisHastings(gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> draws = sampler.run(20, warmup=20, progress=False, generator=torch.Generator().manual_seed(0))
+        >>> draws.predict(x[:3], num_draws=5).mean.shape
+        torch.Size([3])
+    """
 
     target: LogPosterior = field(repr=False)
 

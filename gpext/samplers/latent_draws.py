@@ -32,7 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GibbsDraws(Draws):
-    """Draws of latent values, and of the hyperparameters that moved, of C chains, S each; see :class:`Draws`."""
+    """Draws of latent values, and of the hyperparameters that moved, of C chains, S each; see :class:`Draws`.
+
+    Example:
+        >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
+        >>> from gpext.likelihoods import BernoulliLogitLikelihood
+        >>> from gpext.samplers import GibbsSampler
+        >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
+        >>> sampler = GibbsSampler(prior, BernoulliLogitLikelihood(), torch.tensor([1.0, 0.0]).double())
+        >>> draws = sampler.run(30, generator=torch.Generator().manual_seed(0), progress=False)
+        >>> draws.latent.shape
+        torch.Size([4, 30, 2])
+    """
 
     target: Target = field(repr=False)
 

@@ -74,6 +74,14 @@ def automatic_preconditioner(
 
     Raises:
         ValueError: the noise is not positive.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(0, 1, 50).double().unsqueeze(-1)
+        >>> K, noise = torch.exp(-(x - x.mT).square()), torch.full((50,), 0.1).double()
+        >>> P = automatic_preconditioner(lambda i: K[:, i], lambda i, j: K[i, j], K.diagonal(), noise, x)
+        >>> type(P).__name__
+        'LowRankPreconditioner'
     """
     check_noise(noise)
     typical = float(noise.mean())

@@ -23,7 +23,16 @@ _WIDTH = 256  # of a block of columns of a Gram matrix
 
 @dataclass(frozen=True)
 class LowRankPreconditioner:
-    """L L' + D; call it for P^-1 r."""
+    """L L' + D; call it for P^-1 r.
+
+    Example:
+        >>> import torch
+        >>> root, noise = torch.tensor([[1.0], [2.0]]), torch.tensor([0.5, 0.5])
+        >>> P = LowRankPreconditioner.of(root, noise)
+        >>> ((root @ root.mT + noise.diag()) @ P(torch.ones(2, 1))).round(decimals=4)
+        tensor([[1.],
+                [1.]])
+    """
 
     root: Tensor  # L (n, k)
     noise: Tensor  # the diagonal of D (n,), positive
@@ -75,7 +84,19 @@ class LowRankPreconditioner:
 
 @dataclass(frozen=True)
 class NeighbourPreconditioner:
-    """L L' + (G'G)^-1; call it for P^-1 r."""
+    """L L' + (G'G)^-1; call it for P^-1 r.
+
+    Example:
+        >>> import torch
+        >>> from gpext.solvers.choose_preconditioner import with_neighbours
+        >>> x = torch.linspace(0, 1, 20).double().unsqueeze(-1)
+        >>> K, noise = torch.exp(-30 * (x - x.mT).abs()), torch.full((20,), 0.1).double()
+        >>> none = torch.zeros(20, 0).double()
+        >>> P = with_neighbours(lambda i, j: K[i, j], none, K.diagonal(), noise, x)
+        >>> A = K + noise.diag()
+        >>> float((A @ P(torch.ones(20, 1).double()) - 1).abs().max()) < 0.1
+        True
+    """
 
     rest: NeighbourRoot  # G
     root: Tensor  # B = G L (n, k)

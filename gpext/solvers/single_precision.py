@@ -45,7 +45,19 @@ _ROUNDED = 0.1  # of the largest eigenvalue's rounding: the error of the factor,
 
 @dataclass(frozen=True)
 class SinglePrecisionPreconditioner:
-    """S^-1 U'U S^-1; call it for P^-1 r."""
+    """S^-1 U'U S^-1; call it for P^-1 r.
+
+    Example:
+        >>> import torch
+        >>> K = torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double()
+        >>> noise = torch.full((2,), 0.1).double()
+        >>> def block(rows, columns, scale):
+        ...     return (scale[rows, None] * K[rows, columns] * scale[columns]).float()
+        >>> P = SinglePrecisionPreconditioner.of(block, K.diagonal(), noise)
+        >>> ((K + noise.diag()) @ P(torch.ones(2, 1).double())).round(decimals=4)
+        tensor([[1.],
+                [1.]], dtype=torch.float64)
+    """
 
     panels: tuple[Tensor, ...]  # rows of U right of their diagonal block (h, n - stop), float32
     inverses: tuple[Tensor, ...]  # N of each (h, h), lower triangles, float64

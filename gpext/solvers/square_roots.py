@@ -22,7 +22,16 @@ _FIRST = 16  # steps; doubled whenever they have proved too few
 
 @dataclass(frozen=True)
 class RootProduct:
-    """The result of a product with a square root."""
+    """The result of a product with a square root.
+
+    Example:
+        >>> import torch
+        >>> from gpext.solvers import square_root_times
+        >>> A = torch.diag(torch.tensor([1.0, 4.0]).double())
+        >>> found = square_root_times(lambda v: A @ v, torch.ones(2).double(), tolerance=1e-8)
+        >>> found.value.round(decimals=4), found.num_steps
+        (tensor([1., 2.], dtype=torch.float64), 2)
+    """
 
     value: Tensor  # A^1/2 z (n,)
     error: float  # an estimate of |value - A^1/2 z|

@@ -23,7 +23,16 @@ from torch import Tensor
 
 
 class Survival(ABC):
-    """P_j for j = 0, 1, ..., with P_0 = 1, never rising."""
+    """P_j for j = 0, 1, ..., with P_0 = 1, never rising.
+
+    Example:
+        >>> import torch
+        >>> class Half(Survival):
+        ...     def log_probability(self, j, fall):
+        ...         return fall.new_full(fall.shape, -j).mul(0.6931)  # each increment is as likely as not
+        >>> Half().log_probability(2, torch.ones(1)).exp()
+        tensor([0.2500])
+    """
 
     @abstractmethod
     def log_probability(self, j: int, fall: Tensor) -> Tensor:

@@ -42,6 +42,24 @@ class GridFit:
         log_evidence: N times the objective at the end, (J,): the log evidence (or its bound) plus the log densities of
             registered priors; -inf where training broke down at its start.
         weights: (J,), of sum one.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood, gpext.inference.Laplace())
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 8).double()
+        >>> y = torch.tensor([0.0, 0.5, 0.9, 1.0, 5.0, 0.3, -0.3, -0.8]).double()
+        >>> model = Model(x, y, gpext.likelihoods.StudentTLikelihood()).double()
+        >>> mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
+        >>> grid = gpext.fit_grid(mll, x, y, parameter="likelihood.deg_free", values=[3.0, 30.0], progress=False)
+        >>> grid.weights.sum().round(decimals=6)
+        tensor(1., dtype=torch.float64)
     """
 
     parameter: str

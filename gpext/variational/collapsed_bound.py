@@ -80,6 +80,21 @@ class CollapsedBound:
         start: whose q(f) gives the first sites: by default the strategy itself; or one of other inducing points.
         block_size: data handled at a time.
         ranks: processes with the same model, each with data of its own, whose bound it is; this one alone by default.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpytorch.models.ApproximateGP):
+        ...     def __init__(self, z):
+        ...         super().__init__(gpext.variational.SiteVariationalStrategy(self, z))
+        ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 20).double().unsqueeze(-1)
+        >>> strategy, y = Model(x[::5].clone()).double().variational_strategy, (x[:, 0] > 0.5).double()
+        >>> bound = CollapsedBound(strategy, gpext.likelihoods.BernoulliLogitLikelihood(), x, y)
+        >>> bool(bound.settle() > bound.num_data * torch.tensor(0.5).log())  # better than tossing a coin
+        True
     """
 
     def __init__(

@@ -105,6 +105,22 @@ class LatentVariationalStrategy(_VariationalStrategy):
         sparse_inputs: Z (M, d) for the sparse prior, learnt with the hyperparameters; None for the exact one.
         design: A (N, P), if datum i sees (A f)_i of the values f at P inputs; None if it sees f_i.
         neighbours: how neighbours are chosen, for the nearest-neighbour prior; None for the exact one.
+
+    Example:
+        >>> import gpytorch, torch, gpext
+        >>> class Model(gpext.models.LatentGP):
+        ...     def __init__(self, x, y, likelihood):
+        ...         super().__init__(x, y, likelihood)
+        ...         self.mean_module = gpytorch.means.ConstantMean()
+        ...         self.covar_module = gpytorch.kernels.RBFKernel()
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 1, 8).double()
+        >>> model = Model(x, (x > 0.5).double(), gpext.likelihoods.BernoulliLogitLikelihood()).double()
+        >>> strategy = model.variational_strategy
+        >>> strategy.result().status.name, strategy.sites.precision.shape
+        ('CONVERGED', torch.Size([8]))
     """
 
     def __init__(

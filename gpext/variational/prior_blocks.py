@@ -54,7 +54,16 @@ class Whitened:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Batch quantities that do not depend on q(u); valid until the hyperparameters change."""
+    """Batch quantities that do not depend on q(u); valid until the hyperparameters change.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> from gpext.variational.prior_blocks import Whitened
+        >>> whitened = Whitened(torch.zeros(2, 5), torch.zeros(5), torch.ones(5))
+        >>> [len(part.targets) for part in Prepared(whitened, torch.arange(5.0), None).split(3, PoissonLikelihood())]
+        [3, 2]
+    """
 
     whitened: Whitened
     targets: Tensor  # (..., N), or what the likelihood takes
@@ -133,6 +142,13 @@ class FactorCache(Generic[Made]):
     """Keeps a factor, or what else was made of tensors and numbers, as long as these stay the same.
 
     Keyed by value: parameters are also changed through `.data`, which leaves no trace in their version counters.
+
+    Example:
+        >>> import torch
+        >>> cache, L = FactorCache(), torch.eye(2)
+        >>> cache.put([L], L @ L)
+        >>> cache.get([L]) is None
+        False
     """
 
     def __init__(self) -> None:

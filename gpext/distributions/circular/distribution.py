@@ -48,6 +48,14 @@ class CircularDistribution(Distribution):
     """A distribution of angles in radians with a smooth density.
 
     The circle is cut half a turn from `mean`, where `cdf` is 0, and 1 a turn later.
+
+    Example:
+        >>> import torch
+        >>> from gpext.likelihoods import VonMisesLikelihood
+        >>> f = torch.tensor([[2.0], [0.0]]).double()
+        >>> angle = VonMisesLikelihood().double()(f)
+        >>> angle
+        VonMises(loc: tensor([0.], dtype=torch.float64), concentration: tensor([2.], dtype=torch.float64))
     """
 
     @abstractmethod

@@ -36,7 +36,15 @@ _ROUNDING = 1e-9
 
 
 class InversionError(ValueError):
-    """A phi cannot be inverted numerically at some point; the message names the point and the requirement."""
+    """A phi cannot be inverted numerically at some point; the message names the point and the requirement.
+
+    Example:
+        >>> import torch
+        >>> RadialTransform(phi=lambda r: torch.exp(-r)).checked(torch.tensor([1e4]))
+        Traceback (most recent call last):
+            ...
+        gpext.distributions.laplace_inversion.radial_transform.InversionError: log phi is not finite at r = 10000 ...
+    """
 
 
 class RadialTransform:
@@ -48,6 +56,13 @@ class RadialTransform:
 
     Raises:
         ValueError: neither or both are given.
+
+    Example:
+        >>> import torch
+        >>> transform = RadialTransform(phi=lambda r: torch.exp(-r))
+        >>> r = torch.tensor([0.0, 2.0]).double()
+        >>> transform(r), transform.mean(r)  # log phi(r) and -(log phi)'(r)
+        (tensor([ 0., -2.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
     """
 
     def __init__(

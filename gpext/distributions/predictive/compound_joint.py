@@ -32,6 +32,16 @@ class CompoundJointDistribution(LatentMixture):
         latent_covariance: V (..., D, D, N), positive semidefinite.
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> def conditional(f):  # a mean and a log scale
+        ...     return torch.distributions.Normal(f[..., 0, :], f[..., 1, :].exp())
+        >>> def log_density(y, mean, covariance):
+        ...     return conditional(mean).log_prob(y)  # of latents that are known
+        >>> y = CompoundJointDistribution(conditional, torch.zeros(2, 1), torch.zeros(2, 2, 1), log_density)
+        >>> y.mean, y.log_prob(torch.zeros(1))
+        (tensor([0.]), tensor([-0.9189]))
     """
 
     def __init__(

@@ -22,6 +22,16 @@ class LatentMixture(Distribution):
         log_density: maps (value, mean, covariance) to log p(value) (..., N).
         event_shape: of a datum.
         validate_args: as in torch.distributions.
+
+    Example:
+        >>> import torch
+        >>> class Normal(LatentMixture):  # y = f + noise of variance 1
+        ...     support = torch.distributions.constraints.real
+        >>> def log_density(y, mean, covariance):
+        ...     scale = (covariance[..., 0, 0, :] + 1).sqrt()
+        ...     return torch.distributions.Normal(mean[..., 0, :], scale).log_prob(y)
+        >>> Normal(torch.zeros(1, 2), torch.ones(1, 1, 2), log_density).log_prob(torch.zeros(2))
+        tensor([-1.2655, -1.2655])
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}

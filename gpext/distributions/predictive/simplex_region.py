@@ -18,7 +18,14 @@ _CHUNK = 2**20  # densities in one evaluation
 
 @dataclass(frozen=True)
 class SimplexRegion:
-    """The points of the simplex at which a density reaches a threshold, one region a datum."""
+    """The points of the simplex at which a density reaches a threshold, one region a datum.
+
+    Example:
+        >>> import torch
+        >>> region = SimplexRegion(torch.full((1, 1, 3), 2.0), torch.tensor([1.0]), probability=0.5, standard_error=0.1)
+        >>> region.contains(torch.tensor([[[0.4, 0.3, 0.3]], [[0.98, 0.01, 0.01]]])).mT
+        tensor([[ True, False]])
+    """
 
     concentration: Tensor  # of the Dirichlets whose average it is (J, ..., N, D)
     log_threshold: Tensor  # log c (..., N)

@@ -72,6 +72,13 @@ def log_multinomial_marginal(counts: Tensor, mean: Tensor, variance: Tensor) -> 
     """Return log E[prod_k e^{y_k f_k} / (sum_k e^{f_k})^n], n = sum_k y_k: without the multinomial coefficient.
 
     The rounding of the coefficient's logarithm comes on top of :func:`log_multinomial_density`, which see.
+
+    Example:
+        >>> import torch
+        >>> counts = torch.tensor([[1.0], [0.0]]).double()
+        >>> zero, one = torch.zeros(2, 1).double(), torch.ones(2, 1).double()
+        >>> log_multinomial_marginal(counts, zero, one).exp().round(decimals=6)  # either of two classes
+        tensor([0.5000], dtype=torch.float64)
     """
     y = counts.detach().double()
     log_coefficient = torch.lgamma(y.sum(-2) + 1) - torch.lgamma(y + 1).sum(-2)

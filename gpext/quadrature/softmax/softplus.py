@@ -98,6 +98,15 @@ def softplus_expectation(jet: Jet, mean: Tensor, variance: Tensor) -> Tensor:
 
     Raises:
         ValueError: means or variances are not finite, or a variance is negative.
+
+    Example:
+        >>> import torch
+        >>> def jet(f, rows):
+        ...     p = f.sigmoid()
+        ...     return torch.nn.functional.softplus(f), p, p * (1 - p)
+        >>> zero, one = torch.zeros(1, 1).double(), torch.ones(1, 1).double()
+        >>> softplus_expectation(jet, zero, one).round(decimals=6)
+        tensor([0.8061], dtype=torch.float64)
     """
 
     def rule(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

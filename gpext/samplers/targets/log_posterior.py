@@ -43,6 +43,23 @@ class LogPosterior(ChainTarget):
     Raises:
         TypeError: another objective.
         ValueError: there is no such parameter, or none; inputs or targets are not finite.
+
+    Example:
+        >>> import gpytorch, torch
+        >>> from gpytorch.priors import LogNormalPrior
+        >>> class Model(gpytorch.models.ExactGP):
+        ...     def __init__(self, x, y):
+        ...         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        ...         self.mean_module = gpytorch.means.ZeroMean()
+        ...         self.covar_module = gpytorch.kernels.RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0))
+        ...
+        ...     def forward(self, x):
+        ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        >>> x = torch.linspace(0, 6, 20).double()
+        >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood((model := Model(x, torch.sin(x)).double()).likelihood, model)
+        >>> target = LogPosterior(mll, ["covar_module.lengthscale"])
+        >>> target.size, target.value(torch.zeros(1).double()) > target.value(torch.full((1,), -9.0).double())
+        (1, True)
     """
 
     def __init__(
