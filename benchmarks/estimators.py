@@ -28,13 +28,17 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -290,8 +294,8 @@ np.savez(sys.argv[2], mean=found["mu"], variance=found["var"], seconds=time.proc
 """
 
 
-def by_gpboost(data: Split, python: str | None) -> dict[str, float]:
-    """Score GPBoost's Gaussian processes, in a process of their own."""
+def by_gpboost(data: Split, python: str | None, longest: float) -> dict[str, float]:
+    """Score GPBoost's Gaussian processes, in a process of their own that ends after `longest` CPU seconds."""
     if python is None or data.num_classes not in (None, 2):
         return {}
     center, scale = data.train_x.mean(0), data.train_x.std(0)
@@ -300,12 +304,35 @@ def by_gpboost(data: Split, python: str | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
         np.savez(given, train_x=train_x, test_x=test_x, train_y=data.train_y, binary=data.num_classes is not None)
-        subprocess.run([python, "-c", _PEER, str(given), str(found)], check=True, capture_output=True, timeout=1800)
+        limit = math.ceil(longest)
+        command = [python, "-c", _PEER, str(given), str(found)]
+        ended = subprocess.run(
+            command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)), capture_output=True
+        )
+        if ended.returncode < 0:
+            raise TimeoutError(f"no end within {limit} CPU seconds")
+        ended.check_returncode()
         result = np.load(found)
         mean, variance, seconds = result["mean"], result["variance"], float(result["seconds"])
     if data.num_classes is not None:
         return class_scores(np.stack([1 - mean, mean], 1), data.test_y) | {"cpu_seconds": seconds}
     return gaussian(mean, np.sqrt(variance), data.test_y) | {"cpu_seconds": seconds}
+
+
+@contextmanager
+def at_most(cpu_seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block when the process has used so many CPU seconds in it."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"no end within {cpu_seconds:g} CPU seconds")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -317,6 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folds", nargs="*", type=int, default=range(FOLDS))
     parser.add_argument("--rows", type=int, default=10**9)
     parser.add_argument("--peer-python", help="an interpreter that has gpboost")
+    parser.add_argument("--longest", type=float, default=1800, help="CPU seconds of a run")
     parser.add_argument("--quick", action="store_true", help="300 rows and one fold")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path, help="where to draw the mean ranks")
@@ -337,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "forest": by_forest,
         "boosting": by_boosting,
         "SVGP": by_svgp,
-        "GPBoost": lambda data: by_gpboost(data, options.peer_python),
+        "GPBoost": lambda data: by_gpboost(data, options.peer_python, options.longest),
     }
     known = options.output.read_text().splitlines() if options.output.exists() else []
     done = {tuple(json.loads(line)[key] for key in ("set", "fold", "rows", "method")) for line in known}
@@ -351,7 +379,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     try:
-                        scores = methods[method](data)
+                        with at_most(options.longest):
+                            scores = methods[method](data)
                     except Exception as error:  # a peer's failure is a row of the table
                         scores = {"failed": f"{type(error).__name__}: {error}"[:200]}
                 if not scores:
