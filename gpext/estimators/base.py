@@ -43,7 +43,7 @@ _ROWS = 1000  # predicted at once
 _FEW = 400  # rows up to which predictions are averages over hyperparameters
 _TRIED = 300  # rows of the models that decide about a transform
 _MODE = 1e-4  # tolerance of Laplace's mode while training, in posterior standard deviations
-_FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
+FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
 
 
 class GPEstimator(BaseEstimator):
@@ -152,7 +152,7 @@ class GPEstimator(BaseEstimator):
         self.likelihood_name_, self._is_weighted = chosen, bool((weights != 1).any())
         self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
         self.fit_result_ = found[chosen].result
-        reasons.append(self._average(found[chosen], settings.seed))
+        reasons.append(self._average(found[chosen], settings))
         self.report_ = report_of(
             self,
             found,
@@ -163,23 +163,28 @@ class GPEstimator(BaseEstimator):
             time.perf_counter() - started,
             reasons,
         )
-        if self.fit_result_.status not in _FINE:
+        if self.fit_result_.status not in FINE:
             warnings.warn(self.fit_result_.message, ConvergenceWarning, stacklevel=3)
 
-    def _average(self, trained: Trained, seed: int) -> str:
+    def _average(self, trained: Trained, settings: Settings) -> str:
         """Draw hyperparameters for few rows, over which predictions are averaged; return a sentence if so."""
         model, self._members = trained.model, []
         few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= _FEW
         may = self._averages and self.priors and num_latents(trained.likelihood) is None
         draws = torch.zeros(0, 0)
-        if few and may and trained.result.status in _FINE:
+        if few and may and trained.result.status in FINE:
             rule = self._rules(trained.likelihood, model.train_targets)[0]
-            draws = hyperparameter_draws(model, rule, seed)
+            draws = hyperparameter_draws(model, rule, settings.seed)
             self._members = members_of(model, draws)
         self._hyperparameters = draws.numpy()
         if not self._members:
             return ""
         return f"predictions are averages over {len(self._members)} draws of the hyperparameters"
+
+    def _recall_average(self) -> None:
+        """Make what predictions are averaged over again, from what is stored."""
+        draws = torch.from_numpy(self._hyperparameters)
+        self._members = members_of(self.model_, draws) if isinstance(self.model_, DenseGP) else []
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Set where training begins, from models of other likelihoods; return why not to train this one, or ""."""
@@ -325,10 +330,17 @@ class GPEstimator(BaseEstimator):
         return torch.from_numpy(self._columns.transform(read_table(self, X, reset=False)))
 
     @torch.no_grad()
-    def _by_rows(self, inputs: Tensor, function: Callable[..., Tensor], *others: Tensor) -> np.ndarray:
+    def _by_rows(
+        self,
+        inputs: Tensor,
+        function: Callable[..., Tensor],
+        *others: Tensor,
+        latent: Callable[[Tensor], MultivariateNormal] | None = None,
+    ) -> np.ndarray:
         """Return function(q(f) at some rows, of others the same rows), put together for all rows (n, ...)."""
+        latent = self._latent if latent is None else latent
         parts = zip(*(each.split(_ROWS) for each in (inputs, *others)), strict=True)
-        return torch.cat([function(self._latent(x), *rest) for x, *rest in parts]).numpy()
+        return torch.cat([function(latent(x), *rest) for x, *rest in parts]).numpy()
 
     def _latent(self, x: Tensor, *, jointly: bool = False) -> MultivariateNormal:
         """Return the posterior of f at inputs of the kernel (n, d), its covariances only where they are asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,13 +16,17 @@ from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from gpext.estimators.base import GPEstimator
+from gpext.estimators.base import FINE, GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
+from gpext.estimators.models import DenseGP, hyperparameters_of, plain_kernels, start_from
+from gpext.estimators.plan import Plan
 from gpext.estimators.rows import distinct_rows
 from gpext.estimators.table import read_table
+from gpext.estimators.training import Settings, Task, Trained, train
 from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 
+_FEW = 300  # rows up to which probabilities are averages over kernels
 _SPARSE_TOLERANCE = 1e-7  # of expected log densities, where inducing points leave far larger errors
 
 
@@ -137,8 +142,8 @@ class GPClassifier(ClassEstimator):
 
     Attributes:
         classes_: labels (K,).
-        model_, likelihood_: the gpytorch modules, in eval mode. Data of the model are the distinct rows of the table,
-            sorted.
+        model_, likelihood_: the gpytorch modules, in eval mode, of the kernel with a lengthscale for each column. Data
+            of the model are the distinct rows of the table, sorted.
         report_: what was chosen and why; print it.
         fit_result_: of the training, a :class:`gpext.FitResult`.
         n_features_in_, feature_names_in_: of the table.
@@ -149,6 +154,53 @@ class GPClassifier(ClassEstimator):
         >>> GPClassifier().fit(X, y).predict_proba(X[:2]).argmax(1)
         array([0, 0])
     """
+
+    _others: list[DenseGP]  # of other kernels, whose probabilities are averaged with those of `model_`
+    _other_hyperparameters: dict[str, dict[str, np.ndarray]]  # of each, by name
+    _stored = (*ClassEstimator._stored, "_other_hyperparameters")
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the predictive probabilities (n, K) of the classes in `classes_`, the latent function integrated out.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: before `fit`, or another table than at training.
+        """
+        inputs = self._inputs(X)
+        models = [self.model_, *self._others]
+        return np.mean([self._by_rows(inputs, self._probabilities, latent=model) for model in models], 0)
+
+    def _average(self, trained: Trained, settings: Settings) -> str:
+        """Train models of other kernels for few rows, whose probabilities are averaged; return a sentence if so."""
+        self._hyperparameters, self._members = np.zeros((0, 0)), []
+        self._others, self._other_hyperparameters = [], {}
+        model, numeric = trained.model, len(self._columns.numeric)
+        few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= _FEW
+        if not few or numeric < 2 or len(self.classes_) > 2 or self.kernel is not None or not self.priors:
+            return ""
+        (inputs,), targets = model.train_inputs, model.train_targets
+        for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
+            likelihood = copy.deepcopy(trained.likelihood)
+            task = Task(inputs, targets, likelihood, kernel.to(inputs), *self._rules(likelihood, targets))
+            other = train(task, Plan(None, False, 0, None), settings)
+            if other.result.status in FINE:
+                values = hyperparameters_of(other.model, other.likelihood)
+                self._other_hyperparameters[name] = {key: value.numpy() for key, value in values.items()}
+        self._recall_average()
+        if not self._others:
+            return ""
+        names = "; ".join(self._other_hyperparameters)
+        return f"probabilities are averages with those of other kernels: {names}"
+
+    def _recall_average(self) -> None:
+        """Make the models of other kernels again from their hyperparameters."""
+        self._members, self._others = [], []
+        kernels = plain_kernels(len(self._columns.numeric), len(self._columns.categorical))
+        for name, values in self._other_hyperparameters.items():
+            (inputs,), targets, likelihood = self.model_.train_inputs, self.model_.train_targets, self.likelihood_
+            rule = self._rules(likelihood, targets)[1]
+            model = DenseGP(inputs, targets, likelihood, rule, kernels[name]).to(inputs.dtype)
+            start_from(model, {key: torch.from_numpy(value) for key, value in values.items()})
+            self._others.append(model.eval())
 
     def _likelihood(self) -> Any:
         if len(self.classes_) == 2:

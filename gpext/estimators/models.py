@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, ProductKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution
@@ -70,15 +70,38 @@ def _prior(model: DenseGP | SparseGP, x: Tensor) -> MultivariateNormal:
     return MultivariateNormal(mean, covariance)
 
 
-def default_kernel(num_numeric: int, num_categorical: int) -> ScaleKernel:
-    """Return a Matern-5/2 kernel with a lengthscale for each numeric column, times one of the categorical columns."""
+def default_kernel(num_numeric: int, num_categorical: int, *, relevance: bool = True) -> ScaleKernel:
+    """Return a Matern-5/2 kernel of the numeric columns, times one of the categorical columns.
+
+    Args:
+        num_numeric: the number of numeric columns, which are the first.
+        num_categorical: of the others.
+        relevance: whether each numeric column has a lengthscale of its own.
+    """
     parts: list[Kernel] = []
     if num_numeric:
-        parts.append(MaternKernel(2.5, ard_num_dims=num_numeric, active_dims=tuple(range(num_numeric))))
+        lengthscales = num_numeric if relevance else None
+        parts.append(MaternKernel(2.5, ard_num_dims=lengthscales, active_dims=tuple(range(num_numeric))))
     if num_categorical:
         columns = tuple(range(num_numeric, num_numeric + num_categorical))
         parts.append(CategoricalKernel(ard_num_dims=num_categorical, active_dims=columns))
     return ScaleKernel(parts[0] if len(parts) == 1 else ProductKernel(*parts))
+
+
+def plain_kernels(num_numeric: int, num_categorical: int) -> dict[str, Kernel]:
+    """Return kernels with one lengthscale of all numeric columns, by what they are: with a linear function and without.
+
+    The linear function of standardised columns has a variance of about one times its outputscale.
+    """
+    linear = LinearKernel(active_dims=tuple(range(num_numeric)))
+    linear.variance = 1 / num_numeric
+    linear.requires_grad_(False)
+    single = "one lengthscale"
+    return {
+        single: default_kernel(num_numeric, num_categorical, relevance=False),
+        f"{single} and a linear function": default_kernel(num_numeric, num_categorical, relevance=False)
+        + ScaleKernel(linear),
+    }
 
 
 def hyperparameters_of(model: Module, likelihood: Module) -> dict[str, Tensor]:

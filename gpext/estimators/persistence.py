@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import ModuleList
 
 from gpext import saving
-from gpext.estimators.averaging import members_of
 from gpext.estimators.models import DenseGP, SparseGP
 from gpext.estimators.report import Report
 from gpext.estimators.table import Columns
@@ -88,7 +87,7 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
         register_priors(parts, num_inputs=len(estimator._columns.names))
     saving.restore(path, content["model"], parts)
     estimator.model_, estimator.likelihood_ = model.eval(), likelihood.eval()
-    estimator._members = members_of(model, torch.from_numpy(estimator._hyperparameters))
+    estimator._recall_average()
     told = content["fit_result"]
     estimator.fit_result_ = FitResult(**{**told, "status": FitStatus[told["status"]]})
     estimator.report_ = Report(**content["report"], fit_result=estimator.fit_result_)

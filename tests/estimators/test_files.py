@@ -21,6 +21,7 @@ WEIGHTS = RNG.integers(1, 3, 60)
 
 CASES = {
     "two classes": (GPClassifier(), X, NUMBERS > 0, {}),
+    "weighted two classes": (GPClassifier(), X, NUMBERS > 0, {"sample_weight": WEIGHTS}),
     "classes": (GPClassifier(), FRAME, LABELS, {}),
     "weighted classes": (GPClassifier(), X, LABELS, {"sample_weight": WEIGHTS}),
     "inducing points": (GPClassifier(inducing_points=10), X, LABELS, {}),
