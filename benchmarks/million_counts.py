@@ -5,7 +5,8 @@ by 2000 random Fourier features; counts are Poisson with rate exp(f). Hyperparam
 neighbours on four regions of 2500 places, and 20,000 further places are predicted by `predict_by_regions` from all
 data. Coverage is of central 90 % intervals: of the normal posterior of f, and, at random within its ties, of counts.
 
-Training on blocks of all data, `fit(..., batch_size=2000)`, is measured from the same start, in 60 steps or `--steps`.
+With `--blocks` they are learned on blocks of all data from the same start, `fit(..., batch_size=2000)`, in 60 steps or
+as many as `--steps` says.
 
     OMP_NUM_THREADS=1 python -m benchmarks.million_counts --output million_counts.jsonl
     OMP_NUM_THREADS=1 python -m benchmarks.million_counts --blocks --output million_blocks.jsonl
@@ -19,7 +20,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import gpytorch
 import torch
@@ -37,6 +39,8 @@ from gpext.models import LatentGP, compact_subset, predict_by_regions
 SIZES = (10_000, 100_000, 1_000_000)
 _LENGTHSCALE, _MEAN, _FEATURES = 0.02, 0.5, 2000
 _NEW = 20_000
+_START = 0.1  # the lengthscale from which training begins
+_BLOCK = 2000
 _NORMAL_90 = 1.6448536269514722
 
 
@@ -64,48 +68,40 @@ def field(x: Tensor, generator: torch.Generator) -> Tensor:
     return _MEAN + math.sqrt(2 / _FEATURES) * torch.cat(parts)
 
 
-def measure_blocks(size: int, *, batch_size: int = 2000, num_steps: int) -> Row:
-    """Return seconds of training by blocks, memory and hyperparameters at one number of places."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(size, 2, generator=generator, dtype=torch.float64)
-    y = torch.poisson(field(x, generator).exp(), generator=generator)
-    model = Field(x, y)
-    model.covar_module.base_kernel.lengthscale = 0.1
+def on_regions(model: Field, x: Tensor, y: Tensor) -> Row:
+    """Train on four regions, and return how training ended."""
+    index = compact_subset(x, 4)
+    first = Field(x[index], y[index])
+    first.covar_module.base_kernel.lengthscale = _START
+    result = gpext.fit(LatentMarginalLogLikelihood(first.likelihood, first), x[index], y[index], progress=False)
+    model.load_state_dict(first.state_dict(), strict=False)
+    return {"fit": result.status.name}
+
+
+def by_blocks(model: Field, x: Tensor, y: Tensor, num_steps: int) -> Row:
+    """Train on blocks of all data, and return the seconds of the first step and the mean of the others'."""
+    model.covar_module.base_kernel.lengthscale = _START
     mll, ends = LatentMarginalLogLikelihood(model.likelihood, model), [time.process_time()]
-    gpext.fit(
-        mll,
-        x,
-        y,
-        batch_size=batch_size,
-        max_steps=num_steps,
-        progress=False,
-        callback=lambda step, value: ends.append(time.process_time()),
-    )
-    return {
-        "first": ends[1] - ends[0],
-        "step": (ends[-1] - ends[1]) / (len(ends) - 2),
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "lengthscale": model.covar_module.base_kernel.lengthscale.item(),
-        "outputscale": model.covar_module.outputscale.item(),
-        "mean": model.mean_module.constant.item(),
-    }
+
+    def tick(step: int, value: float) -> None:
+        ends.append(time.process_time())
+
+    result = gpext.fit(mll, x, y, batch_size=_BLOCK, max_steps=num_steps, progress=False, callback=tick)
+    later = (ends[-1] - ends[1]) / max(len(ends) - 2, 1)
+    return {"fit": result.status.name, "first": ends[1] - ends[0], "step": later}
 
 
-def measure(size: int, *, num_new: int, margin: float = 10.0) -> Row:
+def measure(size: int, train: Callable[[Field, Tensor, Tensor], Row], *, num_new: int, margin: float = 10.0) -> Row:
     """Return seconds, memory, coverage and log densities at one number of places."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(size + num_new, 2, generator=generator, dtype=torch.float64)
     f = field(x, generator)
     y = torch.poisson(f.exp(), generator=generator)
     data, new = slice(0, size), slice(size, None)
-    started = time.process_time()
-    index = compact_subset(x[data], 4)
-    first = Field(x[index], y[index])
-    first.covar_module.base_kernel.lengthscale = 0.1
-    result = gpext.fit(LatentMarginalLogLikelihood(first.likelihood, first), x[index], y[index], progress=False)
-    training = time.process_time() - started
     model = Field(x[data], y[data])
-    model.load_state_dict(first.state_dict(), strict=False)
+    started = time.process_time()
+    trained = train(model, x[data], y[data])
+    training = time.process_time() - started
     started = time.process_time()
     posterior = predict_by_regions(model, x[new], margin=margin, progress=False)
     prediction = time.process_time() - started
@@ -116,7 +112,7 @@ def measure(size: int, *, num_new: int, margin: float = 10.0) -> Row:
         above = predictive.cdf(y[new])
         uniform = above - torch.rand(num_new, generator=generator, dtype=x.dtype) * log_density.exp()
     return {
-        "fit": result.status.name,
+        **trained,
         "training": training,
         "prediction": prediction,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
@@ -132,28 +128,24 @@ def measure(size: int, *, num_new: int, margin: float = 10.0) -> Row:
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
     """Measure the missing rows."""
     if options.quick:
-        ledger.get("quick", lambda: measure(4000, num_new=200, margin=3.0))
+        ledger.get("quick", lambda: measure(4000, on_regions, num_new=200, margin=3.0))
         return
+    name, train = "4 regions", on_regions
     if options.blocks:
-        for size in SIZES:
-            ledger.get(f"blocks {size}", lambda n=size: measure_blocks(n, num_steps=options.steps))
-        return
-    for size in SIZES:
-        ledger.get(f"{size}", lambda n=size: measure(n, num_new=_NEW))
+        name, train = f"{options.steps} blocks", partial(by_blocks, num_steps=options.steps)
+    for size in options.sizes:
+        ledger.get(f"{size}, {name}", lambda n=size: measure(n, train, num_new=_NEW))
 
 
 def report(ledger: Ledger) -> str:
     """Return the table."""
-    if blocks := {key: row for key, row in ledger.rows.items() if key.startswith("blocks")}:
-        head = ["N", "first step, s", "a later step, s", "memory, GB", "lengthscale", "outputscale", "mean"]
-        names = ("first", "step", "memory", "lengthscale", "outputscale", "mean")
-        return table(head, [[key, *(f"{row[name]:.3g}" for name in names)] for key, row in blocks.items()])
-    head = ["N", "training, s", "prediction, s", "memory, GB", "lengthscale", "outputscale"]
+    head = ["N, trained on", "training, s", "a step, s", "prediction, s", "memory, GB", "lengthscale", "outputscale"]
     head += ["coverage of f", "coverage of y", "log density", "of the true rate"]
     rows = [
         [
             key,
             f"{row['training']:.0f}",
+            f"{row['step']:.2f}" if "step" in row else "",
             f"{row['prediction']:.0f}",
             f"{row['memory']:.1f}",
             f"{row['lengthscale']:.4f}",
@@ -172,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
     parser = command_line(__doc__, quick="4000 places alone")
     parser.add_argument("--steps", type=int, default=60, help="of training by blocks")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--blocks", action="store_true", help="training by blocks of all data")
     measure_and_report(parser.parse_args(arguments), run, report)
     return 0

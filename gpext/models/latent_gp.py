@@ -52,7 +52,8 @@ class LatentGP(ApproximateGP):
             each f_i depends on the k nearest of those before it alone [Vecchia 1988], and new values depend on the k
             nearest data. In two dimensions a step takes O(N k^3 + N^(3/2) k^(3/2)). It is exact for k = N - 1; 20 is
             usually enough. With inducing inputs, neighbours are of what these leave of the covariance, for more columns
-            of inputs [Gyger et al. 2025]; likelihoods of several latents then need `KL`. Distances are in lengthscales;
+            of inputs [Gyger et al. 2025], and stay where they are, unless `sparse_inputs.requires_grad_()` is called;
+            likelihoods of several latents then need `KL`. Distances are in lengthscales;
             :func:`gpext.fit` chooses neighbours anew where training has changed their ratios.
         ordering: of the data, with neighbours: "maximin", in which each is far from all before, "random", or
             "coordinate".

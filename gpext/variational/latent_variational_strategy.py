@@ -102,7 +102,8 @@ class LatentVariationalStrategy(_VariationalStrategy):
         model: the model this belongs to, with `likelihood` and `train_targets`.
         train_inputs: (..., N, d).
         rule: how to infer.
-        sparse_inputs: Z (M, d) for the sparse prior, learnt with the hyperparameters; None for the exact one.
+        sparse_inputs: Z (M, d) for the sparse prior, learnt with the hyperparameters unless there are neighbours, too;
+            None for the exact one.
         design: A (N, P), if datum i sees (A f)_i of the values f at P inputs; None if it sees f_i.
         neighbours: how neighbours are chosen, for the nearest-neighbour prior; None for the exact one.
 
@@ -138,7 +139,10 @@ class LatentVariationalStrategy(_VariationalStrategy):
         # Data are no part of a state dict, as with ExactGP: one that is loaded keeps the inputs its targets belong to.
         self.register_buffer("inducing_points", self.inducing_points, persistent=False)
         self.rule = rule
-        self.sparse_inputs = None if sparse_inputs is None else torch.nn.Parameter(sparse_inputs.detach().clone())
+        self.sparse_inputs = None
+        if sparse_inputs is not None:
+            # With neighbours of what Z leaves, Z moves to where that approximation, not the prior, suits the data.
+            self.sparse_inputs = torch.nn.Parameter(sparse_inputs.detach().clone(), requires_grad=neighbours is None)
         self._known: FactorCache[Tensor] = FactorCache()
         self._result: InferenceResult | None = None
         self._result_of: tuple[Any] = (None,)  # the likelihood; a module alone would become a part of this one

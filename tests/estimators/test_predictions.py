@@ -45,10 +45,13 @@ def test_a_density_integrates_to_one_and_has_the_moments_and_quantiles(noise, da
 def test_probabilities_are_integrals_over_the_latent_function(data):
     x, y = data
     model = GPClassifier().fit(x, y > 0)
-    with torch.no_grad():
-        q = model.model_(model._inputs(x[:5]))
-    f, w = nodes(q.mean.numpy(), q.stddev.numpy())
-    expected = w @ (1 / (1 + np.exp(-f)))
+    of_each = []
+    for each in [model.model_, *model._others]:
+        with torch.no_grad():
+            q = each(model._inputs(x[:5]))
+        f, w = nodes(q.mean.numpy(), q.stddev.numpy())
+        of_each.append(w @ (1 / (1 + np.exp(-f))))
+    expected = np.mean(of_each, 0)
     assert np.allclose(model.predict_proba(x[:5])[:, 1], expected, atol=1e-8)
     assert np.allclose(model.predict_log_proba(x[:5]), np.log(model.predict_proba(x[:5])))
     labels = (y > 0)[:5]

@@ -153,6 +153,8 @@ def test_derivatives_in_inducing_inputs_are_differences():
     x, y, new = data("count")
     model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=4, inducing_inputs=new).train()
     mll, z = LatentMarginalLogLikelihood(model.likelihood, model), model.variational_strategy.sparse_inputs
+    assert not z.requires_grad  # by default they stay where they are
+    z.requires_grad_()
     (gradient,) = torch.autograd.grad(mll(model(x), y), z)
     values = []
     for step in (1e-5, -1e-5):
