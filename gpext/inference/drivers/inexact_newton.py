@@ -3,9 +3,9 @@ r"""Newton's method for the posterior mode that keeps one factorisation: inexact
     (K^-1 + U) move = g - K^-1 (f - mu),        U = -d^2 log p / df df' at the current f
 
 solved by conjugate gradients, preconditioned by V0 = (K^-1 + U0)^-1 of an earlier f. Every vector is kept beside its
-product with K^-1, which for z = V0 r is r - U0 z, so that K^-1 itself is never applied. Of D latents a product with V0
-costs O(D N^2) where a factorisation costs O(D N^3); by nearest neighbours, about a seventeenth of one. Close to the mode
-U is close to U0, and a few products do [Nocedal & Wright 7.1].
+product with K^-1, which for z = V0 r is r - U0 z, so that K^-1 itself is never applied. A product with V0 of D latents
+costs O(D N^2) where a factorisation costs O(D N^3), and by nearest neighbours about a seventeenth of one; close to the
+mode U is close to U0, and a few do [Nocedal & Wright 7.1].
 """
 
 from __future__ import annotations
