@@ -1,6 +1,6 @@
 r"""Nearest-neighbour priors: beside GPBoost's Vecchia approximation, beside the prior of all data, and their cost in n.
 
-Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in six parts:
+Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in seven parts:
 
 * `california`: longitude and latitude -> whether houses are above the median value, 5000 and 15,000 to train, 5640 to
   test; gpext by its rules, and GPBoost (`vecchia`, 20 neighbours, `bernoulli_logit`) on the same data;
@@ -10,6 +10,7 @@ Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among
   three orderings, at the lengthscale of the data and at five times that;
 * `dense`: differences of posterior means, in posterior sd, and of the evidence from those of the exact prior;
 * `scaling`: seconds of one evaluation with its gradient, and peak memory;
+* `wind`: von Mises directions of the wind by the hour, Laplace: all hours with 20 neighbours, and 300 without;
 * `columns`: the largest front, the operations and the entries of the sparse Cholesky factor by the number of columns.
 
 In the first two, both packages train all parameters and a constant mean, gpext from `fit(initial="subset")`, GPBoost
@@ -33,11 +34,11 @@ import torch
 
 from benchmarks.gpboost_families import RULES, Data, Family, by_gpboost, by_gpext
 from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
-from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor
+from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor, wind
 from benchmarks.neighbour_problems import FIELDS, california, data_of_field
 from benchmarks.tables import table
 
-PARTS = ("california", "neighbours", "dense", "fields", "scaling", "columns")
+PARTS = ("california", "neighbours", "dense", "fields", "scaling", "wind", "columns")
 METHODS = ("GPBoost", *RULES)
 ORDERINGS = ("maximin", "random", "coordinate")
 FIELD_RULES = {"Poisson": ("Laplace", "KL", "EP"), "Student-t": ("Laplace",), "gamma": ("Laplace",)}
@@ -102,6 +103,12 @@ def _scaling(ledger: Ledger, options: argparse.Namespace) -> None:
         ledger.get(f"scaling/{size}", functools.partial(evaluation, "Poisson", size, scale))
 
 
+def _wind(ledger: Ledger, options: argparse.Namespace) -> None:
+    for name in ("synthetic_angles",) if options.quick else ("wind_texas", "wind_jfk"):
+        for most, neighbours in ((10**6, 20), (300, None)):
+            ledger.get(f"wind/{name}/{neighbours}", functools.partial(wind, name, most, neighbours))
+
+
 def _columns(ledger: Ledger, options: argparse.Namespace) -> None:
     for columns in (1, 2, 3, 5, 10):
         ledger.get(f"columns/{columns}", functools.partial(factor, 200 if options.quick else 10_000, columns))
@@ -115,6 +122,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
         "dense": _dense,
         "fields": _fields,
         "scaling": _scaling,
+        "wind": _wind,
         "columns": _columns,
     }
     for name in options.parts:
@@ -169,6 +177,14 @@ def report(ledger: Ledger) -> str:
             rows.append([f"{row['size']}", *seconds, exponent, f"{row['megabytes']:.0f}"])
         head = ["n", "seconds of the neighbours", "of the first evaluation", "of one after it", "exponent", "MB"]
         tables.append(table(head, rows))
+    if found := ledger.of("wind/"):
+        rows = []
+        for row in found:
+            _, name, neighbours = row["key"].split("/")
+            scores = [f"{row['log_density']:.3f}", f"{row['error']:.3f}", f"{row['train']:.1f}", row["status"]]
+            rows.append([name, f"{row['size']}", neighbours, f"{row['tests']}", *scores])
+        head = ["hours of", "trained on", "neighbours", "tested on", "log density", "mean error, radians"]
+        tables.append(table([*head, "seconds to train", "status"], rows))
     if found := ledger.of("columns/"):
         rows = []
         for row in found:

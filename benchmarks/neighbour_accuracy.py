@@ -18,10 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.angle_methods import absolute_error
+from benchmarks.datasets import load
 from benchmarks.gpboost_families import RULES, Data, FieldModel, clocks
 from benchmarks.ledger import Row
 from benchmarks.neighbour_problems import FIELDS, Field, data_of_field
-from gpext.inference import InferenceResult, Rule
+from gpext import fit
+from gpext.inference import InferenceResult, Laplace, Rule
+from gpext.likelihoods import VonMisesLikelihood
 from gpext.linalg.neighbours import maximin_order
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.operators.neighbour_covariance import NeighbourGraph
@@ -124,3 +128,29 @@ def _evaluation(field_name: str, data: Data, lengthscale: float, neighbours: int
     seconds = dict(zip(("neighbours", "first", "again"), np.diff(times).tolist(), strict=True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"size": len(y), **seconds, "megabytes": peak / 1024, "megabytes_before": before / 1024}
+
+
+def wind(name: str, most: int, neighbours: int | None) -> Row:
+    """Return scores and seconds of the directions of the wind in a tenth of the hours, learned from `most` others."""
+    torch.broadcast_shapes((1,), (1,))  # imports sympy at its first call
+    data = load(name, fold=(0, 10), max_train=most)
+    x, x_test = data.train_x[:, :1].double(), data.test_x[:, :1].double()
+    y, y_test = data.train_y.double(), data.test_y.double()
+    started = clocks()[0]
+    model = FieldModel(x, y, VonMisesLikelihood().double(), Laplace(), neighbours=neighbours)
+    objective = LatentMarginalLogLikelihood(model.likelihood, model)
+    result = fit(objective, x, y, progress=False, initial="subset")
+    train = clocks()[0] - started
+    started = clocks()[0]
+    with torch.no_grad():
+        predictive = model.likelihood(model.eval()(x_test))
+        log_density = float(predictive.log_prob(y_test).mean())
+    return {
+        "size": len(x),
+        "tests": len(x_test),
+        "status": result.status.name,
+        "train": train,
+        "predict": clocks()[0] - started,
+        "log_density": log_density,
+        "error": float(absolute_error(predictive.mean, y_test).mean()),
+    }
