@@ -13,8 +13,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from sklearn.utils import Tags
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Normal
 
+from gpext.bounds import num_latents
 from gpext.estimators.regressor import TargetEstimator, ends_of
 from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
@@ -188,6 +189,29 @@ class GPCountRegressor(TargetEstimator):
             NotFittedError, TypeError, ValueError: as :meth:`predict_quantiles`.
         """
         return self._quantiles(*self._places(X, exposure), ends_of(coverage))
+
+    def predict_rate_interval(self, X: Any, coverage: float = 0.9, *, exposure: Any = None) -> np.ndarray:
+        """Return central intervals (n, 2) of the mean count E[y | f], of the rate where there is no exposure.
+
+        They contain it with probability `coverage` under the posterior of f; the scatter of counts about their mean is
+        no part of them.
+
+        Raises:
+            NotFittedError, TypeError, ValueError: as :meth:`predict_quantiles`.
+            NotImplementedError: a likelihood of several latent functions.
+        """
+        if num_latents(self.likelihood_) is not None:
+            raise NotImplementedError(
+                f"the mean of a {self.likelihood_name_} depends on several latent functions; use sample_y."
+            )
+        low, high = ends_of(coverage)
+
+        def ends(q: MultivariateNormal, offset: Tensor) -> Tensor:
+            f = Normal(q.mean + offset, q.variance.sqrt())
+            return torch.stack([self._conditional(f.icdf(q.mean.new_tensor(end))).mean for end in (low, high)], -1)
+
+        inputs, offset = self._places(X, exposure)
+        return self._by_rows(inputs, ends, offset)
 
     def log_density(self, X: Any, y: Any, *, exposure: Any = None) -> np.ndarray:
         """Return the log predictive probability (n,) of counts.

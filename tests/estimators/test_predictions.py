@@ -84,6 +84,12 @@ def test_an_exposure_multiplies_the_mean():
     f, w = nodes(q.mean.numpy() + model._log_rate, q.stddev.numpy())
     expected = np.log(w @ stats.poisson.pmf(y[:3], exposure[:3] * np.exp(f)))
     assert np.allclose(model.log_density(x[:3], y[:3], exposure=exposure[:3]), expected, atol=1e-6)
+    ends = q.mean.numpy()[:, None] + model._log_rate + q.stddev.numpy()[:, None] * stats.norm.ppf([0.1, 0.9])
+    found = model.predict_rate_interval(x[:3], 0.8, exposure=exposure[:3])
+    assert np.allclose(found, exposure[:3, None] * np.exp(ends), rtol=1e-6)
+    # A very long exposure leaves nothing of the scatter of counts.
+    counted = model.predict_interval(x[:3], 0.8, exposure=1e6) / 1e6
+    assert np.allclose(model.predict_rate_interval(x[:3], 0.8), counted, rtol=1e-2)
     with pytest.raises(ValueError, match="exposure must be positive"):
         model.predict(x, exposure=0.0)
     with pytest.raises(ValueError, match="not negative; got -1 in row 0"):
