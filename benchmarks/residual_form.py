@@ -1,0 +1,138 @@
+r"""Inducing inputs, neighbours of what they leave, and all data, on tables of eight to eighteen columns.
+
+A Matern-3/2 kernel with a lengthscale a column and gpext's priors, trained under Laplace (exact for Gaussian noise) by
+`fit(initial="subset")` on `--size` random rows; 2000 others are scored by their log density, of standardised targets.
+
+* `M`: M inducing inputs from k-means, learned with the hyperparameters; `M fixed`: left where they are;
+* `k`: k neighbours; `k, M fixed`: neighbours of what M inducing inputs leave; `k, M`: these learned, too;
+* `all`: the exact prior.
+
+    GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.residual_form --output residual_form.jsonl
+    python -m benchmarks.residual_form --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+import gpext
+from benchmarks.datasets import raw_table
+from benchmarks.gpboost_families import clocks
+from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
+from benchmarks.tables import table
+from gpext.inference import Laplace
+from gpext.likelihoods import BernoulliLogitLikelihood
+from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.models import LatentGP
+from gpext.priors import register_priors
+from gpext.variational import kmeans_inducing_points
+
+SETS = ("magic", "elevators", "protein", "kin40k")
+CLASSES = ("magic",)
+METHODS = {  # neighbours, inducing inputs, whether these are learned
+    "200": (None, 200, True),
+    "200 fixed": (None, 200, False),
+    "1000 fixed": (None, 1000, False),
+    "10": (10, None, False),
+    "10, 200 fixed": (10, 200, False),
+    "10, 200": (10, 200, True),
+    "all": (None, None, False),
+}
+_TESTS = 2000
+
+
+class Process(LatentGP):
+    """A Matern-3/2 kernel with a lengthscale for each column."""
+
+    def __init__(self, x: Tensor, y: Tensor, likelihood: Any, **options: Any) -> None:
+        super().__init__(x, y, likelihood, Laplace(), **options)
+        self.mean_module = gpytorch.means.ConstantMean()
+        base = gpytorch.kernels.MaternKernel(1.5, ard_num_dims=x.size(-1))
+        self.covar_module = gpytorch.kernels.ScaleKernel(base)
+        self.double()
+        base.lengthscale = x.size(-1) ** 0.5
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Return the prior at x."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def data_of(name: str, size: int) -> tuple[Tensor, ...]:
+    """Return inputs and targets, standardised or 0 and 1, to train on and to test."""
+    whole = raw_table(name)
+    x, y = whole.features, whole.targets
+    order = np.random.default_rng(0).permutation(len(y))[: size + _TESTS]
+    x, y, train = x[order], y[order], slice(0, size)
+    scale = x[train].std(0)
+    x = (x - x[train].mean(0)) / np.where(scale > 0, scale, 1)
+    y = (y == y.max()).astype(float) if name in CLASSES else (y - y[train].mean()) / y[train].std()
+    inputs, targets = (torch.from_numpy(np.ascontiguousarray(each)) for each in (x, y))
+    return inputs[train], targets[train], inputs[size:], targets[size:]
+
+
+def measure(name: str, size: int, neighbours: int | None, inducing: int | None, *, learned: bool) -> Row:
+    """Return the scores and the CPU seconds of one model."""
+    torch.broadcast_shapes((1,), (1,))  # imports sympy at its first call
+    x, y, x_test, y_test = data_of(name, size)
+    is_class = name in CLASSES
+    likelihood: Any = BernoulliLogitLikelihood() if is_class else gpytorch.likelihoods.GaussianLikelihood().double()
+    started = clocks()[0]
+    z = None if inducing is None else kmeans_inducing_points(x, inducing, seed=0)
+    model = Process(x, y, likelihood, neighbours=neighbours, inducing_inputs=z)
+    if z is not None:
+        model.variational_strategy.sparse_inputs.requires_grad_(learned)
+    objective = LatentMarginalLogLikelihood(likelihood, model)
+    register_priors(objective)
+    result = gpext.fit(objective, x, y, progress=False, initial="subset")
+    train = clocks()[0] - started
+    with torch.no_grad():
+        f = model.eval()(x_test)
+        if is_class:
+            p = likelihood(MultivariateNormal(f.mean, torch.diag(f.variance)))
+        else:
+            p = torch.distributions.Normal(f.mean, (f.variance + likelihood.noise).sqrt())
+        log_density = float(p.log_prob(y_test).mean())
+    return {"train": train, "log_density": log_density, "steps": result.num_steps, "status": result.status.name}
+
+
+def run(ledger: Ledger, options: argparse.Namespace) -> None:
+    """Measure the missing rows."""
+    for name in options.sets[:1] if options.quick else options.sets:
+        for method in ("10, 200 fixed", "all") if options.quick else options.methods:
+            neighbours, inducing, learned = METHODS[method]
+            size, inducing = (150, inducing and 20) if options.quick else (options.size, inducing)
+            key = f"{name}/{size}/{method}"
+            ledger.get(key, functools.partial(measure, name, size, neighbours, inducing, learned=learned))
+
+
+def report(ledger: Ledger) -> str:
+    """Return the table."""
+    rows = []
+    for row in ledger.of(""):
+        name, size, method = row["key"].split("/")
+        rows.append([name, size, method, f"{row['log_density']:.4f}", f"{row['train']:.1f}", row["status"]])
+    return table(["set", "rows", "neighbours, inducing inputs", "log density", "seconds to train", "status"], rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the table."""
+    parser = command_line(__doc__, quick="150 rows of one table")
+    parser.add_argument("--size", type=int, default=2000)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    measure_and_report(parser.parse_args(arguments), run, report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
