@@ -51,6 +51,13 @@ def test_every_public_class_and_function_has_an_example(public):
     assert [name for name, each in named.items() if ">>> " not in (each.__doc__ or "")] == []
 
 
+def test_every_status_is_explained():
+    page = (DOCS / "faq.md").read_text()
+    fits, rules = (part.partition("\n## ")[0] for part in page.split("| status |")[1:])
+    for statuses, part in ((gpext.FitStatus, fits), (gpext.inference.Status, rules)):
+        assert [status.name for status in statuses if f"`{status.name}`" not in part] == []
+
+
 def test_every_room_of_the_package_is_public(public):
     assert {name for name in gpext.__all__ if name.islower()} - {
         "fit",
