@@ -94,7 +94,8 @@ def begin_on_subsets(
             except BREAKDOWNS as error:
                 notes.append(f"the evidence of {len(index)} data broke down: {str(error).rstrip('.')}")
                 continue
-            sites = strategy.sites.among(index, num_data)
+            if strategy.sites is not None:  # an objective in closed form infers none
+                sites = strategy.sites.among(index, num_data)
         if status in (FitStatus.STOPPED, FitStatus.INTERRUPTED):
             return status, "; ".join(notes)
     if sites is not None:

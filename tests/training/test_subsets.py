@@ -15,6 +15,7 @@ import gpext
 from gpext import FitStatus, fit
 from gpext.designs import pairs
 from gpext.estimators import GPClassifier
+from gpext.estimators.gaussian_evidence import GaussianEvidence
 from gpext.inference import KL, Laplace
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
@@ -133,6 +134,15 @@ def test_inference_goes_on_from_the_sites_of_the_subset_before(few, classes, rul
     torch.testing.assert_close(first[NUM_DATA].shift[..., half], last[45].shift, rtol=0.1, atol=0.1)
     others = torch.ones(NUM_DATA, dtype=torch.bool).index_fill(0, half, False)
     assert first[NUM_DATA].shift[..., others].abs().max() == 0
+
+
+def test_an_objective_in_closed_form_has_no_sites_to_go_on_from(few):
+    x, _ = data()
+    y = torch.sin(2 * x[:, 0])
+    model = Process(x, y, GaussianLikelihood().double())
+    result = fit(GaussianEvidence(model.likelihood, model), x, y, initial="subset", progress=False)
+    assert "begun on 30, then 45 random data of 90" in result.message
+    assert result.status in (FitStatus.CONVERGED, FitStatus.NOISE_FLOOR)
 
 
 @pytest.mark.parametrize("step", [2, None], ids=["first subset", "second subset"])
