@@ -171,31 +171,36 @@ class GPClassifier(ClassEstimator):
 
     def _average(self, trained: Trained, settings: Settings) -> str:
         """Train models of other kernels for few rows, whose probabilities are averaged; return a sentence if so."""
-        self._hyperparameters, self._members = np.zeros((0, 0)), []
-        self._others, self._other_hyperparameters = [], {}
-        model, numeric = trained.model, len(self._columns.numeric)
-        few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= _FEW
-        if not few or numeric < 2 or len(self.classes_) > 2 or self.kernel is not None or not self.priors:
-            return ""
-        (inputs,), targets = model.train_inputs, model.train_targets
-        for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
-            likelihood = copy.deepcopy(trained.likelihood)
-            task = Task(inputs, targets, likelihood, kernel.to(inputs), *self._rules(likelihood, targets))
-            other = train(task, Plan(None, False, 0, None), settings)
-            if other.result.status in FINE:
-                values = hyperparameters_of(other.model, other.likelihood)
-                self._other_hyperparameters[name] = {key: value.numpy() for key, value in values.items()}
+        reason = super()._average(trained, settings)
+        self._other_hyperparameters = self._train_others(trained, settings)
         self._recall_average()
         if not self._others:
-            return ""
+            return reason
         names = "; ".join(self._other_hyperparameters)
         return f"probabilities are averages with those of other kernels: {names}"
 
+    def _train_others(self, trained: Trained, settings: Settings) -> dict[str, dict[str, np.ndarray]]:
+        """Return the hyperparameters of other kernels, by name; none where there is no average."""
+        model, numeric = trained.model, len(self._columns.numeric)
+        few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= _FEW
+        if not few or numeric < 2 or len(self.classes_) > 2 or self.kernel is not None or not self.priors:
+            return {}
+        (inputs,), targets, found = model.train_inputs, model.train_targets, {}
+        rule = self._rules(trained.likelihood, targets)[0]  # the last rule infers when probabilities are asked for
+        for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
+            task = Task(inputs, targets, copy.deepcopy(trained.likelihood), kernel.to(inputs), rule, rule)
+            other = train(task, Plan(None, False, 0, None), settings)
+            if other.result.status in FINE:
+                values = hyperparameters_of(other.model, other.likelihood)
+                found[name] = {key: value.numpy() for key, value in values.items()}
+        return found
+
     def _recall_average(self) -> None:
         """Make the models of other kernels again from their hyperparameters."""
-        self._members, self._others = [], []
-        kernels = plain_kernels(len(self._columns.numeric), len(self._columns.categorical))
+        super()._recall_average()
+        self._others = []
         for name, values in self._other_hyperparameters.items():
+            kernels = plain_kernels(len(self._columns.numeric), len(self._columns.categorical))
             (inputs,), targets, likelihood = self.model_.train_inputs, self.model_.train_targets, self.likelihood_
             rule = self._rules(likelihood, targets)[1]
             model = DenseGP(inputs, targets, likelihood, rule, kernels[name]).to(inputs.dtype)

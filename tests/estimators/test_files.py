@@ -22,6 +22,7 @@ WEIGHTS = RNG.integers(1, 3, 60)
 CASES = {
     "two classes": (GPClassifier(), X, NUMBERS > 0, {}),
     "weighted two classes": (GPClassifier(), X, NUMBERS > 0, {"sample_weight": WEIGHTS}),
+    "categories alone": (GPClassifier(), FRAME[["kind"]], NUMBERS > 0, {}),
     "classes": (GPClassifier(), FRAME, LABELS, {}),
     "weighted classes": (GPClassifier(), X, LABELS, {"sample_weight": WEIGHTS}),
     "inducing points": (GPClassifier(inducing_points=10), X, LABELS, {}),
