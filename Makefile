@@ -1,7 +1,8 @@
 # make demo   train gpext and stock gpytorch side by side on real data; table and figures in demo_output/
 # make test   the whole test suite
 # make test-fast   all laws at one seed and whatever is quick beside them
-# make laws   the laws once more, with other random numbers and without the CPU's vector instructions
+# make laws   the laws once more, with other random numbers and without the CPU's vector instructions; not those of
+#             devices, which test no arithmetic
 # make docs   the documentation site in docs/_build/html; warnings are errors
 # make docs-links   the same, and a check of every local link and anchor
 # make lint, make types

@@ -30,7 +30,6 @@ import gzip
 import json
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -281,7 +280,8 @@ def by_svgp(data: Split) -> dict[str, float]:
 
 
 _PEER = """
-import sys, json, time, numpy as np, gpboost as gpb
+import resource, sys, time, numpy as np, gpboost as gpb
+resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(sys.argv[3]),))
 data = np.load(sys.argv[1]); binary = bool(data["binary"])
 started = time.process_time()
 model = gpb.GPModel(gp_coords=data["train_x"], cov_function="matern_ard", cov_fct_shape=2.5, gp_approx="vecchia",
@@ -305,10 +305,7 @@ def by_gpboost(data: Split, python: str | None, longest: float) -> dict[str, flo
         given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
         np.savez(given, train_x=train_x, test_x=test_x, train_y=data.train_y, binary=data.num_classes is not None)
         limit = math.ceil(longest)
-        command = [python, "-c", _PEER, str(given), str(found)]
-        ended = subprocess.run(
-            command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)), capture_output=True
-        )
+        ended = subprocess.run([python, "-c", _PEER, str(given), str(found), str(limit)], capture_output=True)
         if ended.returncode < 0:
             raise TimeoutError(f"no end within {limit} CPU seconds")
         ended.check_returncode()

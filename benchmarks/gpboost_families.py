@@ -49,6 +49,7 @@ from gpext.bounds import num_latents
 from gpext.inference import EP, KL, Laplace, Rule
 
 Array = Any
+torch.broadcast_shapes((1,), (1,))  # imports sympy at its first call; the peer is imported before its clock starts
 RULES: dict[str, Rule] = {"Laplace": Laplace(), "KL": KL(), "EP": EP()}
 _LONGEST = 30  # CPU seconds of a GPBoost run
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(100)
@@ -209,14 +210,19 @@ def scores_of_response(data: Data, mean: Array, variance: Array) -> Row:
 
 
 class FieldModel(gpext.models.LatentGP):
-    """A Matern-3/2 field with a constant mean for each latent of a likelihood; `options` are those of `LatentGP`."""
+    """A Matern-3/2 field with a constant mean for each latent of a likelihood; `options` are those of `LatentGP`.
 
-    def __init__(self, x: Tensor, y: Tensor, likelihood: Any, rule: Rule, **options: Any) -> None:
+    With `columns`, each of so many columns has a lengthscale of its own.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, likelihood: Any, rule: Rule, *, columns: int | None = None, **options: Any
+    ) -> None:
         super().__init__(x, y, likelihood, rule, **options)
         latents = num_latents(likelihood)
         batch = torch.Size() if latents is None else torch.Size([latents])
         self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
-        kernel = gpytorch.kernels.MaternKernel(nu=1.5, batch_shape=batch)
+        kernel = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=columns, batch_shape=batch)
         self.covar_module = gpytorch.kernels.ScaleKernel(kernel, batch_shape=batch)
         self.double()
 
@@ -234,7 +240,6 @@ def by_gpext(family: Family, data: Data, rule: Rule, initial: Any = "data", **op
     """Return scores and times of gpext under a rule; `initial` is that of `fit`, and `options` are of `LatentGP`."""
     likelihood, y, read = family.ours(data.y)
     x, x_test = torch.from_numpy(data.x), torch.from_numpy(data.x_test)
-    torch.broadcast_shapes((1,), (1,))  # imports sympy at its first call; the peer is imported before its clock starts
     started = clocks()
     model = FieldModel(x, y, likelihood, rule, **options)
     mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)

@@ -132,7 +132,6 @@ def _evaluation(field_name: str, data: Data, lengthscale: float, neighbours: int
 
 def wind(name: str, most: int, neighbours: int | None) -> Row:
     """Return scores and seconds of the directions of the wind in a tenth of the hours, learned from `most` others."""
-    torch.broadcast_shapes((1,), (1,))  # imports sympy at its first call
     data = load(name, fold=(0, 10), max_train=most)
     x, x_test = data.train_x[:, :1].double(), data.test_x[:, :1].double()
     y, y_test = data.train_y.double(), data.test_y.double()

@@ -27,13 +27,12 @@ from torch import Tensor
 
 import gpext
 from benchmarks.datasets import raw_table
-from benchmarks.gpboost_families import clocks
+from benchmarks.gpboost_families import FieldModel, clocks
 from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
 from benchmarks.tables import table
 from gpext.inference import Laplace
 from gpext.likelihoods import BernoulliLogitLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
-from gpext.models import LatentGP
 from gpext.priors import register_priors
 from gpext.variational import kmeans_inducing_points
 
@@ -51,22 +50,6 @@ METHODS = {  # neighbours, inducing inputs, whether these are learned
 _TESTS = 2000
 
 
-class Process(LatentGP):
-    """A Matern-3/2 kernel with a lengthscale for each column."""
-
-    def __init__(self, x: Tensor, y: Tensor, likelihood: Any, **options: Any) -> None:
-        super().__init__(x, y, likelihood, Laplace(), **options)
-        self.mean_module = gpytorch.means.ConstantMean()
-        base = gpytorch.kernels.MaternKernel(1.5, ard_num_dims=x.size(-1))
-        self.covar_module = gpytorch.kernels.ScaleKernel(base)
-        self.double()
-        base.lengthscale = x.size(-1) ** 0.5
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """Return the prior at x."""
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
 def data_of(name: str, size: int) -> tuple[Tensor, ...]:
     """Return inputs and targets, standardised or 0 and 1, to train on and to test."""
     whole = raw_table(name)
@@ -82,13 +65,14 @@ def data_of(name: str, size: int) -> tuple[Tensor, ...]:
 
 def measure(name: str, size: int, neighbours: int | None, inducing: int | None, *, learned: bool) -> Row:
     """Return the scores and the CPU seconds of one model."""
-    torch.broadcast_shapes((1,), (1,))  # imports sympy at its first call
     x, y, x_test, y_test = data_of(name, size)
     is_class = name in CLASSES
     likelihood: Any = BernoulliLogitLikelihood() if is_class else gpytorch.likelihoods.GaussianLikelihood().double()
     started = clocks()[0]
     z = None if inducing is None else kmeans_inducing_points(x, inducing, seed=0)
-    model = Process(x, y, likelihood, neighbours=neighbours, inducing_inputs=z)
+    columns = x.size(-1)
+    model = FieldModel(x, y, likelihood, Laplace(), columns=columns, neighbours=neighbours, inducing_inputs=z)
+    model.covar_module.base_kernel.lengthscale = columns**0.5
     if z is not None:
         model.variational_strategy.sparse_inputs.requires_grad_(learned)
     objective = LatentMarginalLogLikelihood(likelihood, model)
