@@ -5,6 +5,7 @@
 #             devices, which test no arithmetic
 # make docs   the documentation site in docs/_build/html; warnings are errors
 # make docs-links   the same, and a check of every local link and anchor
+# make docs-check   the same without running the code on the pages, which `make test` runs
 # make lint, make types
 # make dist   wheel and sdist in dist/; the wheel is installed into an environment of its own and runs the README there
 # make laws-lowest, make laws-newest   the laws with every dependency at its declared lower bound, or the newest
@@ -15,7 +16,7 @@ RUN := $(VENV)/bin/python
 LAWS := tests/laws --ignore-glob=*_device_laws.py tests/solvers tests/operators tests/optim tests/test_statistics.py
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-fast laws docs docs-links lint types dist laws-lowest laws-newest clean
+.PHONY: demo test test-fast laws docs docs-links docs-check lint types dist laws-lowest laws-newest clean
 
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +50,11 @@ docs: $(VENV)/.docs
 
 docs-links: docs
 	$(RUN) docs/links.py docs/_build/html
+
+docs-check: $(VENV)/.docs
+	GPEXT_DOCS_EXECUTE=0 OMP_NUM_THREADS=1 $(RUN) -m sphinx -n -W --keep-going -q -j auto -d docs/_build/check-doctrees \
+		-b html docs docs/_build/check
+	$(RUN) docs/links.py docs/_build/check
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

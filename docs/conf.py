@@ -2,6 +2,7 @@
 
 Pages need no network when they are read: MathML instead of a script for formulas, a theme without remote fonts. Links
 into the documentation of other libraries need one when the site is built, and are made if GPEXT_DOCS_ONLINE is set.
+With GPEXT_DOCS_EXECUTE=0 no code is run, and the pages have no outputs: enough to check them (`make docs-check`).
 """
 
 import os
@@ -24,6 +25,8 @@ import gpext  # noqa: E402
 
 os.environ["KEOPS_VERBOSE"] = "0"  # in executed pages: KeOps would say that there is no GPU
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # likewise tqdm that there are no widgets
+
+_EXECUTE = os.environ.get("GPEXT_DOCS_EXECUTE", "1") == "1"
 
 project = "gpext"
 author = "The gpext developers"
@@ -59,7 +62,8 @@ copybutton_exclude = ".linenos, .gp, .go"  # copies a doctest without its prompt
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "cache"
+nb_execution_mode = "cache" if _EXECUTE else "off"
+suppress_warnings = [] if _EXECUTE else ["myst-nb.lexer"]  # the language is known from execution alone
 nb_execution_cache_path = str(HERE / "_build" / "executed")
 nb_execution_excludepatterns = ["gallery/*"]  # executed by gallery.py
 nb_execution_raise_on_error = True
@@ -133,7 +137,7 @@ def setup(app):
     app.connect("autodoc-skip-member", docstrings.skip)
     app.connect("missing-reference", resolve_public_name)
     landing.draw(HERE / "_build" / "figures")
-    gallery.write(HERE / "gallery")
+    gallery.write(HERE / "gallery", _EXECUTE)
 
 
 html_math_renderer = "mathml"

@@ -1,7 +1,8 @@
 """Turn the scripts in notebooks/ into executed pages of the gallery, each with its picture first.
 
 With GPEXT_DATA set they are executed at full size on the real data; otherwise at the size of the tests, on generated
-data where a notebook reads a file. A page is made again when its script, the package's version or that choice changes.
+data where a notebook reads a file; or not at all, to check the pages. A page is made again when its script, the
+package's version or that choice changes.
 """
 
 import base64
@@ -14,6 +15,8 @@ from pathlib import Path
 import jupytext
 import nbclient
 import nbformat
+import numpy as np
+from matplotlib import pyplot
 
 import gpext
 
@@ -25,36 +28,37 @@ on real data do not apply to them. `GPEXT_DATA=folder make docs` executes it at 
 _PICTURES = {"chan_2013": 2}  # the number of the figure that represents a notebook, where it is not the first
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, execute: bool) -> None:
     """Write a page and a picture into a folder for every notebook, as many at a time as there are cores."""
+    size = "none" if not execute else "full" if "GPEXT_DATA" in os.environ else "small"
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(partial(_write, folder), sorted(NOTEBOOKS.glob("*.py"))))
+        list(pool.map(partial(_write, folder, size), sorted(NOTEBOOKS.glob("*.py"))))
 
 
-def _write(folder: Path, path: Path) -> None:
-    is_full = "GPEXT_DATA" in os.environ
+def _write(folder: Path, size: str, path: Path) -> None:
     page, picture = folder / f"{path.stem}.ipynb", folder / f"{path.stem}.png"
-    state = hashlib.sha256(f"{path.read_text()} {gpext.__version__} {is_full}".encode()).hexdigest()
+    state = hashlib.sha256(f"{path.read_text()} {gpext.__version__} {size}".encode()).hexdigest()
     if page.exists() and nbformat.read(page, 4).metadata.get("gpext") == state:
         return
-    notebook = _executed(path, is_full)
-    picture.write_bytes(_figures(notebook)[_PICTURES.get(path.stem, 0)])
+    notebook = jupytext.read(path)
+    if size == "none":
+        pyplot.imsave(picture, np.ones((1, 1, 3)))  # in its place, so that links to it are checked
+    else:
+        _execute(notebook, {} if size == "full" else {"GPEXT_SMOKE": "1"})
+        picture.write_bytes(_figures(notebook)[_PICTURES.get(path.stem, 0)])
     title, text = notebook.cells[0].source.split("\n", 1)
-    size = "" if is_full else _SMALL
+    note = _SMALL if size == "small" else ""
     notebook.cells[
         0
-    ].source = f"{title}\n\n![A figure of this notebook]({picture.name}){{.gallery-picture}}\n\n{size}\n{text}"
+    ].source = f"{title}\n\n![A figure of this notebook]({picture.name}){{.gallery-picture}}\n\n{note}\n{text}"
     notebook.metadata["gpext"] = state
     nbformat.write(notebook, page)
 
 
-def _executed(path: Path, is_full: bool) -> nbformat.NotebookNode:
-    """Return the notebook of a script with its outputs."""
-    notebook = jupytext.read(path)
-    size = {} if is_full else {"GPEXT_SMOKE": "1"}
+def _execute(notebook: nbformat.NotebookNode, settings: dict[str, str]) -> None:
+    """Run the cells of a notebook, which then hold their outputs, with settings added to the environment."""
     client = nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(NOTEBOOKS.parent)}})
-    client.execute(env=os.environ | size)
-    return notebook
+    client.execute(env=os.environ | settings)
 
 
 def _figures(notebook: nbformat.NotebookNode) -> list[bytes]:
