@@ -14,7 +14,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 IS_REAL = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if IS_REAL else torch.device("meta")
@@ -85,9 +84,31 @@ class _FromData(TorchFunctionMode):
         return made if device is None else made.to(device)
 
 
+def _tensors(values):
+    """All tensors in sequences of sequences; torch's pytree would take most of the time of a test."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += _tensors(value)
+    return found
+
+
+def _mapped(function, value):
+    """function(t) of a tensor, or of all in sequences of sequences; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return type(value)(_mapped(function, each) for each in value) if isinstance(value, tuple | list) else value
+
+
+def _held(tensor):
+    return tensor.held if isinstance(tensor, There) else tensor
+
+
 def _run(operation, args, kwargs):
-    leaves = tree_flatten((args, kwargs))[0]
-    there = {id(leaf.held): leaf for leaf in leaves if isinstance(leaf, There)}
+    tensors = _tensors((*args, *kwargs.values()))
+    there = {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, There)}
     name = operation.name()
     device = kwargs.get("device")
     goes_there = device is not None and torch.device(device) == DEVICE
@@ -95,7 +116,7 @@ def _run(operation, args, kwargs):
         if _is_there(kwargs.get("generator")):
             raise RuntimeError(f"{name}: expected a generator of the CPU, got one of the accelerator")
         return operation(*args, **kwargs)
-    here = [t for t in leaves if isinstance(t, torch.Tensor) and not isinstance(t, There) and t.dim()]
+    here = [t for t in tensors if not isinstance(t, There) and t.dim()]
     if there and here and not (name in _MAY_MIX and (isinstance(args[0], There) or "copy" in name)):
         raise RuntimeError(
             f"{name}: expected all tensors on one device; got shapes {[tuple(t.shape) for t in here]} on the CPU and "
@@ -110,19 +131,16 @@ def _run(operation, args, kwargs):
     if torch.Tag.inplace_view in operation.tags:  # of wrappers, too
         with no_dispatch():
             operation(*args, **kwargs)
-    args, kwargs = tree_map(lambda leaf: leaf.held if isinstance(leaf, There) else leaf, (args, kwargs))
-    result = operation(*args, **kwargs)
-    if name == "aten::copy_" and not isinstance(leaves[0], There):
-        return leaves[0]
+    result = operation(*_mapped(_held, args), **{key: _mapped(_held, value) for key, value in kwargs.items()})
+    if name == "aten::copy_" and not isinstance(args[0], There):
+        return args[0]
 
     def wrapped(value):
-        if not isinstance(value, torch.Tensor):
-            return value
         if value._is_zerotensor():  # autograd's zero derivatives have no memory
             value = torch.zeros(value.shape, dtype=value.dtype)
         return there.get(id(value)) if id(value) in there else There(value)
 
-    return tree_map(wrapped, result) if returns_there else result
+    return _mapped(wrapped, result) if returns_there else result
 
 
 class _IsGenerator(type(torch.Generator)):
