@@ -32,10 +32,12 @@ from gpext.estimators.training import evidence_of
 from gpext.inference import EP, KL, InferenceWarning, Laplace, Rule, Status
 
 DRAWS = 8
-_MOST_STEPS = 100  # of the inference of a draw: most take 30, and one that does not converge would take all it may
+_MOST_STEPS = 100  # of the inference of a part: most take 30, and one that does not converge would take all it may
 _LEAST_CURVATURE = 4.0  # of -log J: no deviation above 1/2
 _LEAST = 1e-8  # of a parameter above its bound
 _STEP = 0.01  # of phi, for differences of gradients
+_STACKING_STEPS = 1000
+_STACKED = 1e-6  # of the weights of models
 
 
 class Positive:
@@ -108,7 +110,7 @@ def members_of(model: DenseGP, draws: Tensor) -> list[DenseGP]:
     members = []
     for phi in draws:
         member = copy.deepcopy(model)
-        member.inference = _limited(model.inference)
+        member.inference = limited(model.inference)
         Positive(member).set(phi)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)
@@ -117,7 +119,8 @@ def members_of(model: DenseGP, draws: Tensor) -> list[DenseGP]:
     return members
 
 
-def _limited(rule: Rule) -> Rule:
+def limited(rule: Rule) -> Rule:
+    """Return a rule of at most a hundred steps, for a part of an average that is left out if it does not converge."""
     if isinstance(rule, EP | KL | Laplace):
         return replace(rule, max_steps=min(rule.max_steps, _MOST_STEPS))
     return rule
@@ -140,3 +143,25 @@ def averaged(members: Sequence[DenseGP], x: Tensor, *, jointly: bool) -> Multiva
         return MultivariateNormal(mean, within + apart.mT @ apart / len(found))
     within = torch.stack([each.variance for each in found]).mean(0)
     return MultivariateNormal(mean, DiagLinearOperator(within + apart.square().mean(0)))
+
+
+@torch.no_grad()
+def stacking_weights(log_densities: Tensor) -> Tensor:
+    r"""Return weights (J,) of J models whose mixture predicts data best that the models have not seen.
+
+    They maximise sum_i log sum_j w_j p_j(y_i | y_-i) + sum_j log w_j [Yao et al. 2018, Sec. 3, with a prior], by
+    expectation maximisation. The prior, one datum for each model, keeps few data from a choice of one model: the
+    leave-one-out density of a model of many hyperparameters is too good, since they were learnt from y_i, too.
+
+    Args:
+        log_densities: log p_j(y_i | y_-i) (J, N). Data that a model has no finite one of are left out.
+    """
+    kept = log_densities[:, log_densities.isfinite().all(0)]
+    number, size = kept.shape
+    weights = kept.new_full((number,), 1 / number)
+    for _ in range(_STACKING_STEPS):
+        shares = torch.softmax(kept + weights.log().unsqueeze(-1), 0).sum(-1)
+        weights, before = (shares + 1) / (size + number), weights
+        if bool((weights - before).abs().max() < _STACKED):
+            break
+    return weights

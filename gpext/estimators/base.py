@@ -25,7 +25,14 @@ from gpext import saving
 from gpext.bounds import num_latents
 from gpext.estimators import persistence
 from gpext.estimators.averaging import averaged, hyperparameter_draws, members_of
-from gpext.estimators.models import DenseGP, SparseGP, default_kernel, hyperparameters_of
+from gpext.estimators.models import (
+    DenseGP,
+    SparseGP,
+    default_kernel,
+    hyperparameters_of,
+    plain_kernels,
+    start_from,
+)
 from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
 from gpext.estimators.table import Columns, fit_columns, read_table
@@ -59,13 +66,19 @@ class GPEstimator(BaseEstimator):
     _is_weighted: bool
     _hyperparameters: np.ndarray  # draws (S, P)
     _members: list[DenseGP]  # a model for each of them; none where the one in `model_` predicts alone
+    _other_hyperparameters: dict[str, dict[str, np.ndarray]]  # of models of other kernels, by what these are
+    _others: list[DenseGP]  # these models
+    _weights: np.ndarray  # of the predictions of `model_` and of each of the others, of sum one
     _averages = False  # whether few rows may have an average over hyperparameters
+    _most_mixed = 0  # rows up to which predictions may be averages with those of other kernels
     _stored: tuple[str, ...] = (
         "n_features_in_",
         "feature_names_in_",
         "categories_",
         "likelihood_name_",
         "_hyperparameters",
+        "_other_hyperparameters",
+        "_weights",
     )
 
     def __init__(
@@ -167,24 +180,65 @@ class GPEstimator(BaseEstimator):
             warnings.warn(self.fit_result_.message, ConvergenceWarning, stacklevel=3)
 
     def _average(self, trained: Trained, settings: Settings) -> str:
-        """Draw hyperparameters for few rows, over which predictions are averaged; return a sentence if so."""
-        model, self._members = trained.model, []
-        few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= _FEW
+        """Prepare what predictions of few rows are averages over; return a sentence if there is anything."""
+        self._hyperparameters = self._draw_hyperparameters(trained, settings).numpy()
+        self._other_hyperparameters = self._train_others(trained, settings)
+        self._recall_average()
+        self._weights = self._weigh_others()
+        told = []
+        if self._members:
+            told.append(f"predictions are averages over {len(self._members)} draws of the hyperparameters")
+        if self._others:
+            weights = zip(self._other_hyperparameters, self._weights[1:], strict=True)
+            names = ", ".join(f"{weight:.2f} of {name}" for name, weight in weights)
+            told.append(f"predictions are averages with those of other kernels: {names}")
+        return "; ".join(told)
+
+    def _draw_hyperparameters(self, trained: Trained, settings: Settings) -> Tensor:
+        """Return draws of the hyperparameters (S, P) for few rows; otherwise none, (0, 0)."""
+        model = trained.model
         may = self._averages and self.priors and num_latents(trained.likelihood) is None
-        draws = torch.zeros(0, 0)
-        if few and may and trained.result.status in FINE:
-            rule = self._rules(trained.likelihood, model.train_targets)[0]
-            draws = hyperparameter_draws(model, rule, settings.seed)
-            self._members = members_of(model, draws)
-        self._hyperparameters = draws.numpy()
-        if not self._members:
-            return ""
-        return f"predictions are averages over {len(self._members)} draws of the hyperparameters"
+        if not may or not isinstance(model, DenseGP) or len(model.train_inputs[0]) > _FEW:
+            return torch.zeros(0, 0)
+        if trained.result.status not in FINE:
+            return torch.zeros(0, 0)
+        return hyperparameter_draws(model, self._rules(trained.likelihood, model.train_targets)[0], settings.seed)
+
+    def _train_others(self, trained: Trained, settings: Settings) -> dict[str, dict[str, np.ndarray]]:
+        """Return the hyperparameters of other kernels, by what they are; none where there is no average."""
+        model, numeric = trained.model, len(self._columns.numeric)
+        few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= self._most_mixed
+        is_single = num_latents(trained.likelihood) is None
+        if not few or not is_single or numeric < 2 or self.kernel is not None or not self.priors:
+            return {}
+        (inputs,), targets, found = model.train_inputs, model.train_targets, {}
+        rule = self._rules(trained.likelihood, targets)[0]  # the last rule infers when predictions are asked for
+        for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
+            task = Task(inputs, targets, copy.deepcopy(trained.likelihood), kernel.to(inputs), rule, rule)
+            other = train(task, Plan(None, False, 0, None), settings)
+            if other.result.status in FINE:
+                values = hyperparameters_of(other.model, other.likelihood)
+                found[name] = {key: value.numpy() for key, value in values.items()}
+        return found
+
+    def _weigh_others(self) -> np.ndarray:
+        """Return the weights of the predictions of `model_` and of each other kernel: equal ones."""
+        number = 1 + len(self._others)
+        return np.full(number, 1 / number)
 
     def _recall_average(self) -> None:
-        """Make what predictions are averaged over again, from what is stored."""
-        draws = torch.from_numpy(self._hyperparameters)
-        self._members = members_of(self.model_, draws) if isinstance(self.model_, DenseGP) else []
+        """Make what predictions are averages over, from what is stored."""
+        self._members, self._others = [], []
+        if not isinstance(self.model_, DenseGP):
+            return
+        self._members = members_of(self.model_, torch.from_numpy(self._hyperparameters))
+        for name, values in self._other_hyperparameters.items():
+            kernels = plain_kernels(len(self._columns.numeric), len(self._columns.categorical))
+            (inputs,), targets, likelihood = self.model_.train_inputs, self.model_.train_targets, self.likelihood_
+            rule = self._rules(likelihood, targets)[1]
+            model = DenseGP(inputs, targets, copy.deepcopy(likelihood), rule, kernels[name]).to(inputs.dtype)
+            start_from(model, {key: torch.from_numpy(value) for key, value in values.items()})
+            self._others.append(model.eval())
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Set where training begins, from models of other likelihoods; return why not to train this one, or ""."""
@@ -330,26 +384,17 @@ class GPEstimator(BaseEstimator):
         return torch.from_numpy(self._columns.transform(read_table(self, X, reset=False)))
 
     @torch.no_grad()
-    def _by_rows(
-        self,
-        inputs: Tensor,
-        function: Callable[..., Tensor],
-        *others: Tensor,
-        latent: Callable[[Tensor], MultivariateNormal] | None = None,
-    ) -> np.ndarray:
-        """Return function(q(f) at some rows, of others the same rows), put together for all rows (n, ...)."""
-        latent = self._latent if latent is None else latent
-        parts = zip(*(each.split(_ROWS) for each in (inputs, *others)), strict=True)
-        return torch.cat([function(latent(x), *rest) for x, *rest in parts]).numpy()
+    def _by_rows(self, function: Callable[..., Tensor], *arrays: Tensor) -> np.ndarray:
+        """Return a function of some rows of each array, put together for all rows (n, ...)."""
+        parts = zip(*(each.split(_ROWS) for each in arrays), strict=True)
+        return torch.cat([function(*some) for some in parts]).numpy()
 
     def _latent(self, x: Tensor, *, jointly: bool = False) -> MultivariateNormal:
         """Return the posterior of f at inputs of the kernel (n, d), its covariances only where they are asked for."""
         return averaged(self._members, x, jointly=jointly) if self._members else self.model_(x)
 
-    def _quantiles_of(
-        self, predictive: Callable[..., Distribution], q: Any, inputs: Tensor, *others: Tensor
-    ) -> np.ndarray:
-        """Return quantiles of predictive(q(f), ...) at probabilities q: (n, Q), or (n,) of one.
+    def _quantiles_of(self, predictive: Callable[..., Distribution], q: Any, *arrays: Tensor) -> np.ndarray:
+        """Return quantiles of predictive(some rows of each array) at probabilities q: (n, Q), or (n,) of one.
 
         Raises:
             ValueError: a probability outside (0, 1).
@@ -360,9 +405,9 @@ class GPEstimator(BaseEstimator):
 
         def quantiles(*some: Any) -> Tensor:
             found = predictive(*some)
-            return torch.stack([found.icdf(inputs.new_tensor(level)) for level in levels], -1)
+            return torch.stack([found.icdf(arrays[0].new_tensor(level)) for level in levels], -1)
 
-        found = self._by_rows(inputs, quantiles, *others)
+        found = self._by_rows(quantiles, *arrays)
         return found[:, 0] if np.ndim(q) == 0 else found
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,17 +15,13 @@ from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from gpext.estimators.base import FINE, GPEstimator
+from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
-from gpext.estimators.models import DenseGP, hyperparameters_of, plain_kernels, start_from
-from gpext.estimators.plan import Plan
 from gpext.estimators.rows import distinct_rows
 from gpext.estimators.table import read_table
-from gpext.estimators.training import Settings, Task, Trained, train
 from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 
-_FEW = 300  # rows up to which probabilities are averages over kernels
 _SPARSE_TOLERANCE = 1e-7  # of expected log densities, where inducing points leave far larger errors
 
 
@@ -97,7 +92,7 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
         Raises:
             NotFittedError, TypeError, ValueError: before `fit`, or another table than at training.
         """
-        return self._by_rows(self._inputs(X), self._probabilities)
+        return self._by_rows(lambda x: self._probabilities(self._latent(x)), self._inputs(X))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Return the logarithms of :meth:`predict_proba`."""
@@ -155,9 +150,7 @@ class GPClassifier(ClassEstimator):
         array([0, 0])
     """
 
-    _others: list[DenseGP]  # of other kernels, whose probabilities are averaged with those of `model_`
-    _other_hyperparameters: dict[str, dict[str, np.ndarray]]  # of each, by name
-    _stored = (*ClassEstimator._stored, "_other_hyperparameters")
+    _most_mixed = 300
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the predictive probabilities (n, K) of the classes in `classes_`, the latent function integrated out.
@@ -166,46 +159,8 @@ class GPClassifier(ClassEstimator):
             NotFittedError, TypeError, ValueError: before `fit`, or another table than at training.
         """
         inputs = self._inputs(X)
-        models = [self.model_, *self._others]
-        return np.mean([self._by_rows(inputs, self._probabilities, latent=model) for model in models], 0)
-
-    def _average(self, trained: Trained, settings: Settings) -> str:
-        """Train models of other kernels for few rows, whose probabilities are averaged; return a sentence if so."""
-        reason = super()._average(trained, settings)
-        self._other_hyperparameters = self._train_others(trained, settings)
-        self._recall_average()
-        if not self._others:
-            return reason
-        names = "; ".join(self._other_hyperparameters)
-        return f"probabilities are averages with those of other kernels: {names}"
-
-    def _train_others(self, trained: Trained, settings: Settings) -> dict[str, dict[str, np.ndarray]]:
-        """Return the hyperparameters of other kernels, by name; none where there is no average."""
-        model, numeric = trained.model, len(self._columns.numeric)
-        few = isinstance(model, DenseGP) and len(model.train_inputs[0]) <= _FEW
-        if not few or numeric < 2 or len(self.classes_) > 2 or self.kernel is not None or not self.priors:
-            return {}
-        (inputs,), targets, found = model.train_inputs, model.train_targets, {}
-        rule = self._rules(trained.likelihood, targets)[0]  # the last rule infers when probabilities are asked for
-        for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
-            task = Task(inputs, targets, copy.deepcopy(trained.likelihood), kernel.to(inputs), rule, rule)
-            other = train(task, Plan(None, False, 0, None), settings)
-            if other.result.status in FINE:
-                values = hyperparameters_of(other.model, other.likelihood)
-                found[name] = {key: value.numpy() for key, value in values.items()}
-        return found
-
-    def _recall_average(self) -> None:
-        """Make the models of other kernels again from their hyperparameters."""
-        super()._recall_average()
-        self._others = []
-        for name, values in self._other_hyperparameters.items():
-            kernels = plain_kernels(len(self._columns.numeric), len(self._columns.categorical))
-            (inputs,), targets, likelihood = self.model_.train_inputs, self.model_.train_targets, self.likelihood_
-            rule = self._rules(likelihood, targets)[1]
-            model = DenseGP(inputs, targets, likelihood, rule, kernels[name]).to(inputs.dtype)
-            start_from(model, {key: torch.from_numpy(value) for key, value in values.items()})
-            self._others.append(model.eval())
+        found = [self._by_rows(lambda x, m=m: self._probabilities(m(x)), inputs) for m in (self.model_, *self._others)]
+        return np.average(found, 0, self._weights)
 
     def _likelihood(self) -> Any:
         if len(self.classes_) == 2:

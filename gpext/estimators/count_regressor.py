@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.distributions import MultivariateNormal
 from sklearn.utils import Tags
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from gpext.bounds import num_latents
-from gpext.estimators.regressor import TargetEstimator, ends_of
+from gpext.estimators.regressor import TargetEstimator, conditional, ends_of
 from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
@@ -159,8 +158,8 @@ class GPCountRegressor(TargetEstimator):
     def _calibration(self) -> Iterator[str]:
         return super()._calibration() if self._whole else iter(())
 
-    def _predictive(self, q: MultivariateNormal, offset: Tensor) -> Distribution:
-        return self.likelihood_(q, offset=offset)
+    def _predictive(self, x: Tensor, offset: Tensor) -> Distribution:
+        return self.likelihood_(self._latent(x), offset=offset)
 
     def _places(self, X: Any, offset: Any = None) -> tuple[Tensor, Tensor]:
         inputs = self._inputs(X)
@@ -206,12 +205,15 @@ class GPCountRegressor(TargetEstimator):
             )
         low, high = ends_of(coverage)
 
-        def ends(q: MultivariateNormal, offset: Tensor) -> Tensor:
+        def ends(x: Tensor, offset: Tensor) -> Tensor:
+            q = self._latent(x)
             f = Normal(q.mean + offset, q.variance.sqrt())
-            return torch.stack([self._conditional(f.icdf(q.mean.new_tensor(end))).mean for end in (low, high)], -1)
+            return torch.stack(
+                [conditional(self.likelihood_, f.icdf(q.mean.new_tensor(end))).mean for end in (low, high)], -1
+            )
 
         inputs, offset = self._places(X, exposure)
-        return self._by_rows(inputs, ends, offset)
+        return self._by_rows(ends, inputs, offset)
 
     def log_density(self, X: Any, y: Any, *, exposure: Any = None) -> np.ndarray:
         """Return the log predictive probability (n,) of counts.
@@ -222,7 +224,7 @@ class GPCountRegressor(TargetEstimator):
         inputs, offset = self._places(X, exposure)
         targets = torch.stack([torch.from_numpy(self._targets(y, len(inputs))), offset], -1)
         likelihood = unweighted(self.likelihood_)
-        return self._by_rows(inputs, lambda q, some: likelihood.log_marginal(some, q), targets)
+        return self._by_rows(lambda x, some: likelihood.log_marginal(some, self._latent(x)), inputs, targets)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None, *, exposure: Any = None) -> np.ndarray:
         """Return draws (n, n_samples) of new counts: f jointly at all rows, then y given f.

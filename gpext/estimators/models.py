@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution
@@ -88,14 +90,20 @@ def default_kernel(num_numeric: int, num_categorical: int, *, relevance: bool = 
     return ScaleKernel(parts[0] if len(parts) == 1 else ProductKernel(*parts))
 
 
-def plain_kernels(num_numeric: int, num_categorical: int) -> dict[str, Kernel]:
-    """Return kernels with one lengthscale of all numeric columns, by what they are: with a linear function and without.
+class _Linear(Kernel):
+    """k(x, x') = x' x / d, about one on the diagonal for d standardised columns.
 
-    The linear function of standardised columns has a variance of about one times its outputscale.
+    gpytorch's LinearKernel is a root, and adding another matrix to it takes a Cholesky factor of that one, with jitter.
     """
-    linear = LinearKernel(active_dims=tuple(range(num_numeric)))
-    linear.variance = 1 / num_numeric
-    linear.requires_grad_(False)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
+        """Return the covariances (n1, n2), or with `diag` those of each row with the same of the other (n,)."""
+        return (x1 * x2).mean(-1) if diag else x1 @ x2.mT / x1.shape[-1]
+
+
+def plain_kernels(num_numeric: int, num_categorical: int) -> dict[str, Kernel]:
+    """Return kernels with one lengthscale of all numeric columns, without and with a linear function, by name."""
+    linear = _Linear(active_dims=tuple(range(num_numeric)))
     single = "one lengthscale"
     return {
         single: default_kernel(num_numeric, num_categorical, relevance=False),

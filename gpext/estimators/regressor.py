@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,12 +20,14 @@ from torch.distributions import Distribution, Normal
 
 from gpext.bounds import num_latents
 from gpext.checks import whole_number
+from gpext.distributions.predictive.mixture import Mixture
+from gpext.estimators.averaging import limited, stacking_weights
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.rows import distinct_rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
-from gpext.estimators.training import Trained
-from gpext.inference import KL, Laplace, Rule
+from gpext.estimators.training import Settings, Trained
+from gpext.inference import KL, InferenceWarning, Laplace, Rule, Status
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood
 
@@ -53,10 +56,11 @@ class TargetEstimator(RegressorMixin, GPEstimator):
             raise ValueError(f"X and y must be equally long; got {size} rows and {len(targets)} targets.")
         return targets
 
-    def _predictive(self, q: MultivariateNormal, offset: Tensor) -> Distribution:
-        """Return p(y), of standardised targets, at the marginals of q plus an offset (n,)."""
-        found = self.likelihood_(q)
-        return Normal(found.mean, found.variance.sqrt()) if isinstance(found, MultivariateNormal) else found
+    def _predictive(self, x: Tensor, offset: Tensor) -> Distribution:
+        """Return p(y), of standardised targets, at inputs (n, d) and offsets (n,) of the latent function."""
+        found = [_observed(self.likelihood_, self._latent(x))]
+        found += [_observed(other.likelihood, other(x)) for other in self._others]
+        return Mixture(torch.from_numpy(self._weights), found) if self._others else found[0]
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the predictive means (n,), in the units of y, and with `return_std` the standard deviations.
@@ -111,11 +115,11 @@ class TargetEstimator(RegressorMixin, GPEstimator):
         return inputs, inputs.new_zeros(len(inputs)) if offset is None else torch.from_numpy(offset).to(inputs)
 
     def _moments(self, inputs: Tensor, offset: Tensor, return_std: bool) -> Any:
-        def moments(q: MultivariateNormal, some: Tensor) -> Tensor:
-            found = self._predictive(q, some)
+        def moments(x: Tensor, some: Tensor) -> Tensor:
+            found = self._predictive(x, some)
             return torch.stack([found.mean, found.variance.sqrt()], -1) if return_std else found.mean
 
-        found = self._by_rows(inputs, moments, offset)
+        found = self._by_rows(moments, inputs, offset)
         if not return_std:
             return self._center + self._scale * found
         return self._center + self._scale * found[:, 0], self._scale * found[:, 1]
@@ -125,7 +129,7 @@ class TargetEstimator(RegressorMixin, GPEstimator):
 
     def _log_density(self, inputs: Tensor, offset: Tensor, y: Any) -> np.ndarray:
         targets = torch.from_numpy((self._targets(y, len(inputs)) - self._center) / self._scale)
-        found = self._by_rows(inputs, lambda q, o, t: self._predictive(q, o).log_prob(t), offset, targets)
+        found = self._by_rows(lambda x, o, t: self._predictive(x, o).log_prob(t), inputs, offset, targets)
         return found - math.log(self._scale)
 
     def _draws(self, inputs: Tensor, offset: Tensor, n_samples: int, random_state: Any) -> np.ndarray:
@@ -133,16 +137,14 @@ class TargetEstimator(RegressorMixin, GPEstimator):
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            f = self._latent(inputs, jointly=True).sample(torch.Size([number]))
-            draws = self._conditional(f + offset).sample()
+            chosen = torch.multinomial(torch.from_numpy(self._weights), number, replacement=True)
+            posteriors = [self._latent(inputs, jointly=True), *(other(inputs) for other in self._others)]
+            likelihoods = [self.likelihood_, *(other.likelihood for other in self._others)]
+            draws = inputs.new_empty(number, len(inputs))
+            for j in chosen.unique().tolist():
+                f = posteriors[j].sample(torch.Size([int((chosen == j).sum())]))
+                draws[chosen == j] = conditional(likelihoods[j], f + offset).sample()
         return self._center + self._scale * draws.mT.numpy()
-
-    def _conditional(self, f: Tensor) -> Distribution:
-        """Return p(y | f)."""
-        likelihood = self.likelihood_
-        while isinstance(likelihood, ArgumentLikelihood):
-            likelihood = likelihood.likelihood
-        return likelihood.forward(f)
 
     def _calibration(self) -> Iterator[str]:
         tail = self.model_.result.loo_tail.double()
@@ -152,6 +154,19 @@ class TargetEstimator(RegressorMixin, GPEstimator):
         for level in (0.5, 0.9):
             inside = 100 * float((tail > 1 - level).double().mean())
             yield f"{100 * level:.0f} % intervals contain {inside:.1f} % of the data"
+
+
+def _observed(likelihood: Any, q: MultivariateNormal) -> Distribution:
+    """Return p(y) by a likelihood at the marginals of q."""
+    found = likelihood(q)
+    return Normal(found.mean, found.variance.sqrt()) if isinstance(found, MultivariateNormal) else found
+
+
+def conditional(likelihood: Any, f: Tensor) -> Distribution:
+    """Return p(y | f) of one observation, without weights and offsets of the data."""
+    while isinstance(likelihood, ArgumentLikelihood):
+        likelihood = likelihood.likelihood
+    return likelihood.forward(f)
 
 
 def _standardised_residuals(trained: Trained) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +190,7 @@ def center_and_scale(targets: np.ndarray, weights: np.ndarray) -> tuple[float, f
     robust = 1.4826 * _median(np.abs(targets - middle), weights)
     if 0 < 3 * robust < spread:
         center, spread = middle, robust
-    return center, spread if spread > 10 * np.finfo(float).eps * abs(center) else 1.0
+    return center, spread if np.ptp(targets) > 10 * np.finfo(float).eps * abs(center) else 1.0
 
 
 def _median(values: np.ndarray, weights: np.ndarray) -> float:
@@ -239,6 +254,7 @@ class GPRegressor(TargetEstimator):
     """
 
     _averages = True
+    _most_mixed = 400
 
     def __init__(
         self,
@@ -304,6 +320,28 @@ class GPRegressor(TargetEstimator):
             f"noise must be 'auto', {', '.join(map(repr, _NOISES))}, or a likelihood of gpext or gpytorch; got "
             f"{self.noise!r}."
         )
+
+    def _train_others(self, trained: Trained, settings: Settings) -> dict[str, dict[str, np.ndarray]]:
+        return super()._train_others(trained, settings) if isinstance(self.noise, str) else {}
+
+    def _recall_average(self) -> None:
+        super()._recall_average()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InferenceWarning)  # what does not converge has no weight
+            for other in self._others:
+                other.inference = limited(other.inference)
+                _ = other.result
+
+    def _weigh_others(self) -> np.ndarray:
+        """Return stacking weights, zero of kernels whose inference did not converge."""
+        if not self._others:
+            return super()._weigh_others()
+        models = [self.model_, *self._others]
+        usable = [model is self.model_ or model.result.status is Status.CONVERGED for model in models]
+        weights = np.zeros(len(models))
+        found = torch.stack([model.result.log_loo for model, use in zip(models, usable, strict=True) if use])
+        weights[usable] = stacking_weights(found).numpy()
+        return weights
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where they are light."""

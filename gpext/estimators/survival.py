@@ -136,7 +136,12 @@ class GPSurvival(GPEstimator):
 
     def _hazard(self, X: Any) -> ParametricHazard:
         inputs = self._inputs(X)
-        found = self._by_rows(inputs, lambda q: torch.stack([q.mean, q.variance], -1))
+
+        def moments(x: Tensor) -> Tensor:
+            q = self._latent(x)
+            return torch.stack([q.mean, q.variance], -1)
+
+        found = self._by_rows(moments, inputs)
         return ParametricHazard(unweighted(self.likelihood_), *torch.from_numpy(found).unbind(-1))
 
     def predict(self, X: Any) -> np.ndarray:
@@ -154,7 +159,7 @@ class GPSurvival(GPEstimator):
             NotFittedError, TypeError, ValueError: as :meth:`predict`, or a probability outside (0, 1).
         """
         inputs = self._inputs(X)
-        return self._unit * self._quantiles_of(self.likelihood_, q, inputs)
+        return self._unit * self._quantiles_of(lambda x: self.likelihood_(self._latent(x)), q, inputs)
 
     def predict_survival_function(self, X: Any, times: Any = None) -> np.ndarray:
         """Return the predictive probabilities (n, T) of no event until each time.

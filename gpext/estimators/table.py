@@ -104,7 +104,7 @@ def _moments(numbers: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.n
     """Return weighted means and deviations (d,), and which columns are constant but for rounding: they have scale 1."""
     center = np.average(numbers, axis=0, weights=weights)
     scale = np.sqrt(np.average((numbers - center) ** 2, axis=0, weights=weights))
-    constant = scale <= 10 * np.finfo(float).eps * np.abs(center)
+    constant = np.ptp(numbers, axis=0) <= 10 * np.finfo(float).eps * np.abs(center)  # a sum's rounding grows with rows
     return center, np.where(constant, 1.0, scale), constant
 
 

@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 
 from gpext.estimators import GPClassifier, GPRegressor
+from gpext.estimators.regressor import center_and_scale
 from gpext.estimators.rows import distinct_rows
+from gpext.estimators.table import fit_columns
 
 
 def numbers(size=40):
@@ -78,6 +80,20 @@ def test_a_constant_column_changes_nothing():
         plain,
         atol=0.02,
     )
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("value", [0.1, 0.7, 1e8 / 3])
+def test_a_column_is_constant_however_its_mean_is_rounded(value, power):
+    """A sum of N terms has an error of up to N units of rounding, and with it the mean and the deviation."""
+    estimator = GPRegressor()
+    estimator.categories_ = {}
+    for size in (10, *range(100, 400, 13)):
+        rows = np.column_stack([np.full(size, value), np.exp(np.linspace(0, 5, size))])
+        columns = fit_columns(estimator, rows, np.ones(size), power=power)
+        assert columns.skewed.tolist() == [1]
+        assert columns.scale[0] == 1
+        assert center_and_scale(rows[:, 0], np.ones(size))[1] == 1
 
 
 def test_equal_rows_are_one_of_their_weight():
