@@ -1,4 +1,4 @@
-r"""An average over hyperparameters of small data, whose many lengthscales a few hundred rows leave uncertain.
+r"""Averages over hyperparameters and over kernels of small data, which leave many lengthscales uncertain.
 
 With phi the logarithms of the positive hyperparameters, phi* where training has ended and J the evidence times priors,
 
@@ -149,7 +149,7 @@ def averaged(members: Sequence[DenseGP], x: Tensor, *, jointly: bool) -> Multiva
 def stacking_weights(log_densities: Tensor) -> Tensor:
     r"""Return weights (J,) of J models whose mixture predicts data best that the models have not seen.
 
-    They maximise sum_i log sum_j w_j p_j(y_i | y_-i) + sum_j log w_j [Yao et al. 2018, Sec. 3, with a prior], by
+    They maximise sum_i log sum_j w_j p_j(y_i | y_-i) + sum_j log w_j [Yao et al. 2018, Sec. 3.1, with a prior], by
     expectation maximisation. The prior, one datum for each model, keeps few data from a choice of one model: the
     leave-one-out density of a model of many hyperparameters is too good, since they were learnt from y_i, too.
 

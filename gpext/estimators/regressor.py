@@ -212,7 +212,9 @@ class GPRegressor(TargetEstimator):
 
     Inputs and targets are standardised inside; predictions are in the units of y. Outliers do not spoil a fit under
     noise "student_t" or "laplace". Up to 400 distinct rows, predictions are averages over draws of the hyperparameters
-    from their approximate posterior (docs/evidence/estimators.md), unless `priors` is False.
+    from their approximate posterior, and, with the default kernel and a noise given by name, mixtures with those of two
+    kernels of one lengthscale, weighted by leave-one-out densities (docs/evidence/estimators.md), unless `priors` is
+    False.
 
     Args:
         noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
