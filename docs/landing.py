@@ -5,29 +5,37 @@ from pathlib import Path
 import gpytorch
 import matplotlib.pyplot as plt
 import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
 
 import gpext
+from gpext.mlls import LatentMarginalLogLikelihood
 
 _STYLES = {"light": ("#222222", "#00599a", "#b34a00"), "dark": ("#e0e0e0", "#6cb6f0", "#ffa057")}
 
 
-class _Model(gpext.models.LatentGP):
+class Model(gpext.models.LatentGP):
+    """A constant mean, a squared exponential kernel."""
+
     def __init__(self, x, y, likelihood):
         super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        self.mean_module = ConstantMean()
+        self.covar_module = ScaleKernel(RBFKernel())
 
     def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        """The prior of f at x."""
+        prior = self.mean_module(x), self.covar_module(x)
+        return MultivariateNormal(*prior)
 
 
-def _trained(x, y, likelihood):
-    model = _Model(x, y, likelihood.double()).double()
-    gpext.fit(gpext.mlls.LatentMarginalLogLikelihood(likelihood, model), x, y, progress=False)
-    at = torch.linspace(0, 6, 200).double()
+def predicted(x, y, likelihood, at):
+    """The posterior of f at new inputs."""
+    model = Model(x, y, likelihood).double()
+    mll = LatentMarginalLogLikelihood(likelihood, model)
+    gpext.fit(mll, x, y, progress=False)
     with torch.no_grad():
-        f = model.eval()(at)
-    return at, f.mean, 1.645 * f.stddev
+        return model.eval()(at)
 
 
 def draw(folder: Path) -> None:
@@ -38,16 +46,16 @@ def draw(folder: Path) -> None:
     y = torch.sin(x) + 0.1 * torch.randn(60, generator=generator).double()
     y[5::9] += 1 + 1.5 * torch.rand(7, generator=generator).double()
     likelihoods = [gpytorch.likelihoods.GaussianLikelihood(), gpext.likelihoods.StudentTLikelihood()]
-    fits = [_trained(x, y, each) for each in likelihoods]
+    at = torch.linspace(0, 6, 200).double()
+    fits = [predicted(x, y, each.double(), at) for each in likelihoods]
     for name, (text, blue, orange) in _STYLES.items():
         colors = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), text)
         with plt.rc_context(colors | {"svg.hashsalt": "gpext", "svg.fonttype": "none"}):
             figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), sharey=True, layout="constrained")
-            for ax, title, (at, mean, width) in zip(
-                panels, ("GaussianLikelihood", "StudentTLikelihood"), fits, strict=True
-            ):
-                ax.fill_between(at, mean - width, mean + width, color=blue, alpha=0.3, lw=0)
-                ax.plot(at, mean, color=blue)
+            for ax, title, f in zip(panels, ("GaussianLikelihood", "StudentTLikelihood"), fits, strict=True):
+                width = 1.645 * f.stddev
+                ax.fill_between(at, f.mean - width, f.mean + width, color=blue, alpha=0.3, lw=0)
+                ax.plot(at, f.mean, color=blue)
                 ax.plot(at, torch.sin(at), "--", color=orange, lw=1)
                 ax.plot(x, y, ".", color=text, ms=4)
                 ax.set(title=title, xlabel="x")
