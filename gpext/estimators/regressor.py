@@ -212,9 +212,9 @@ class GPRegressor(TargetEstimator):
 
     Inputs and targets are standardised inside; predictions are in the units of y. Outliers do not spoil a fit under
     noise "student_t" or "laplace". Up to 400 distinct rows, predictions are averages over draws of the hyperparameters
-    from their approximate posterior, and, with the default kernel and a noise given by name, mixtures with those of two
-    kernels of one lengthscale, weighted by leave-one-out densities (docs/evidence/estimators.md), unless `priors` is
-    False.
+    from their approximate posterior; below 500, with the default kernel and a noise given by name, they are mixtures with
+    those of two kernels of one lengthscale, weighted by leave-one-out densities (docs/evidence/estimators.md). Neither is
+    done if `priors` is False.
 
     Args:
         noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
@@ -256,7 +256,7 @@ class GPRegressor(TargetEstimator):
     """
 
     _averages = True
-    _most_mixed = 400
+    _most_mixed = 499
 
     def __init__(
         self,
