@@ -211,10 +211,10 @@ class GPRegressor(TargetEstimator):
     """Gaussian process regression with a choice of noise.
 
     Inputs and targets are standardised inside; predictions are in the units of y. Outliers do not spoil a fit under
-    noise "student_t" or "laplace". Up to 400 distinct rows, predictions are averages over draws of the hyperparameters
-    from their approximate posterior; below 500, with the default kernel and a noise given by name, they are mixtures with
-    those of two kernels of one lengthscale, weighted by leave-one-out densities (docs/evidence/estimators.md). Neither is
-    done if `priors` is False.
+    noise "student_t" or "laplace". Up to 400 distinct rows, predictions are averages over draws of the
+    hyperparameters from their approximate posterior; below 500, with the default kernel and a noise given by name,
+    they are mixtures with those of two kernels of one lengthscale, weighted by leave-one-out densities
+    (docs/evidence/estimators.md). Neither is done if `priors` is False.
 
     Args:
         noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
