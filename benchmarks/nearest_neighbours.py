@@ -89,11 +89,13 @@ def _neighbours(ledger: Ledger, options: argparse.Namespace) -> None:
 
 def _dense(ledger: Ledger, options: argparse.Namespace) -> None:
     size = 60 if options.quick else 3000
+    inducing = (20,) if options.quick else (200, 400, 800)
+    sizes = [*((k, 0) for k in (20, 30, 40, 80)), *((20, m) for m in inducing)]
     for name in ("Bernoulli", "Poisson", "Student-t"):
         data = data_of_field(FIELDS[name], size, 0, _LENGTHSCALE["dense"], 1)
         for rule in ("Laplace", "EP"):
             scale = _LENGTHSCALE["dense"]
-            measure = functools.partial(beside_dense, FIELDS[name], data, RULES[rule], scale, (20, 30, 40, 80))
+            measure = functools.partial(beside_dense, FIELDS[name], data, RULES[rule], scale, sizes)
             ledger.get(f"dense/{name}/{rule}", measure)
 
 
@@ -161,12 +163,14 @@ def report(ledger: Ledger) -> str:
     if found := ledger.of("dense/"):
         rows = []
         for row in found:
-            for k, cell in row["neighbours"].items():
+            for cell in row["approximations"]:
                 differences = [*(f"{cell[what]:.4f}" for what in ("mean", "rms", "sd")), f"{cell['evidence']:+.3f}"]
                 times = [f"{cell['seconds']:.2f}", f"{row['seconds']:.2f}"]
-                rows.append([*row["key"].split("/")[1:], k, *differences, *times])
-        head = ["likelihood", "rule", "k", "largest difference of means / sd", "its RMS", "largest of sds (relative)"]
-        tables.append(table([*head, "evidence, nats", "seconds", "seconds of all data"], rows))
+                numbers = [f"{cell['neighbours']}", f"{cell['inducing']}"]
+                rows.append([*row["key"].split("/")[1:], *numbers, *differences, *times])
+        head = ["likelihood", "rule", "k", "M", "largest difference of means / sd", "its RMS"]
+        head += ["largest of sds (relative)", "evidence, nats", "seconds", "seconds of all data"]
+        tables.append(table(head, rows))
     if found := ledger.of("scaling/"):
         rows = []
         for before, row in zip([None, *found], found, strict=False):

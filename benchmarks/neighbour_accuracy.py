@@ -29,6 +29,7 @@ from gpext.likelihoods import VonMisesLikelihood
 from gpext.linalg.neighbours import maximin_order
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.operators.neighbour_covariance import NeighbourGraph
+from gpext.variational import kmeans_inducing_points
 
 
 def true_model(field: Field, data: Data, rule: Rule, lengthscale: float, **options: Any) -> FieldModel:
@@ -70,15 +71,22 @@ def divergence(field: Field, data: Data, rule: Rule, lengthscale: float, orderin
     return {"divergence": found}
 
 
-def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, numbers: Sequence[int]) -> Row:
-    """Return the largest differences of means (in sd) and sds (relative), that of the evidence, and CPU seconds."""
+def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, sizes: Sequence[tuple[int, int]]) -> Row:
+    """Return the largest differences of means (in sd) and sds (relative), that of the evidence, and CPU seconds.
+
+    `sizes` are the numbers of neighbours and of inducing inputs, 0 for none, of each approximation.
+    """
     exact, seconds = _infer(true_model(field, data, rule, lengthscale))
     sd = exact.posterior.variance.sqrt()
-    found = {}
-    for k in numbers:
-        near, of_neighbours = _infer(true_model(field, data, rule, lengthscale, neighbours=k))
+    found = []
+    for k, inducing in sizes:
+        points = kmeans_inducing_points(torch.from_numpy(data.x), inducing) if inducing else None
+        model = true_model(field, data, rule, lengthscale, neighbours=k, inducing_inputs=points)
+        near, of_neighbours = _infer(model)
         moved = (near.posterior.mean - exact.posterior.mean) / sd
-        found[str(k)] = {
+        cell = {
+            "neighbours": k,
+            "inducing": inducing,
             "mean": moved.abs().max().item(),
             "rms": moved.square().mean().sqrt().item(),
             "sd": (near.posterior.variance.sqrt() / sd - 1).abs().max().item(),
@@ -86,7 +94,8 @@ def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, numbe
             "seconds": of_neighbours,
             "status": near.status.name,
         }
-    return {"neighbours": found, "seconds": seconds, "status": exact.status.name}
+        found.append(cell)
+    return {"approximations": found, "seconds": seconds, "status": exact.status.name}
 
 
 def factor(size: int, columns: int, neighbours: int = 20) -> Row:
