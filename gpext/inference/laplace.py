@@ -28,11 +28,10 @@ from gpext.inference.local_modes import modal_sites
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.inference.rule import Rule
-from gpext.posteriors import JointPosterior, NeighbourPosterior, Posterior
+from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import JointSites
 
 _FEW_DIGITS = 1e-4  # a step that may no longer halve, in the same units, where psi has no digits of its rise
-_Refined = JointPosterior | NeighbourPosterior  # of which a product costs a small part of a factorisation
 _WORSE = (Status.STALLED, Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
 
@@ -104,8 +103,6 @@ class Laplace(Rule):
         posterior = None if start is None else problem.condition(start.to(torch.float64))
         if posterior is None or not bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
             return problem.mean.detach(), torch.zeros_like(problem.mean)
-        if not isinstance(posterior, _Refined):
-            return posterior.mean, posterior.weights
         f, weights, _ = refine_mode(problem, posterior, posterior.mean, posterior.weights, self.tolerance)
         return f, weights
 
@@ -138,7 +135,7 @@ class Laplace(Rule):
             if higher is None:
                 return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace)
             f, weights = higher
-            if proper and isinstance(posterior, _Refined):
+            if proper:
                 f, weights, reached = refine_mode(problem, posterior, f, weights, self.tolerance)
                 last = torch.minimum(last, reached)
 

@@ -21,7 +21,7 @@ from gpext.posteriors import JointPosterior, Posterior, precision_blocks
 _MOST_STEPS, _MOST_PRODUCTS = 12, 12  # of Newton, and of each of its steps
 _FORCING = 0.1  # of the residual that a step may leave; less close to the mode, where steps converge superlinearly
 _ENOUGH = 0.1  # of the tolerance, that a step may leave
-_LOSES_DIGITS = 1e6  # U k_ii above which K^-1 z has few
+_LOSES_DIGITS = 1e6  # U k_ii above which K^-1 z has few; how much larger the terms of (f - mu)' K^-1 (f - mu) may be
 
 
 @torch.no_grad()
@@ -65,10 +65,20 @@ def refine_mode(
         if not bool((slope > 0).any()):
             break
         higher = rise(problem, (f, weights), (move, turn), psi, size, slope, length, torch.ones_like(psi))
-        if higher is None:
+        if higher is None or _cancels(problem, *higher):
             break
         f, weights = higher
     return f, weights, last
+
+
+def _cancels(problem: Problem, f: Tensor, weights: Tensor) -> bool:
+    """Return whether (f - mu)' K^-1 (f - mu) is lost in its terms.
+
+    A singular K leaves the part of K^-1 (f - mu) in its null space open, which grows where U is far from U0.
+    """
+    apart = f - problem.mean
+    energy = problem.inner(apart, weights)
+    return bool((problem.inner(apart.abs(), weights.abs()) > _LOSES_DIGITS * (1 + energy.abs())).any())
 
 
 def _newton_step(
