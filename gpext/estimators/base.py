@@ -35,9 +35,10 @@ from gpext.estimators.models import (
 )
 from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
+from gpext.estimators.rows import distinct_rows
 from gpext.estimators.table import Columns, fit_columns, read_table
 from gpext.estimators.training import Settings, Task, Trained, train
-from gpext.inference import EP, KL, Laplace, Rule
+from gpext.inference import EP, KL, Laplace, OutlierReport, Rule, outlier_report
 from gpext.inference.expansion import require_curvature
 from gpext.likelihoods import LatentLikelihood, Weighted
 from gpext.models.latent_gp import check_rule
@@ -64,6 +65,9 @@ class GPEstimator(BaseEstimator):
     categories_: dict[Any, Any]
     _columns: Columns
     _is_weighted: bool
+    _distinct: (
+        np.ndarray
+    )  # the distinct row of each row of the training table, -1 without weight; empty of sparse models
     _hyperparameters: np.ndarray  # draws (S, P)
     _members: list[DenseGP]  # a model for each of them; none where the one in `model_` predicts alone
     _other_hyperparameters: dict[str, dict[str, np.ndarray]]  # of models of other kernels, by what these are
@@ -76,6 +80,7 @@ class GPEstimator(BaseEstimator):
         "feature_names_in_",
         "categories_",
         "likelihood_name_",
+        "_distinct",
         "_hyperparameters",
         "_other_hyperparameters",
         "_weights",
@@ -110,6 +115,13 @@ class GPEstimator(BaseEstimator):
 
     # ---- training ----------------------------------------------------------------------------------------------
 
+    def _distinct_rows(
+        self, raw: np.ndarray, targets: np.ndarray, sample_weight: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the distinct rows, their targets and weights; see :func:`distinct_rows`."""
+        raw, targets, weights, self._distinct = distinct_rows(raw, targets, sample_weight)
+        return raw, targets, weights
+
     def _train(
         self, raw: np.ndarray, targets: np.ndarray, weights: np.ndarray, likelihoods: dict[str, Callable[[], Any]]
     ) -> None:
@@ -136,6 +148,7 @@ class GPEstimator(BaseEstimator):
         plan = choose_plan(len(inputs), latents, self.inducing_points, self.batch_size)
         if plan.inducing is not None:  # the most general one alone
             likelihoods = dict([list(likelihoods.items())[-1]])
+            self._distinct = self._distinct[:0]
         for name, make in likelihoods.items():
             likelihood = make().to(inputs.dtype)
             reason = self._prepare(likelihood, found)
@@ -340,6 +353,41 @@ class GPEstimator(BaseEstimator):
         Raises:
             ValueError: an option that names none.
         """
+
+    # ---- the training table ------------------------------------------------------------------------------------
+
+    def outlier_report(self, *, near_zero: float = 0.1) -> OutlierReport:
+        """Return how surprising each row of the training table is to the model, given all other rows.
+
+        `report.index` are rows of that table, the most surprising first; print the report to see them. Equal rows are
+        one datum of the model, and rows without weight are unknown to it. Predictions are those of `model_`, not of an
+        average with other kernels.
+
+        Args:
+            near_zero: relative precision of a site below which it counts as near zero.
+
+        Raises:
+            NotFittedError: before `fit`.
+            ValueError: a model with inducing points, or a bad `near_zero`.
+
+        Example:
+            >>> import numpy as np
+            >>> from gpext.estimators import GPRegressor
+            >>> x = np.linspace(0, 6, 40)
+            >>> y = np.sin(x)
+            >>> y[7] += 3
+            >>> report = GPRegressor("student_t").fit(x[:, None], y).outlier_report()
+            >>> int(report.index[0])
+            7
+        """
+        check_is_fitted(self, "model_")
+        if not isinstance(self.model_, DenseGP):
+            raise ValueError(
+                "a model with inducing points does not predict each row from the others; use log_density(X, y), or fit "
+                "with inducing_points=None."
+            )
+        report = outlier_report(self.model_.result, near_zero=near_zero)
+        return report.take(torch.from_numpy(self._distinct))
 
     # ---- files -------------------------------------------------------------------------------------------------
 

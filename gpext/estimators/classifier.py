@@ -17,7 +17,6 @@ from torch.nn.functional import one_hot
 
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
-from gpext.estimators.rows import distinct_rows
 from gpext.estimators.table import read_table
 from gpext.inference import EP, KL, Laplace, Rule
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
@@ -50,7 +49,7 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
         if len(labels) != len(raw):
             raise ValueError(f"X and y must be equally long; got {len(raw)} rows and {len(labels)} labels.")
         known, numbers = np.unique(labels, return_inverse=True)
-        raw, numbers, weights = distinct_rows(raw, numbers, sample_weight)
+        raw, numbers, weights = self._distinct_rows(raw, numbers, sample_weight)
         self.classes_ = self._ordered(known[np.unique(numbers)])
         if len(self.classes_) < 2:
             raise ValueError(

@@ -16,7 +16,7 @@ from torch.distributions import Distribution, Normal
 
 from gpext.bounds import num_latents
 from gpext.estimators.regressor import TargetEstimator, conditional, ends_of
-from gpext.estimators.rows import distinct_rows, unweighted
+from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
     LatentLikelihood,
@@ -128,7 +128,7 @@ class GPCountRegressor(TargetEstimator):
         likelihoods = self._candidates()
         raw = read_table(self, X, reset=True)
         counts, offsets = self._targets(y, len(raw)), np.log(_exposures(exposure, len(raw)))
-        raw, targets, weights = distinct_rows(raw, np.stack([counts, offsets], 1), sample_weight)
+        raw, targets, weights = self._distinct_rows(raw, np.stack([counts, offsets], 1), sample_weight)
         # f is about zero at the mean rate.
         mean, exposed = np.average(targets[:, 0], weights=weights), np.average(np.exp(targets[:, 1]), weights=weights)
         self._log_rate = math.log(max(mean, 0.5 / weights.sum()) / exposed)

@@ -23,7 +23,7 @@ from gpext.checks import whole_number
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.estimators.averaging import limited, stacking_weights
 from gpext.estimators.base import GPEstimator
-from gpext.estimators.rows import distinct_rows, unweighted
+from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
 from gpext.estimators.training import Settings, Trained
@@ -305,7 +305,7 @@ class GPRegressor(TargetEstimator):
         """
         likelihoods = self._candidates()
         raw = read_table(self, X, reset=True)
-        raw, targets, weights = distinct_rows(raw, self._targets(y, len(raw)), sample_weight)
+        raw, targets, weights = self._distinct_rows(raw, self._targets(y, len(raw)), sample_weight)
         self._center, self._scale = center_and_scale(targets, weights)
         self._train(raw, (targets - self._center) / self._scale, weights, likelihoods)
         return self

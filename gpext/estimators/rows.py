@@ -37,8 +37,10 @@ def read_weights(sample_weight: Any, raw: np.ndarray) -> np.ndarray:
 
 def distinct_rows(
     raw: np.ndarray, targets: np.ndarray, sample_weight: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct rows of positive weight: their table (m, d), targets and summed weights (m,).
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the distinct rows of positive weight: their table (m, d), targets and summed weights (m,), and places.
+
+    The place of each given row (n,) is that of its distinct row, -1 if it has no weight.
 
     Args:
         raw: (n, d).
@@ -53,8 +55,9 @@ def distinct_rows(
     raw, targets, weights = raw[used], targets[used], weights[used]
     rows = np.concatenate([raw, targets.reshape(len(raw), -1)], 1)
     _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    total = np.bincount(group.reshape(-1), weights)
-    return raw[first], targets[first], total
+    places = np.full(len(used), -1)
+    places[used] = group.reshape(-1)
+    return raw[first], targets[first], np.bincount(group.reshape(-1), weights), places
 
 
 def unweighted(likelihood: Any) -> Any:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 
 from gpext.estimators.base import GPEstimator
-from gpext.estimators.rows import distinct_rows, unweighted
+from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
     Censored,
@@ -121,7 +121,7 @@ class GPSurvival(GPEstimator):
         raw = read_table(self, X, reset=True)
         event, time = read_survival(y, len(raw))
         limits = np.stack([time, np.where(event, time, np.inf)], 1)
-        raw, limits, weights = distinct_rows(raw, limits, sample_weight)
+        raw, limits, weights = self._distinct_rows(raw, limits, sample_weight)
         self.unique_times_ = np.unique(limits[:, 0])
         # In units of the geometric mean of the times a latent function about zero is of the size of the data.
         self._unit = math.exp(np.average(np.log(limits[:, 0]), weights=weights))

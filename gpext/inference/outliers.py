@@ -88,6 +88,35 @@ class OutlierReport:
         precision, relative = self.precision.cpu().numpy(), self.relative_precision.cpu().numpy()
         return np.where(precision < 0, "negative", np.where(relative >= self.near_zero, "regular", "near zero"))
 
+    def take(self, index: Tensor) -> OutlierReport:
+        """Return the report of some of the data (..., n), each as often as in index (n,); -1 stands for an unknown one.
+
+        Example:
+            >>> import torch
+            >>> from gpytorch.distributions import MultivariateNormal
+            >>> from gpext.inference import EP, outlier_report
+            >>> from gpext.likelihoods import StudentTLikelihood
+            >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
+            >>> result = EP().infer(prior, StudentTLikelihood().double(), torch.tensor([0.1, 9.0]).double())
+            >>> report = outlier_report(result)
+            >>> report.take(torch.tensor([0, 0, 1, -1])).index
+            tensor([2, 0, 1, 3])
+        """
+        known = (index >= 0).to(self.log_loo.device)
+
+        def taken(values: Tensor) -> Tensor:
+            return torch.where(known, values[..., index], torch.nan)
+
+        report = replace(
+            self,
+            precision=taken(self.precision),
+            relative_precision=taken(self.relative_precision),
+            log_loo=taken(self.log_loo),
+            tail_probability=taken(self.tail_probability),
+            relative_log_loo=taken(self.relative_log_loo),
+        )
+        return replace(report, index=sorted_by(report.surprise, report.log_loo))
+
     def __str__(self) -> str:
         kind = self.kind
         size = self.index.size(-1)

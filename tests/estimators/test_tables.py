@@ -98,10 +98,13 @@ def test_a_column_is_constant_however_its_mean_is_rounded(value, power):
 
 def test_equal_rows_are_one_of_their_weight():
     raw = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0], [1.0, 2.0]])
-    table, targets, weights = distinct_rows(raw, np.array([3.0, 1.0, 3.0, 4.0]), np.array([1.0, 2.0, 0.5, 1.0]))
+    given = np.array([1.0, 2.0, 0.5, 1.0])
+    table, targets, weights, places = distinct_rows(raw, np.array([3.0, 1.0, 3.0, 4.0]), given)
     assert table.tolist() == [[0, 1], [1, 2], [1, 2]]
     assert targets.tolist() == [1, 3, 4]
     assert weights.tolist() == [2, 1.5, 1]
+    assert places.tolist() == [1, 0, 1, 2]
+    assert distinct_rows(raw, np.zeros(4), np.array([0.0, 1.0, 1.0, 0.0]))[3].tolist() == [-1, 0, 1, -1]
 
 
 @pytest.mark.parametrize(
