@@ -22,8 +22,8 @@
 #    eight times the mean, and every seventh person made no visit;
 # 2. drownings in Finland by month, 2002 to 2012: a trend, a season, and months of 28 to 31 days, a known exposure.
 #
-# The data are read from the folder `$GPEXT_DATA`; where it is not set, counts of the same kind are generated. Each part
-# takes about a minute.
+# The data are read from the folder `$GPEXT_DATA`; where it is not set, counts of the same kind are generated. Less
+# than a minute.
 
 # %%
 import copy

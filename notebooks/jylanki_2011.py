@@ -26,7 +26,7 @@
 # with the power $\eta = 1$, or $\eta < 1$ for fractional EP. The paper's claims: the plain iteration fails on such data
 # and a guarded one converges; EP describes the remaining uncertainty better than Laplace's approximation and
 # factorising variational Bayes, which pick a mode; and its evidence is good enough for training. At full size this
-# notebook takes five to ten minutes.
+# notebook takes about a minute.
 
 # %%
 import itertools

@@ -29,8 +29,8 @@
 # 2. Where do trees grow? Counts in the cells of a grid, and a map with sixteen times as many cells.
 # 3. How many neighbours are enough, and in which order?
 #
-# The data are read from the folder `$GPEXT_DATA`; without it, houses are downloaded and trees are generated. Two
-# minutes.
+# The data are read from the folder `$GPEXT_DATA`; without it, houses are downloaded and trees are generated. About
+# a minute.
 
 # %%
 import math
@@ -74,7 +74,7 @@ def trained(model, x, y):
     found = gpext.fit(LatentMarginalLogLikelihood(model.likelihood, model), x, y, max_steps=4 if SMOKE else 50)
     kernel = model.covar_module
     scales = kernel.base_kernel.lengthscale.item(), kernel.outputscale.item()
-    print(f"{found.message.split('(')[0].strip()}; log evidence {model.result.log_evidence:.1f}")
+    print(f"{found.message.split('(')[0].strip()} log evidence {model.result.log_evidence:.1f}")
     print("lengthscale {:.3f}, variance {:.2f}".format(*scales))
     return model.eval()
 

@@ -22,7 +22,7 @@
 # Two data sets, read from the folder `$GPEXT_DATA`: 195 redwood seedlings in a square (Strauss, Biometrika 1975), and
 # 3604 trees of the species *Beilschmiedia pendula* on 50 hectares of Barro Colorado Island (Hubbell and Foster 1983;
 # Moller and Waagepetersen 2007). Without the folder the notebook runs on simulated points, and the remarks about trees
-# do not apply. Two minutes at most.
+# do not apply. Less than a minute.
 
 # %%
 import os
@@ -78,7 +78,7 @@ def trained(x, counts, exposure, kernel, max_steps, **options):
     model.mean_module.constant.data.fill_(float((counts.sum() / exposure.sum()).log()))
     mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
     found = gpext.fit(mll, x, counts, max_steps=4 if SMOKE else max_steps, progress=False)
-    print(f"{found.message.split('(')[0].strip()}; log evidence {model.result.log_evidence:.1f}")
+    print(f"{found.message.split('(')[0].strip()} log evidence {model.result.log_evidence:.1f}")
     return model
 
 

@@ -26,7 +26,7 @@
 # The data are 1043 adults with acute myeloid leukemia in north-west England (Henderson, Shimakura and Gorst, JASA
 # 2002): place of residence, age, sex, white blood cell count, and a deprivation score. They are read from the folder
 # `$GPEXT_DATA`; without it the notebook runs on generated data with as many covariates, and the remarks about patients
-# do not apply. Two minutes at most.
+# do not apply. Less than a minute.
 
 # %%
 import os

@@ -87,7 +87,8 @@ def minimize_lbfgs(
 
     Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, a large value is a scale, and
     moves in proportion to itself. In a long flat valley a run may end because its model of the curvature is stale; a
-    restart discards it. An iteration evaluates the objective at most a dozen times.
+    restart discards it, but for the length of the first step. An iteration evaluates the objective at most a dozen
+    times.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
@@ -175,11 +176,14 @@ class _Run:
         outcome: Outcome | None = None
         self.has_broken_down = False
         at_start = self._evaluate(start)
-        self.points, self.gradients = [start], [at_start[1]]
         root, self.foretold = np.maximum(1, np.abs(start)), 0.0
-        if curvature is not None:  # the first step of L-BFGS-B has length one, Newton's that of the gradient
+        # The first step of L-BFGS-B has length one.
+        if curvature is not None:  # Newton's has that of the gradient
             length = float(np.linalg.norm(curvature.T @ at_start[1]))
             root, self.foretold = curvature * (length or 1.0), 0.5 * length**2
+        else:
+            root = root * self._first_length(root, at_start[1])
+        self.points, self.gradients = [start], [at_start[1]]
 
         def place(z: Array) -> Array:
             return start + (root * z if root.ndim == 1 else root @ z)
@@ -220,6 +224,14 @@ class _Run:
         if result.nit >= max_steps:
             return Outcome.MAX_STEPS
         return Outcome.CONVERGED if result.success else Outcome.STALLED
+
+    def _first_length(self, scale: Array, gradient: Array) -> float:
+        """Return the length of the first step along a gradient by the last step of the run before; at most one."""
+        if len(self.points) < 2:
+            return 1.0
+        s, y = (self.points[-1] - self.points[-2]) / scale, (self.gradients[-1] - self.gradients[-2]) * scale
+        length = float(np.linalg.norm(scale * gradient) * (s @ y) / max(y @ y, np.finfo(float).tiny))
+        return length if 0 < length < 1 else 1.0
 
     def _evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         self._last_point = point

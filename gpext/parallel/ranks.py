@@ -239,10 +239,10 @@ class Ranks:
         number = fingerprint(alike) if alike else number
         here = [math.inf, math.inf, 0.0, 0.0] if failed else [code, -code, number, -number]
         header = torch.tensor(here, dtype=torch.float64, device=self._device)
-        arrive = self._reducing(header, dist.ReduceOp.MAX)
+        complete = self._reducing(header, dist.ReduceOp.MAX)
 
         def meet(error: Exception | None) -> tuple[float, float]:
-            arrive()
+            complete()
             highest, lowest, most, least = header.tolist()
             if math.isinf(highest):
                 self._fail(error)

@@ -45,6 +45,22 @@ def test_a_restart_leaves_a_valley_that_a_tolerance_calls_flat():
     assert values[20] < 0.7 * values[0]
 
 
+def test_the_first_step_of_a_restart_is_as_long_as_the_last_run_suggests():
+    """A step of length one would leave the valley, and inner iterations begin from far away."""
+    seen = {}
+    for restarts in (0, 1):
+        values = seen[restarts] = []
+
+        def followed(point, values=values):
+            values.append(rosenbrock(point))
+            return values[-1]
+
+        minimise([tensor(-1.2, 1.0)], followed, tolerance=0.1, max_restarts=restarts)
+    again = seen[1][len(seen[0]) :]
+    assert len(again) > 3
+    assert max(again) < 1
+
+
 def test_large_parameters_move_in_proportion_to_themselves():
     steps = []
     start = [tensor(1e4, 1.0)]
