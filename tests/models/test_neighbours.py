@@ -11,6 +11,7 @@ from gpytorch.distributions import MultivariateNormal
 import gpext
 from gpext.bounds import num_latents
 from gpext.inference import CAVI, EP, KL, Laplace, Status, Taylor
+from gpext.kernels import sphere_points
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     HeteroscedasticGaussianLikelihood,
@@ -19,7 +20,7 @@ from gpext.likelihoods import (
     StudentTLikelihood,
 )
 from gpext.mlls import LatentMarginalLogLikelihood
-from tests.members import F64
+from tests.members import F64, tensor
 
 N = 40
 
@@ -196,6 +197,39 @@ def test_training_chooses_neighbours_by_the_lengthscales_found():
     lengthscale = model.covar_module.base_kernel.lengthscale.detach().squeeze(0)
     assert float(after[1] / after[0]) > 2 * float(before[1] / before[0])
     assert float((lengthscale / lengthscale[0] / (after / after[0])).log().abs().max()) < 1
+
+
+class SpaceTime(gpext.models.LatentGP):
+    """A product of a kernel of places on the Earth and one of time, in thousands of kilometres and in days."""
+
+    def __init__(self, x, y, days, **options):
+        super().__init__(x, y, PoissonLikelihood(), Laplace(), **options)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.space = gpytorch.kernels.MaternKernel(1.5, active_dims=(0, 1, 2)).double()
+        self.time = gpytorch.kernels.MaternKernel(0.5, active_dims=(3,)).double()
+        self.space.lengthscale, self.time.lengthscale = 0.5, days
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), (self.space * self.time)(x))
+
+
+@pytest.mark.parametrize("days", [0.2, 200.0])
+def test_neighbours_in_space_and_time_are_near_in_lengthscales_of_each(days):
+    generator = torch.Generator().manual_seed(0)
+    size = 150
+    places = torch.rand(size, 2, generator=generator, dtype=F64) * tensor(20.0, 10.0) + tensor(0.0, 45.0)
+    time = 30 * torch.rand(size, 1, generator=generator, dtype=F64)
+    x = torch.cat([sphere_points(places, radius=6.371), time], -1)
+    y = torch.poisson(torch.sin(time / 3 + places[:, :1] / 5).exp().squeeze(-1), generator=generator)
+    exact = SpaceTime(x, y, days).result.log_evidence
+    model = SpaceTime(x, y, days, neighbours=size - 1)
+    torch.testing.assert_close(model.result.log_evidence, exact, rtol=1e-8, atol=1e-8)
+    model = SpaceTime(x, y, days, neighbours=4)
+    near = float((model.result.log_evidence - exact).abs())
+    torch.testing.assert_close(model.variational_strategy.neighbours.scale, tensor(0.5, 0.5, 0.5, days))
+    other = SpaceTime(x, y, days, neighbours=4)
+    other.variational_strategy.neighbours.scale = tensor(1.0, 1.0, 1.0, 1.0)  # as if all columns had the same units
+    assert near < float((other.result.log_evidence - exact).abs())
 
 
 def test_training_on_subsets_has_all_data_again():
