@@ -84,8 +84,15 @@ class Trained:
 
     @property
     def score(self) -> float:
-        """The mean leave-one-out log density of a model of all data; of a sparse one its bound a datum."""
-        return float(self.model.result.log_loo.mean()) if isinstance(self.model, DenseGP) else self.result.objective
+        """The mean leave-one-out log density of a model of all data; of a sparse one its bound a datum.
+
+        Unknown densities count as the least of the others; without any known one it is minus infinity.
+        """
+        if not isinstance(self.model, DenseGP):
+            return self.result.objective
+        log_loo = self.model.result.log_loo
+        known = log_loo[~log_loo.isnan()]
+        return float(log_loo.nan_to_num(nan=float(known.min())).mean()) if len(known) else -float("inf")
 
 
 @dataclass(frozen=True)

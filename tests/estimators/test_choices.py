@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 import gpext
 from gpext.estimators import GPClassifier, GPRegressor
 from gpext.estimators.plan import choose_plan
+from gpext.estimators.training import Trained
 from gpext.inference import KL
 from gpext.variational import CollapsedBound
 
@@ -226,3 +227,17 @@ def test_a_likelihood_of_several_latents_of_the_user(data):
 def test_the_reason_for_inducing_points_is_the_one_that_holds():
     assert any("minibatches need" in reason for reason in choose_plan(500, 1, "auto", 50).reasons)
     assert any("cube of 20000" in reason for reason in choose_plan(20_000, 1, "auto", None).reasons)
+
+
+def test_a_datum_without_a_left_out_prediction_counts_as_the_worst_of_the_others(data):
+    """A site of very negative precision can leave no cavity; one such datum must not decide against a likelihood."""
+    x, y = data
+    model = GPRegressor("gaussian").fit(x[:20], y[:20])
+    trained, result = Trained(model.model_, model.likelihood_, model.fit_result_), model.model_.result
+    assert model.model_.result is result
+    known = result.log_loo.clone()
+    assert trained.score == pytest.approx(float(known.mean()))
+    result.__dict__["log_loo"] = known.index_fill(0, known.argmax(), torch.nan)
+    assert trained.score == pytest.approx(float((known.sum() - known.max() + known.min()) / 20))
+    result.__dict__["log_loo"] = torch.full_like(known, torch.nan)
+    assert trained.score == -np.inf
