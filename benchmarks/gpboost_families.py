@@ -236,16 +236,23 @@ def clocks() -> Array:
     return np.array([time.process_time(), time.perf_counter()])
 
 
-def by_gpext(family: Family, data: Data, rule: Rule, initial: Any = "data", **options: Any) -> Row:
-    """Return scores and times of gpext under a rule; `initial` is that of `fit`, and `options` are of `LatentGP`."""
+def by_gpext(
+    family: Family, data: Data, rule: Rule, initial: Any = "data", last: Rule | None = None, **options: Any
+) -> Row:
+    """Return scores and times of gpext under a rule, or trained under it and then inferred by the last one.
+
+    `initial` is that of `fit`, and `options` are of `LatentGP`.
+    """
     likelihood, y, read = family.ours(data.y)
     x, x_test = torch.from_numpy(data.x), torch.from_numpy(data.x_test)
     started = clocks()
     model = FieldModel(x, y, likelihood, rule, **options)
     mll = gpext.mlls.LatentMarginalLogLikelihood(likelihood, model)
     result = gpext.fit(mll, x, y, progress=False, initial=initial)
+    if last is not None:
+        model.inference = last
+    inferred = model.eval().result
     train = clocks() - started
-    model.eval()
     started = clocks()
     with torch.no_grad():
         f = model(x_test)
@@ -263,6 +270,7 @@ def by_gpext(family: Family, data: Data, rule: Rule, initial: Any = "data", **op
         **times(train, predict),
         "steps": result.num_steps,
         "status": result.status.name,
+        "inference": inferred.status.name,
         "message": result.message,
         "covariance": [kernel.outputscale.tolist(), kernel.base_kernel.lengthscale.squeeze().tolist()],
     }
