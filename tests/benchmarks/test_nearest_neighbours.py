@@ -68,7 +68,7 @@ def test_the_quick_run_ends_and_reports_what_it_has(capsys, tmp_path):
     output = tmp_path / "rows.jsonl"
     assert main(["--quick", "--output", str(output)]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("gpext, Laplace") == 4
+    assert shown.count("gpext, Laplace |") == 4
     assert "GPBoost |" not in shown
     assert shown.count("| coordinate |") == 4
     assert main(["--report-only", "--output", str(output)]) == 0
