@@ -65,9 +65,7 @@ class GPEstimator(BaseEstimator):
     categories_: dict[Any, Any]
     _columns: Columns
     _is_weighted: bool
-    _distinct: (
-        np.ndarray
-    )  # the distinct row of each row of the training table, -1 without weight; empty of sparse models
+    _distinct: np.ndarray  # of each row of the table its distinct row, -1 without weight (n,); empty of sparse models
     _hyperparameters: np.ndarray  # draws (S, P)
     _members: list[DenseGP]  # a model for each of them; none where the one in `model_` predicts alone
     _other_hyperparameters: dict[str, dict[str, np.ndarray]]  # of models of other kernels, by what these are
