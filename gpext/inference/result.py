@@ -47,10 +47,10 @@ class InferenceWarning(UserWarning):
     Example:
         >>> import warnings, torch
         >>> from gpytorch.distributions import MultivariateNormal
-        >>> from gpext.inference import Laplace
+        >>> from gpext.inference import KL
         >>> from gpext.likelihoods import PoissonLikelihood
         >>> prior = MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double())
-        >>> result = Laplace(max_steps=2).infer(prior, PoissonLikelihood(), torch.tensor([9.0, 0.0]).double())
+        >>> result = KL(max_steps=2).infer(prior, PoissonLikelihood(), torch.tensor([9.0, 0.0]).double())
         >>> result.status.name  # a rule returns it; a model warns
         'MAX_STEPS'
     """
