@@ -169,7 +169,7 @@ def report(ledger: Ledger) -> str:
             for cell in row["approximations"]:
                 differences = [*(f"{cell[what]:.4f}" for what in ("mean", "rms", "sd")), f"{cell['evidence']:+.3f}"]
                 times = [f"{cell['seconds']:.2f}", f"{row['seconds']:.2f}"]
-                numbers = [f"{cell['neighbours']}", f"{cell['inducing']}"]
+                numbers = [f"{cell['neighbours']}", f"{cell['inducing'] or 'none'}"]
                 rows.append([*row["key"].split("/")[1:], *numbers, *differences, *times])
         head = ["likelihood", "rule", "k", "M", "largest difference of means / sd", "its RMS"]
         head += ["largest of sds (relative)", "evidence, nats", "seconds", "seconds of all data"]

@@ -95,6 +95,12 @@ def report_of(
         choices.append("inference by natural gradients of the variational bound")
     if len(found) > 1:
         choices.append(f"noise {chosen!r}, of {', '.join(map(repr, found))}, by its leave-one-out log density")
+    for name, each in found.items():
+        if each.num_unknown:
+            choices.append(
+                f"left-out predictions of {each.num_unknown} row(s) under {name!r} are unknown, and count as the least "
+                "predictable of the others"
+            )
     loo = {name: each.score for name, each in found.items()} if dense else {}
     calibration = tuple(estimator._calibration()) if dense else ()
     return Report(tuple(choices), trained.result, seconds, _relevance(estimator, trained), loo, calibration)

@@ -83,6 +83,11 @@ class Trained:
     reasons: tuple[str, ...] = ()
 
     @property
+    def num_unknown(self) -> int:
+        """The number of data of a model of all data whose leave-one-out log density is unknown; of a sparse one 0."""
+        return int(self.model.result.log_loo.isnan().sum()) if isinstance(self.model, DenseGP) else 0
+
+    @property
     def score(self) -> float:
         """The mean leave-one-out log density of a model of all data; of a sparse one its bound a datum.
 

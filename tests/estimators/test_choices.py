@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 import gpext
 from gpext.estimators import GPClassifier, GPRegressor
 from gpext.estimators.plan import choose_plan
+from gpext.estimators.report import report_of
 from gpext.estimators.training import Trained
 from gpext.inference import KL
 from gpext.variational import CollapsedBound
@@ -237,7 +238,10 @@ def test_a_datum_without_a_left_out_prediction_counts_as_the_worst_of_the_others
     assert model.model_.result is result
     known = result.log_loo.clone()
     assert trained.score == pytest.approx(float(known.mean()))
+    assert trained.num_unknown == 0
     result.__dict__["log_loo"] = known.index_fill(0, known.argmax(), torch.nan)
     assert trained.score == pytest.approx(float((known.sum() - known.max() + known.min()) / 20))
+    report = report_of(model, {"gaussian": trained}, "gaussian", choose_plan(20, 1, "auto", "auto"), 20, 20.0, 0.0, ())
+    assert "predictions of 1 row(s) under 'gaussian' are unknown" in str(report)
     result.__dict__["log_loo"] = torch.full_like(known, torch.nan)
     assert trained.score == -np.inf
