@@ -87,6 +87,10 @@ def fit(
     then fall as 1 / step, which averages their noise out. With fewer data than the smallest subset there is no sample,
     and step sizes stay constant. Time and memory of the sample do not depend on N.
 
+    While a LatentGP is trained on the full batch, its rule infers no more exactly than the tolerance of the objective
+    asks for: KL, CAVI and EP, whose evidence errs by the square of their tolerance, to 1e-3 at most; Laplace to 1e-6.
+    The inference at the end, of which the result tells, is by the rule as it is.
+
     Minibatches of a LatentGP with neighbours are blocks, regions of space of at most `batch_size` data. A step infers
     one block and the data of earlier blocks near it, and costs the same for any N; neighbours are chosen anew by the
     lengthscales at the start, at the half and at the end. `tolerance` ends nothing there: all steps are taken.

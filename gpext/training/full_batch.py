@@ -279,7 +279,7 @@ def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float, curvature: Curvat
     inference, reach = LatentInference(mll), Reach(mll)
 
     def keep() -> None:
-        inference.keep()
+        inference.keep(tolerance)
         reach.keep()
 
     rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in natural]

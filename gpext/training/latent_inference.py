@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 
@@ -10,14 +11,16 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpext.inference import CAVI, KL, InferenceWarning, Laplace, Status
+from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Status
 from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 from gpext.sites import GaussianSites, JointSites
 from gpext.training.result import FitStatus
 
-MOST_STEPS = 100  # of a rule, in one evaluation after the first
-ROUGH = 1e-6  # tolerance of Laplace there
+MOST_STEPS = 20  # of a rule that maximises a bound, in one evaluation after the first
+MODE = 1e-6  # tolerance of Laplace there
+ROUGHEST = 1e-3  # tolerance of other rules there
+_SAFETY = 10  # of their squared tolerance, in the error of the evidence a datum
 _FOUND = (Status.CONVERGED, Status.REDUCED_POWER)
 _NONE = (Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
@@ -31,18 +34,28 @@ class LatentInference:
         self._rules = [model.inference for model in self.models]
         self._best: list[GaussianSites | JointSites | None] = [None for _ in self.models]
 
-    def keep(self) -> None:
+    def keep(self, tolerance: float) -> None:
         """Remember the current sites as those of the best parameters, and bound the work at the parameters to come.
 
-        A bound on log p(y) holds at any sites, so a rule that maximises it may continue at the next evaluation.
+        Variational bounds and the evidence of EP are stationary in the sites, so that their error is of the order of
+        the square of a rule's tolerance; that of Laplace is of the order of its tolerance. A bound on log p(y) holds at
+        any sites, so a rule that maximises it may continue at the next evaluation.
+
+        Args:
+            tolerance: of the objective a datum, at which training ends.
         """
         self._best = [model.variational_strategy.sites for model in self.models]
+        rough = min(math.sqrt(tolerance / _SAFETY), ROUGHEST)
         for model in self.models:
             rule = model.inference
-            if isinstance(rule, KL | CAVI) and rule.max_steps > MOST_STEPS:
-                model.inference = replace(rule, max_steps=MOST_STEPS)
-            if isinstance(rule, Laplace) and rule.tolerance < ROUGH:
-                model.inference = replace(rule, tolerance=ROUGH)
+            if isinstance(rule, KL | CAVI | EP):
+                rule = replace(rule, tolerance=max(rule.tolerance, rough))
+            if isinstance(rule, KL | CAVI):
+                rule = replace(rule, max_steps=min(rule.max_steps, MOST_STEPS))
+            if isinstance(rule, Laplace):
+                rule = replace(rule, tolerance=max(rule.tolerance, MODE))
+            if rule != model.inference:
+                model.inference = rule
 
     def choose_neighbours(self) -> bool:
         """Choose the neighbours of nearest-neighbour priors by the current lengthscales; return whether any changed."""

@@ -1,5 +1,7 @@
 """Laws of the rules of inference, for every pair of a rule and a likelihood that it supports."""
 
+from dataclasses import replace
+
 import pytest
 import scipy.optimize
 import torch
@@ -85,6 +87,17 @@ def test_evidence_gradient_agrees_with_finite_differences_of_converged_runs(name
             flat[i] = start
             difference = (8 * (values[2] - values[1]) - (values[3] - values[0])) / (12 * step)
             assert gradient[i].item() == pytest.approx(difference, rel=1e-5, abs=1e-6)
+
+
+@pairs
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-3])
+def test_the_evidence_at_stationary_sites_errs_by_the_square_of_the_tolerance(name, rule, tolerance):
+    if rule not in ("kl", "cavi", "ep"):
+        pytest.skip("stationary in the mode alone")
+    likelihood, prior, y = CASES[name].problem(20)
+    exact = RULES[rule].infer(prior(), likelihood, y).log_evidence
+    rough = replace(RULES[rule], tolerance=tolerance).infer(prior(), likelihood, y).log_evidence
+    assert abs(float((rough - exact).detach())) < 10 * tolerance**2 * len(prior.x)
 
 
 def maximised_bound(case, prior, likelihood, y):

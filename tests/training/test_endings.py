@@ -17,9 +17,16 @@ from gpytorch.mlls import VariationalELBO
 import gpext
 from gpext import FitStatus, fit
 from gpext.inference import CAVI, EP, KL, Laplace, Status, Taylor
-from gpext.likelihoods import LaplaceLikelihood, Matern32Likelihood, NoiseFloor, PoissonLikelihood, StudentTLikelihood
+from gpext.likelihoods import (
+    BernoulliLogitLikelihood,
+    LaplaceLikelihood,
+    Matern32Likelihood,
+    NoiseFloor,
+    PoissonLikelihood,
+    StudentTLikelihood,
+)
 from gpext.mlls import LatentMarginalLogLikelihood
-from gpext.training.latent_inference import MOST_STEPS
+from gpext.training import latent_inference
 from tests.members import F64, tensor
 from tests.sparse_models import SparseGP
 
@@ -157,14 +164,32 @@ def test_a_rule_that_maximises_a_bound_goes_on_at_the_next_evaluation():
 
     class Watched(KL):
         def infer(self, *arguments, **options):
-            seen.append(self.max_steps)
+            seen.append((self.max_steps, self.tolerance))
             return super().infer(*arguments, **options)
 
     model = Curve(x, y, StudentTLikelihood(), rule := Watched())
     fitted(x, y, model.likelihood, model=model, max_steps=3)
+    own = rule.max_steps, rule.tolerance
+    rough = latent_inference.MOST_STEPS, latent_inference.ROUGHEST
     assert model.inference is rule
-    assert seen[0] == seen[-1] == rule.max_steps  # the first inference, and the one at the end
-    assert set(seen[1:-1]) == {MOST_STEPS, rule.max_steps}
+    assert seen[0] == seen[-1] == own  # the first inference, and the one at the end
+    assert set(seen[1:-1]) == {own, rough}
+
+
+@pytest.mark.parametrize("rule", [KL(), CAVI(), EP()], ids=lambda rule: type(rule).__name__)
+def test_rough_inference_while_training_finds_the_optimum_of_the_exact_one(rule, monkeypatch):
+    x, y = data(60)
+    chance = torch.rand(60, dtype=F64, generator=torch.Generator().manual_seed(1))
+    targets = (chance < (2 * y).sigmoid()).to(F64)
+    objectives = []
+    for roughest in (latent_inference.ROUGHEST, 0.0):
+        monkeypatch.setattr(latent_inference, "ROUGHEST", roughest)
+        model = Curve(x, targets, BernoulliLogitLikelihood(), rule)
+        mll = LatentMarginalLogLikelihood(model.likelihood, model)
+        result = fit(mll, x, targets, tolerance=1e-7, progress=False)
+        assert result.status is FitStatus.CONVERGED
+        objectives.append(result.objective)
+    assert objectives[0] == pytest.approx(objectives[1], abs=1e-6)
 
 
 def test_the_floor_follows_the_spread_and_no_outlier():
