@@ -37,7 +37,7 @@ from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
 from gpext.estimators.rows import distinct_rows
 from gpext.estimators.table import Columns, fit_columns, read_table
-from gpext.estimators.training import Settings, Task, Trained, train
+from gpext.estimators.training import Rules, Settings, Task, Trained, train
 from gpext.inference import EP, KL, Laplace, OutlierReport, Rule, outlier_report
 from gpext.inference.expansion import require_curvature
 from gpext.likelihoods import LatentLikelihood, Weighted
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _ROWS = 1000  # predicted at once
 _FEW = 400  # rows up to which predictions are averages over hyperparameters
 _TRIED = 300  # rows of the models that decide about a transform
-_MODE = 1e-4  # tolerance of Laplace's mode while training, in posterior standard deviations
+MODE = 1e-4  # tolerance of Laplace's mode while training, in posterior standard deviations
 FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
 
 
@@ -154,14 +154,12 @@ class GPEstimator(BaseEstimator):
                 reasons.append(f"noise {name!r} not trained: {reason}")
                 continue
             likelihood, y = self._weighted(likelihood, *wholes, sparse=plan.inducing is not None)
-            rule, last_rule = self._rules(likelihood, y)
             task = Task(
                 inputs,
                 y,
                 likelihood,
                 self._own_kernel(inputs, self._columns),
-                rule,
-                last_rule,
+                self._rules(likelihood, y),
                 points=self._given_points(),
                 has_categories=len(self._columns.categorical) > 0,
                 priors=self.priors,
@@ -172,7 +170,7 @@ class GPEstimator(BaseEstimator):
             start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(raw)
             if found[name].result.status is FitStatus.INTERRUPTED:
                 break
-        chosen = max(found, key=lambda name: found[name].score)
+        chosen = max(found, key=lambda name: (found[name].result.status in FINE, found[name].score))
         self.likelihood_name_, self._is_weighted = chosen, bool((weights != 1).any())
         self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
         self.fit_result_ = found[chosen].result
@@ -213,7 +211,7 @@ class GPEstimator(BaseEstimator):
             return torch.zeros(0, 0)
         if trained.result.status not in FINE:
             return torch.zeros(0, 0)
-        return hyperparameter_draws(model, self._rules(trained.likelihood, model.train_targets)[0], settings.seed)
+        return hyperparameter_draws(model, self._rules(trained.likelihood, model.train_targets).train, settings.seed)
 
     def _train_others(self, trained: Trained, settings: Settings) -> dict[str, dict[str, np.ndarray]]:
         """Return the hyperparameters of other kernels, by what they are; none where there is no average."""
@@ -223,9 +221,10 @@ class GPEstimator(BaseEstimator):
         if not few or not is_single or numeric < 2 or self.kernel is not None or not self.priors:
             return {}
         (inputs,), targets, found = model.train_inputs, model.train_targets, {}
-        rule = self._rules(trained.likelihood, targets)[0]  # the last rule infers when predictions are asked for
+        rules = self._rules(trained.likelihood, targets)
+        rules = rules._replace(last=rules.train)  # the last one infers when predictions are asked for
         for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
-            task = Task(inputs, targets, copy.deepcopy(trained.likelihood), kernel.to(inputs), rule, rule)
+            task = Task(inputs, targets, copy.deepcopy(trained.likelihood), kernel.to(inputs), rules)
             other = train(task, Plan(None, False, 0, None), settings)
             if other.result.status in FINE:
                 values = hyperparameters_of(other.model, other.likelihood)
@@ -246,7 +245,7 @@ class GPEstimator(BaseEstimator):
         for name, values in self._other_hyperparameters.items():
             kernels = plain_kernels(len(self._columns.numeric), len(self._columns.categorical))
             (inputs,), targets, likelihood = self.model_.train_inputs, self.model_.train_targets, self.likelihood_
-            rule = self._rules(likelihood, targets)[1]
+            rule = self._rules(likelihood, targets).last
             model = DenseGP(inputs, targets, copy.deepcopy(likelihood), rule, kernels[name]).to(inputs.dtype)
             start_from(model, {key: torch.from_numpy(value) for key, value in values.items()})
             self._others.append(model.eval())
@@ -283,7 +282,7 @@ class GPEstimator(BaseEstimator):
             likelihood, y = self._weighted(make().to(inputs.dtype), *parts)
             kernel, rules = self._own_kernel(inputs, columns), self._rules(likelihood, y)
             start = hyperparameters_of(found[0].model, found[0].likelihood) if found else None
-            task = Task(inputs, y, likelihood, kernel, *rules, priors=self.priors, start=start)
+            task = Task(inputs, y, likelihood, kernel, rules, priors=self.priors, start=start)
             found.append(train(task, Plan(None, False, 0, None), settings.rough))
         names = [plain.names[j] for j in plain.skewed]
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -312,22 +311,21 @@ class GPEstimator(BaseEstimator):
         rows = targets.unsqueeze(-1) if targets.dim() == 1 else targets
         return weighted, torch.cat([rows, weights.unsqueeze(-1)], -1)
 
-    def _rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
-        """Return the rules for training and for predictions, on the full data."""
+    def _rules(self, likelihood: Any, targets: Tensor) -> Rules:
         if isinstance(self.inference, str):
             if self.inference != "auto":
                 raise ValueError(f"inference must be 'auto' or a rule of gpext.inference; got {self.inference!r}.")
             return self._default_rules(likelihood, targets)
         check_rule(self.inference)
-        return self.inference, self.inference
+        return Rules(self.inference, self.inference)
 
-    def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
+    def _default_rules(self, likelihood: Any, targets: Tensor) -> Rules:
         """Return Laplace's rule for training, KL where a mode may be a kink, and EP for predictions."""
         try:
             require_curvature(likelihood, targets, targets)
         except TypeError:
-            return KL(), EP()
-        return Laplace(tolerance=_MODE), EP()
+            return Rules(KL(), EP())
+        return Rules(Laplace(tolerance=MODE), EP())
 
     def _own_kernel(self, inputs: Tensor, columns: Columns) -> Kernel:
         if self.kernel is not None:

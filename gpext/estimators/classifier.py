@@ -18,7 +18,8 @@ from torch.nn.functional import one_hot
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
 from gpext.estimators.table import read_table
-from gpext.inference import EP, KL, Laplace, Rule
+from gpext.estimators.training import Rules
+from gpext.inference import EP, KL, Laplace
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 
 _SPARSE_TOLERANCE = 1e-7  # of expected log densities, where inducing points leave far larger errors
@@ -166,8 +167,8 @@ class GPClassifier(ClassEstimator):
             return BernoulliLogitLikelihood()
         return MultinomialLogitLikelihood(len(self.classes_))
 
-    def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
-        return Laplace(), EP() if len(self.classes_) == 2 else KL()
+    def _default_rules(self, likelihood: Any, targets: Tensor) -> Rules:
+        return Rules(Laplace(), EP() if len(self.classes_) == 2 else KL())
 
     def _weighted(
         self, likelihood: Any, targets: Tensor, weights: Tensor, *, sparse: bool = False

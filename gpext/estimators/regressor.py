@@ -6,11 +6,12 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import numpy as np
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
@@ -22,23 +23,34 @@ from gpext.bounds import num_latents
 from gpext.checks import whole_number
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.estimators.averaging import limited, stacking_weights
-from gpext.estimators.base import GPEstimator
+from gpext.estimators.base import MODE, GPEstimator
+from gpext.estimators.gaussian_evidence import has_closed_form
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
-from gpext.estimators.training import Settings, Trained
-from gpext.inference import KL, InferenceWarning, Laplace, Rule, Status
+from gpext.estimators.training import Rules, Settings, Trained
+from gpext.inference import KL, InferenceWarning, Laplace, Status
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood
 
+_LEAST_NOISE = 1e-6  # variance of Gaussian noise beside that of the targets; gpytorch's own least is 1e-4
+
+
+def _gaussian() -> gpytorch.likelihoods.GaussianLikelihood:
+    return gpytorch.likelihoods.GaussianLikelihood(noise_constraint=GreaterThan(_LEAST_NOISE))
+
+
 _NOISES: dict[str, Callable[[], Any]] = {
-    "gaussian": gpytorch.likelihoods.GaussianLikelihood,
+    "gaussian": _gaussian,
     "student_t": StudentTLikelihood,
     "laplace": LaplaceLikelihood,
     "heteroscedastic": HeteroscedasticGaussianLikelihood,
 }
 
 HEAVY = 0.01  # nats a row, the gain of a Student-t fitted to residuals from which its model is trained
+_SITES = 1e-3  # tolerance of KL's sites of a Student-t, of whose evidence the error is its square
+_MOST_STEPS = 200  # of KL there
+_MOST_ROUGH_STEPS = 50  # of Laplace, where training begins
 _LEAST_SCALE = 0.1  # of a Student-t, in Gaussian standard deviations, from which training begins
 
 
@@ -169,14 +181,23 @@ def conditional(likelihood: Any, f: Tensor) -> Distribution:
     return likelihood.forward(f)
 
 
-def _standardised_residuals(trained: Trained) -> tuple[np.ndarray, np.ndarray]:
-    """Return the residuals of leave-one-out predictions under Gaussian noise by their deviations (n,), and weights."""
+class _LeftOut(NamedTuple):
+    """Leave-one-out predictions under Gaussian noise."""
+
+    residuals: np.ndarray  # by the deviations of the predictions (n,)
+    weights: np.ndarray  # of the rows (n,)
+    is_exact: bool  # whether most predictions of f are better than the least noise
+
+
+def _left_out(trained: Trained) -> _LeftOut:
+    """Return what a Gaussian model predicts of each row from the others."""
     mean, variance = trained.model.result.conditioned.leave_one_out
-    targets = trained.model.train_targets
+    targets, noise = trained.model.train_targets, unweighted(trained.likelihood).noise.detach()
     is_weighted = unweighted(trained.likelihood) is not trained.likelihood
     y, weights = targets.unbind(-1) if is_weighted else (targets, torch.ones_like(targets))
-    deviation = (variance + unweighted(trained.likelihood).noise.detach() / weights).sqrt()
-    return ((y - mean) / deviation).numpy(), weights.numpy()
+    residuals = (y - mean) / (variance + noise / weights).sqrt()
+    is_exact = max(float(noise), float(variance.median())) < 2 * _LEAST_NOISE
+    return _LeftOut(residuals.numpy(), weights.numpy(), is_exact)
 
 
 def center_and_scale(targets: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
@@ -346,12 +367,14 @@ class GPRegressor(TargetEstimator):
         return weights
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
-        """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where they are light."""
+        """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where there are none."""
         if not found:
             return ""
         before = found["gaussian"]
-        residuals, weights = _standardised_residuals(before)
-        tails = fit_tails(residuals, weights)
+        left_out = _left_out(before)
+        if left_out.is_exact:
+            return "leave-one-out predictions under Gaussian noise are as exact as its least deviation, 0.001"
+        tails = fit_tails(left_out.residuals, left_out.weights)
         if tails.gain < HEAVY:
             return (
                 f"a Student-t fits the leave-one-out residuals of Gaussian noise by {tails.gain:.4f} nats a row better "
@@ -363,9 +386,10 @@ class GPRegressor(TargetEstimator):
         )
         return ""
 
-    def _default_rules(self, likelihood: Any, targets: Tensor) -> tuple[Rule, Rule]:
-        if num_latents(likelihood) is not None:
-            return KL(), KL()
-        if isinstance(unweighted(likelihood), gpytorch.likelihoods.GaussianLikelihood):
-            return Laplace(), Laplace()
+    def _default_rules(self, likelihood: Any, targets: Tensor) -> Rules:
+        if num_latents(likelihood) is not None or has_closed_form(likelihood, KL()):
+            return Rules(KL(), KL())  # of Gaussian noise exact, in one step
+        if isinstance(unweighted(likelihood), StudentTLikelihood):
+            rule = KL(tolerance=_SITES, max_steps=_MOST_STEPS)
+            return Rules(rule, rule, Laplace(tolerance=MODE, max_steps=_MOST_ROUGH_STEPS))
         return super()._default_rules(likelihood, targets)

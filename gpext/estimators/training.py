@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
@@ -35,6 +35,21 @@ _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near it
 _ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
 
 
+class Rules(NamedTuple):
+    """Rules of inference of a model of all data.
+
+    Attributes:
+        train: by which the hyperparameters are learned.
+        last: of the predictions.
+        first: a cheaper one, by which training begins roughly; None for `train` alone. A bound may have hyperparameters
+            that are better than all near them, and poor, where this one would not go.
+    """
+
+    train: Rule
+    last: Rule
+    first: Rule | None = None
+
+
 @dataclass(frozen=True)
 class Task:
     """One model to train.
@@ -44,8 +59,7 @@ class Task:
         targets: as the likelihood takes them.
         likelihood: p(y | f), as initialised.
         kernel: of its own, to be trained.
-        rule: of the full data, for training.
-        last_rule: of the full data, for the predictions.
+        rules: of the full data.
         points: inducing points given by the user (M, d).
         has_categories: whether inputs have codes of categories, so that inducing points are rows.
         priors: whether to add the priors of :mod:`gpext.priors` to parameters without any.
@@ -57,8 +71,7 @@ class Task:
     targets: Tensor
     likelihood: Any
     kernel: Kernel
-    rule: Rule
-    last_rule: Rule
+    rules: Rules
     points: Tensor | None = None
     has_categories: bool = False
     priors: bool = True
@@ -129,7 +142,9 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
 
 
 def _train_dense(task: Task, settings: Settings) -> Trained:
-    model = DenseGP(task.inputs, task.targets, task.likelihood, task.rule, task.kernel).to(task.inputs.dtype)
+    rules = task.rules
+    begun = rules.first or rules.train
+    model = DenseGP(task.inputs, task.targets, task.likelihood, begun, task.kernel).to(task.inputs.dtype)
     objective = evidence_of(model)
     if task.priors:
         register_priors(objective)
@@ -137,7 +152,13 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
         start_from(model, task.start)
     sizes = subset_sizes(len(task.inputs))
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
-    result = _fit(objective, task.inputs, task.targets, task, settings, initial="subset" if is_new else "data")
+    initial: Literal["data", "subset"] = "subset" if is_new else "data"
+    if begun is not rules.train:
+        result = _fit(objective, task.inputs, task.targets, task, settings.rough, initial=initial)
+        if result.status is FitStatus.INTERRUPTED:
+            return Trained(model, task.likelihood, result)
+        model.inference, initial = rules.train, "data"
+    result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
     return Trained(model, task.likelihood, result, _conclude(model, task))
 
 
@@ -150,7 +171,7 @@ def evidence_of(model: DenseGP) -> LatentMarginalLogLikelihood:
 def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
     """Infer by the last rule, or, where it does not converge, by another one; return a sentence if so."""
     ends = []
-    for rule in (task.last_rule, KL(), task.rule):
+    for rule in (task.rules.last, KL(), task.rules.train):
         model.inference = rule
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)  # the outcome is in the report
