@@ -279,11 +279,12 @@ def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float, curvature: Curvat
     inference, reach = LatentInference(mll), Reach(mll)
 
     def keep() -> None:
-        inference.keep(tolerance)
+        inference.keep()
         reach.keep()
 
     rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in natural]
     try:
+        inference.begin(tolerance)
         for _ in range(_CHOICES):
             outcome = minimize_lbfgs(
                 objective,

@@ -34,28 +34,33 @@ class LatentInference:
         self._rules = [model.inference for model in self.models]
         self._best: list[GaussianSites | JointSites | None] = [None for _ in self.models]
 
-    def keep(self, tolerance: float) -> None:
-        """Remember the current sites as those of the best parameters, and bound the work at the parameters to come.
+    def begin(self, tolerance: float) -> None:
+        """Infer from now on no more exactly than training needs.
 
         Variational bounds and the evidence of EP are stationary in the sites, so that their error is of the order of
-        the square of a rule's tolerance; that of Laplace is of the order of its tolerance. A bound on log p(y) holds at
-        any sites, so a rule that maximises it may continue at the next evaluation.
+        the square of a rule's tolerance; that of Laplace is of the order of its tolerance.
 
         Args:
             tolerance: of the objective a datum, at which training ends.
         """
-        self._best = [model.variational_strategy.sites for model in self.models]
         rough = min(math.sqrt(tolerance / _SAFETY), ROUGHEST)
         for model in self.models:
             rule = model.inference
-            if isinstance(rule, KL | CAVI | EP):
-                rule = replace(rule, tolerance=max(rule.tolerance, rough))
-            if isinstance(rule, KL | CAVI):
-                rule = replace(rule, max_steps=min(rule.max_steps, MOST_STEPS))
-            if isinstance(rule, Laplace):
-                rule = replace(rule, tolerance=max(rule.tolerance, MODE))
-            if rule != model.inference:
-                model.inference = rule
+            if isinstance(rule, KL | CAVI | EP) and rule.tolerance < rough:
+                model.inference = replace(rule, tolerance=rough)
+            if isinstance(rule, Laplace) and rule.tolerance < MODE:
+                model.inference = replace(rule, tolerance=MODE)
+
+    def keep(self) -> None:
+        """Remember the current sites as those of the best parameters, and bound the work at the parameters to come.
+
+        A bound on log p(y) holds at any sites, so a rule that maximises it may continue at the next evaluation.
+        """
+        self._best = [model.variational_strategy.sites for model in self.models]
+        for model in self.models:
+            rule = model.inference
+            if isinstance(rule, KL | CAVI) and rule.max_steps > MOST_STEPS:
+                model.inference = replace(rule, max_steps=MOST_STEPS)
 
     def choose_neighbours(self) -> bool:
         """Choose the neighbours of nearest-neighbour priors by the current lengthscales; return whether any changed."""

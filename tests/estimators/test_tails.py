@@ -5,9 +5,11 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm, t
 
+from gpext import FitStatus
 from gpext.estimators import GPRegressor
 from gpext.estimators.regressor import HEAVY
 from gpext.estimators.tails import fit_tails
+from gpext.inference import KL, Laplace, Status
 
 
 def test_the_scale_has_the_largest_likelihood_at_its_degrees_of_freedom():
@@ -66,10 +68,39 @@ def test_light_tails_are_not_trained_again(weight):
     )
 
 
-@pytest.mark.parametrize("weight", [None, 2.0])
+@pytest.mark.parametrize("weight", [None, 0.5])  # two of each would be repeated rows, which have no noise at all
 def test_heavy_tails_are_trained_and_kept(weight):
     noise = np.random.default_rng(1).permutation(t.ppf((np.arange(150) + 0.5) / 150, 2.5))
     X, y = table(noise)
     found = GPRegressor().fit(X, y, None if weight is None else np.full(150, weight))
     assert set(found.report_.leave_one_out) == {"gaussian", "student_t"}
     assert found.likelihood_name_ == "student_t"
+
+
+def test_a_student_t_is_trained_to_a_bound_above_that_of_the_rule_it_begins_with():
+    X, y = table(np.random.default_rng(1).permutation(t.ppf((np.arange(150) + 0.5) / 150, 2.5)))
+    found = GPRegressor("student_t", priors=False, tolerance=1e-5).fit(X, y)
+    laplace = GPRegressor("student_t", priors=False, tolerance=1e-5, inference=Laplace()).fit(X, y)
+    assert isinstance(found.model_.inference, KL)
+    assert found.fit_result_.status is FitStatus.CONVERGED
+    laplace.model_.inference = KL()
+    assert found.model_.result.log_evidence > laplace.model_.result.log_evidence
+
+
+@pytest.mark.parametrize("noise", ["auto", "gaussian"])
+def test_a_function_without_noise_is_interpolated(noise):
+    X = np.random.default_rng(0).uniform(-2, 2, (200, 2))
+    X, test = X[:150], X[150:]
+
+    def function(x):
+        return 40 + 3 * np.sin(x[:, 0]) * np.exp(0.3 * x[:, 1])
+
+    found = GPRegressor(noise).fit(X, function(X))
+    assert found.likelihood_name_ == "gaussian"
+    assert found.fit_result_.status is FitStatus.CONVERGED
+    assert found.model_.result.status is Status.CONVERGED
+    mean, deviation = found.predict(test, return_std=True)
+    np.testing.assert_allclose(mean, function(test), atol=0.01 * np.std(function(X)))
+    assert np.median(deviation) < 0.005 * np.std(function(X))  # gpytorch's least noise alone would be 0.01
+    if noise == "auto":
+        assert any("'student_t' not trained" in choice and "exact" in choice for choice in found.report_.choices)
