@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
+from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.table import read_table
 from gpext.estimators.training import Rules
 from gpext.inference import EP, KL, Laplace
@@ -31,6 +32,7 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
     _link = "logit"
     _stored = (*GPEstimator._stored, "classes_")
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ClassEstimator:
         """Train on a table and labels.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from gpext.bounds import num_latents
+from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.regressor import TargetEstimator, conditional, ends_of
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
@@ -110,6 +111,7 @@ class GPCountRegressor(TargetEstimator):
         tags.target_tags.positive_only = True
         return tags
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, exposure: Any = None) -> GPCountRegressor:
         """Train on a table and counts.
 

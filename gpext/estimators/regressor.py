@@ -24,6 +24,7 @@ from gpext.checks import whole_number
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.estimators.averaging import limited, stacking_weights
 from gpext.estimators.base import MODE, GPEstimator
+from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.gaussian_evidence import has_closed_form
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
@@ -240,12 +241,14 @@ class GPRegressor(TargetEstimator):
     Args:
         noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
             scale is another latent function; "auto", the better of the first two by leave-one-out log density, the
-            second tried only where the residuals of the first have heavier tails than it expects; or any likelihood of
-            gpext or gpytorch for standardised targets, which is copied.
+            second tried only where the residuals of the first have heavier tails than it expects, and kept only if its
+            inference converges; or any likelihood of gpext or gpytorch for standardised targets, which is copied.
+            "gaussian" noise has a deviation of at least 0.001 of that of the targets.
         kernel: a gpytorch kernel over the standardised columns, numeric ones before categorical ones. None: Matern-5/2
             with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
-        inference: a rule of :mod:`gpext.inference` for the full data; "auto" is exact for Gaussian noise, and else
-            trains by Laplace's and predicts by EP.
+        inference: a rule of :mod:`gpext.inference` for the full data; "auto" is exact for Gaussian noise, trains a
+            Student-t by Laplace's until steps gain little, and then by KL, which predicts, too, and others by Laplace's
+            to predict by EP.
         inducing_points: "auto": none while the full data are few enough, then 64 or more; None for the full data; a
             number; or points (M, d) in the units of X.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
@@ -310,6 +313,7 @@ class GPRegressor(TargetEstimator):
         )
         self.noise = noise
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GPRegressor:
         """Train on a table and targets.
 
@@ -381,9 +385,8 @@ class GPRegressor(TargetEstimator):
                 f"than a Gaussian, less than {HEAVY}"
             )
         noise = unweighted(before.likelihood).noise.detach()
-        likelihood.initialize(
-            noise=max(tails.scale, _LEAST_SCALE) ** 2 * noise, deg_free=noise.new_tensor(tails.deg_free)
-        )
+        start = (max(tails.scale, _LEAST_SCALE) ** 2 * noise).clamp_min(_LEAST_NOISE)
+        likelihood.initialize(noise=start, deg_free=noise.new_tensor(tails.deg_free))
         return ""
 
     def _default_rules(self, likelihood: Any, targets: Tensor) -> Rules:

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 
 from gpext.estimators.base import GPEstimator
+from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
@@ -103,6 +104,7 @@ class GPSurvival(GPEstimator):
         tags.target_tags.positive_only = True
         return tags
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GPSurvival:
         """Train on a table and times.
 
