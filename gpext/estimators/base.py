@@ -222,10 +222,11 @@ class GPEstimator(BaseEstimator):
             return {}
         (inputs,), targets, found = model.train_inputs, model.train_targets, {}
         rules = self._rules(trained.likelihood, targets)
-        rules = rules._replace(last=rules.train)  # the last one infers when predictions are asked for
+        rule = rules.first or rules.train  # the last one infers when predictions are asked for
+        rules = Rules(rule, rule)
         for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
             task = Task(inputs, targets, copy.deepcopy(trained.likelihood), kernel.to(inputs), rules)
-            other = train(task, Plan(None, False, 0, None), settings)
+            other = train(task, Plan(None, False, 0, None), settings.rough)
             if other.result.status in FINE:
                 values = hyperparameters_of(other.model, other.likelihood)
                 found[name] = {key: value.numpy() for key, value in values.items()}
