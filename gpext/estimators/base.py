@@ -165,6 +165,7 @@ class GPEstimator(BaseEstimator):
                 priors=self.priors,
                 start=start,
                 start_rows=0 if start is None else start_rows,
+                has_default_kernel=self.kernel is None,
             )
             found[name] = train(task, plan, settings)
             start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(raw)
@@ -225,7 +226,8 @@ class GPEstimator(BaseEstimator):
         rule = rules.first or rules.train  # the last one infers when predictions are asked for
         rules = Rules(rule, rule)
         for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
-            task = Task(inputs, targets, copy.deepcopy(trained.likelihood), kernel.to(inputs), rules)
+            likelihood = copy.deepcopy(trained.likelihood)
+            task = Task(inputs, targets, likelihood, kernel.to(inputs), rules, has_default_kernel=True)
             other = train(task, Plan(None, False, 0, None), settings.rough)
             if other.result.status in FINE:
                 values = hyperparameters_of(other.model, other.likelihood)
@@ -283,7 +285,10 @@ class GPEstimator(BaseEstimator):
             likelihood, y = self._weighted(make().to(inputs.dtype), *parts)
             kernel, rules = self._own_kernel(inputs, columns), self._rules(likelihood, y)
             start = hyperparameters_of(found[0].model, found[0].likelihood) if found else None
-            task = Task(inputs, y, likelihood, kernel, rules, priors=self.priors, start=start)
+            is_default = self.kernel is None
+            task = Task(
+                inputs, y, likelihood, kernel, rules, priors=self.priors, start=start, has_default_kernel=is_default
+            )
             found.append(train(task, Plan(None, False, 0, None), settings.rough))
         names = [plain.names[j] for j in plain.skewed]
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -29,6 +29,8 @@ from gpext.likelihoods import Weighted
 from gpext.linalg.triangles import solve_whole
 from gpext.mlls import LatentMarginalLogLikelihood
 
+_DIGITS = 30  # between rounding errors of an inverse and the noise
+
 
 class _LogDensity(torch.autograd.Function):
     @staticmethod
@@ -58,7 +60,7 @@ class GaussianEvidence(LatentMarginalLogLikelihood):
         """Return log p(y) of targets (N,), or of targets and weights (N, 2).
 
         Raises:
-            NotPSDError: the covariance of the targets has no Cholesky factor.
+            NotPSDError: the covariance of the targets has no Cholesky factor, or rounding errors above the noise.
         """
         noise = unweighted(self.likelihood).noise
         value = noise.new_zeros(())
@@ -67,6 +69,10 @@ class GaussianEvidence(LatentMarginalLogLikelihood):
             value = 0.5 * ((1 - weights) * (2 * math.pi * noise).log() - weights.log()).sum()
             noise = noise / weights
         covariance = dense_covariance(function_dist.lazy_covariance_matrix)
+        with torch.no_grad():
+            rounding = torch.finfo(covariance.dtype).eps * len(target) * covariance.diagonal().max()
+            if bool(_DIGITS * rounding > noise.min()):
+                raise NotPSDError("the noise is less than the rounding errors of the covariance.")
         return value + _LogDensity.apply(covariance, noise.expand(len(target)), target - function_dist.mean)
 
 

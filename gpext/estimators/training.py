@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
 from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
 from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start_from
 from gpext.estimators.plan import Plan
+from gpext.estimators.rows import unweighted
 from gpext.inference import KL, InferenceWarning, Rule, Status
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
@@ -32,6 +33,8 @@ from gpext.variational import CollapsedBound, kmeans_inducing_points
 
 WORTH = 0.003  # nats a datum
 _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
+_NEARLY_ALL = 0.8  # of the variance of standardised targets
+_LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
 _ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
 
 
@@ -65,6 +68,7 @@ class Task:
         priors: whether to add the priors of :mod:`gpext.priors` to parameters without any.
         start: hyperparameters by name to start from.
         start_rows: the number of rows that these were learnt from.
+        has_default_kernel: whether training may begin at other hyperparameters than the kernel's.
     """
 
     inputs: Tensor
@@ -77,6 +81,7 @@ class Task:
     priors: bool = True
     start: dict[str, Tensor] | None = None
     start_rows: int = 0
+    has_default_kernel: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,40 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
 
 
 def _train_dense(task: Task, settings: Settings) -> Trained:
+    """Train on all data, a second time from elsewhere where Gaussian noise has explained nearly all of the targets.
+
+    From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
+    function of many columns with hardly any noise.
+    """
+    may_restart = task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)
+    likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel)) if may_restart else (None, None)
+    trained = _train_once(task, settings)
+    if likelihood is None or kernel is None or trained.result.status is FitStatus.INTERRUPTED:
+        return trained
+    if float(unweighted(trained.likelihood).noise.detach()) < _NEARLY_ALL:
+        return trained
+    _begin_without_noise(likelihood, kernel)
+    elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=len(task.inputs))
+    again = _train_once(elsewhere, settings)
+    before, after = trained.result.objective, again.result.objective
+    if not after > before + settings.tolerance:
+        return trained
+    reason = (
+        "trained a second time, from little noise, as noise had explained nearly all: objective a "
+        f"row {before:.4f}, then {after:.4f}"
+    )
+    return replace(again, reasons=(*again.reasons, reason))
+
+
+def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
+    """Set hyperparameters to those of a function of large values and little noise."""
+    unweighted(likelihood).noise = _LITTLE_NOISE
+    for part in kernel.modules():
+        if isinstance(part, ScaleKernel):
+            part.outputscale = _LARGE
+
+
+def _train_once(task: Task, settings: Settings) -> Trained:
     rules = task.rules
     begun = rules.first or rules.train
     model = DenseGP(task.inputs, task.targets, task.likelihood, begun, task.kernel).to(task.inputs.dtype)
@@ -154,7 +193,9 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
     initial: Literal["data", "subset"] = "subset" if is_new else "data"
     if begun is not rules.train:
-        result = _fit(objective, task.inputs, task.targets, task, settings.rough, initial=initial)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InferenceWarning)  # the other rule may converge
+            result = _fit(objective, task.inputs, task.targets, task, settings.rough, initial=initial)
         if result.status is FitStatus.INTERRUPTED:
             return Trained(model, task.likelihood, result)
         model.inference, initial = rules.train, "data"

@@ -68,3 +68,16 @@ def test_it_serves_gaussian_noise_under_rules_that_are_exact_for_it():
     assert not has_closed_form(student, Laplace())
     assert not has_closed_form(gaussian, CAVI())
     assert not has_closed_form(gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.ones(3)), Laplace())
+
+
+def test_noise_below_the_rounding_errors_of_the_covariance_is_refused():
+    x, y = torch.randn(20, 1, dtype=F64), torch.randn(20, dtype=F64)
+    floor = gpytorch.constraints.GreaterThan(1e-8)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=floor).to(F64)
+    model = DenseGP(x, y, likelihood, Laplace(), default_kernel(1, 0)).to(F64)
+    objective = GaussianEvidence(likelihood, model)
+    likelihood.noise = 1e-7
+    assert objective(model(x), y).isfinite()
+    model.covar_module.outputscale = 1e9
+    with pytest.raises(NotPSDError, match="less than the rounding errors"):
+        objective(model(x), y)
