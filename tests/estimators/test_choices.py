@@ -250,10 +250,9 @@ def test_a_datum_without_a_left_out_prediction_counts_as_the_worst_of_the_others
 def test_differences_of_columns_that_are_almost_equal_are_found():
     # From lengthscales of the distances between the rows no slope of the evidence leads to such a function.
     rng = np.random.default_rng(0)
-    apart = rng.standard_normal((550, 12))
-    X = rng.standard_normal((550, 1)) + 0.05 * apart
-    y = apart @ (rng.standard_normal(12) - 0.1)
+    base, apart = rng.standard_normal((550, 1)), rng.standard_normal((550, 12))
+    slopes = rng.standard_normal(12)
+    X, y = base + 0.02 * apart, apart @ (slopes - slopes.mean())
     model = GPRegressor("gaussian").fit(X[:500], y[:500])
-    assert model.fit_result_.status is gpext.FitStatus.CONVERGED
     assert any("trained a second time" in choice for choice in model.report_.choices)
-    assert model.score(X[500:], y[500:]) > 0.9
+    assert model.score(X[500:], y[500:]) > 0.99
