@@ -52,7 +52,8 @@ def measure(name: str, size: int, seed: int, rule: str) -> Row:
     seconds = time.process_time() - started
     log_density = float(model.log_density(whole.features[test], y[test]).mean())
     status = model.fit_result_.status.name
-    return {"log_density": log_density, "seconds": seconds, "noise": model.likelihood_name_, "status": status}
+    found = {"log_density": log_density, "seconds": seconds, "noise": model.likelihood_name_, "status": status}
+    return {"rows": size, **found}
 
 
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
@@ -74,7 +75,7 @@ def report(ledger: Ledger) -> str:
         seconds = [f"{np.mean([row['seconds'] for row in cell]):.1f}" for cell in cells]
         unfinished = sum(row["status"] not in ("CONVERGED", "NOISE_FLOOR") for cell in cells for row in cell)
         use = "chosen" if name in CHOSEN_ON else "verified"
-        rows.append([name, use, size, *densities, *seconds, str(unfinished or "")])
+        rows.append([name, use, str(cells[0][0]["rows"]), *densities, *seconds, str(unfinished or "")])
     names = [*RULES, *(f"{rule}, s" for rule in RULES)]
     return table(["set", "for what", "rows", *names, "not converged"], rows)
 
