@@ -89,11 +89,9 @@ def test_evidence_gradient_agrees_with_finite_differences_of_converged_runs(name
             assert gradient[i].item() == pytest.approx(difference, rel=1e-5, abs=1e-6)
 
 
-@pairs
+@pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if pair[1] in ("kl", "cavi", "ep")])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3])
 def test_the_evidence_at_stationary_sites_errs_by_the_square_of_the_tolerance(name, rule, tolerance):
-    if rule not in ("kl", "cavi", "ep"):
-        pytest.skip("stationary in the mode alone")
     likelihood, prior, y = CASES[name].problem(20)
     exact = RULES[rule].infer(prior(), likelihood, y).log_evidence
     rough = replace(RULES[rule], tolerance=tolerance).infer(prior(), likelihood, y).log_evidence
