@@ -222,9 +222,8 @@ class GPEstimator(BaseEstimator):
         if not few or not is_single or numeric < 2 or self.kernel is not None or not self.priors:
             return {}
         (inputs,), targets, found = model.train_inputs, model.train_targets, {}
-        rules = self._rules(trained.likelihood, targets)
-        rule = rules.first or rules.train  # the last one infers when predictions are asked for
-        rules = Rules(rule, rule)
+        rule = self._rules(trained.likelihood, targets).begin
+        rules = Rules(rule, rule)  # that of predictions infers when they are asked for
         for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
             likelihood = copy.deepcopy(trained.likelihood)
             task = Task(inputs, targets, likelihood, kernel.to(inputs), rules, has_default_kernel=True)

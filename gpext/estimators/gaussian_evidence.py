@@ -29,7 +29,7 @@ from gpext.likelihoods import Weighted
 from gpext.linalg.triangles import solve_whole
 from gpext.mlls import LatentMarginalLogLikelihood
 
-_DIGITS = 30  # between rounding errors of an inverse and the noise
+_MARGIN = 30  # of the noise above rounding errors
 
 
 class _LogDensity(torch.autograd.Function):
@@ -71,7 +71,7 @@ class GaussianEvidence(LatentMarginalLogLikelihood):
         covariance = dense_covariance(function_dist.lazy_covariance_matrix)
         with torch.no_grad():
             rounding = torch.finfo(covariance.dtype).eps * len(target) * covariance.diagonal().max()
-            if bool(_DIGITS * rounding > noise.min()):
+            if bool(_MARGIN * rounding > noise.min()):
                 raise NotPSDError("the noise is less than the rounding errors of the covariance.")
         return value + _LogDensity.apply(covariance, noise.expand(len(target)), target - function_dist.mean)
 

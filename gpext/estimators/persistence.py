@@ -77,8 +77,8 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
     if data is not None:
         targets: Tensor = data["targets"]
         rules = estimator._rules(likelihood, targets)
-        known = {type(each).__name__: each for each in (rules.first, KL(), rules.train, rules.last)}
-        rule = known.get(content["rule"]) or rules.last
+        known = (rules.last, rules.train, KL(), rules.begin)
+        rule = next((each for each in known if type(each).__name__ == content["rule"]), rules.last)
         model = DenseGP(data["inputs"][0], targets, likelihood, rule, kernel)
     else:
         points = torch.zeros(content["size"], len(estimator._columns.names), dtype=torch.float64)

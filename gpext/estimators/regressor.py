@@ -386,6 +386,7 @@ class GPRegressor(TargetEstimator):
                 f"than a Gaussian, less than {HEAVY}"
             )
         noise = unweighted(before.likelihood).noise.detach()
+        # No less than the least Gaussian noise: one that begins below its NoiseFloor would not be given that bound.
         start = (max(tails.scale, _LEAST_SCALE) ** 2 * noise).clamp_min(_LEAST_NOISE)
         likelihood.initialize(noise=start, deg_free=noise.new_tensor(tails.deg_free))
         return ""

@@ -52,6 +52,11 @@ class Rules(NamedTuple):
     last: Rule
     first: Rule | None = None
 
+    @property
+    def begin(self) -> Rule:
+        """The rule by which training begins."""
+        return self.first or self.train
+
 
 @dataclass(frozen=True)
 class Task:
@@ -152,12 +157,12 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
     From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
     function of many columns with hardly any noise.
     """
-    may_restart = task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)
-    likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel)) if may_restart else (None, None)
+    if not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
+        return _train_once(task, settings)
+    likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))  # as they are before training
     trained = _train_once(task, settings)
-    if likelihood is None or kernel is None or trained.result.status is FitStatus.INTERRUPTED:
-        return trained
-    if float(unweighted(trained.likelihood).noise.detach()) < _NEARLY_ALL:
+    noise = float(unweighted(trained.likelihood).noise.detach())
+    if trained.result.status is FitStatus.INTERRUPTED or noise < _NEARLY_ALL:
         return trained
     _begin_without_noise(likelihood, kernel)
     elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=len(task.inputs))
@@ -182,8 +187,7 @@ def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
 
 def _train_once(task: Task, settings: Settings) -> Trained:
     rules = task.rules
-    begun = rules.first or rules.train
-    model = DenseGP(task.inputs, task.targets, task.likelihood, begun, task.kernel).to(task.inputs.dtype)
+    model = DenseGP(task.inputs, task.targets, task.likelihood, rules.begin, task.kernel).to(task.inputs.dtype)
     objective = evidence_of(model)
     if task.priors:
         register_priors(objective)
@@ -192,7 +196,7 @@ def _train_once(task: Task, settings: Settings) -> Trained:
     sizes = subset_sizes(len(task.inputs))
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
     initial: Literal["data", "subset"] = "subset" if is_new else "data"
-    if begun is not rules.train:
+    if rules.first is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)  # the other rule may converge
             result = _fit(objective, task.inputs, task.targets, task, settings.rough, initial=initial)

@@ -18,7 +18,7 @@ from gpext.sites import GaussianSites, JointSites
 from gpext.training.result import FitStatus
 
 MOST_STEPS = 20  # of a rule that maximises a bound, in one evaluation after the first
-MODE = 1e-6  # tolerance of Laplace there
+_MODE = 1e-6  # tolerance of Laplace there
 ROUGHEST = 1e-3  # tolerance of other rules there
 _SAFETY = 10  # of their squared tolerance, in the error of the evidence a datum
 _FOUND = (Status.CONVERGED, Status.REDUCED_POWER)
@@ -48,8 +48,8 @@ class LatentInference:
             rule = model.inference
             if isinstance(rule, KL | CAVI | EP) and rule.tolerance < rough:
                 model.inference = replace(rule, tolerance=rough)
-            if isinstance(rule, Laplace) and rule.tolerance < MODE:
-                model.inference = replace(rule, tolerance=MODE)
+            if isinstance(rule, Laplace) and rule.tolerance < _MODE:
+                model.inference = replace(rule, tolerance=_MODE)
 
     def keep(self) -> None:
         """Remember the current sites as those of the best parameters, and bound the work at the parameters to come.
