@@ -42,15 +42,17 @@ class Dissection:
     node: Tensor  # the front that eliminates each index (n,)
 
     @classmethod
-    def of(cls, points: Tensor, *groups: Tensor) -> Dissection:
-        """Return a tree for lists of groups that connect points.
+    def of(cls, points: Tensor, *groups: Tensor, region: Tensor | None = None) -> Dissection:
+        """Return a tree, or one of each region, for lists of groups that connect points.
 
         Args:
             points: (n, d), in whose space connected points are near each other; any d columns if there is no space.
             groups: indices of the points of each group (R, E), repeated where one has fewer.
+            region: the number from 0 of each point's region (n,), where no group connects points of two; None for one.
         """
         lists = [group.cpu() for group in groups]
-        level, cell = _partition(points.double().cpu(), lists)
+        start = torch.zeros(len(points), dtype=torch.long, device="cpu") if region is None else region.cpu()
+        level, cell = _partition(points.double().cpu(), start, lists)
         return _tree(level, cell, lists, points.device)
 
     def paths(self, index: Tensor) -> set[int]:
@@ -76,21 +78,35 @@ class Dissection:
         return sum(len(f.own) * (len(f.own) + len(f.boundary)) for f in self.fronts)
 
 
-def _partition(points: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return for each index the level of the separator or leaf that it belongs to, the root's being 0, and its cell."""
-    n = len(points)
-    cell = torch.zeros(n, dtype=torch.long, device="cpu")
+def first_separator(points: Tensor, groups: Tensor) -> int:
+    """Return the number of points (n, d) in the smallest separator of the whole, for groups of them (R, E)."""
+    x, lists = points.double().cpu(), [groups.cpu()]
+    everywhere, count = torch.ones(len(x), dtype=torch.bool, device="cpu"), torch.tensor([len(x)], device="cpu")
+    cell = torch.zeros(len(x), dtype=torch.long, device="cpu")
+    halves = (_upper_halves(column, cell, everywhere, count) for column in x.unbind(-1))
+    return min(int(side.sum()) for upper in halves for side in _connected(upper, everywhere, lists))
+
+
+def _partition(points: Tensor, cell: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return for each index the level of the separator or leaf that it belongs to, the roots' being 0, and its cell.
+
+    Args:
+        points: (n, d).
+        cell: that each index starts in, of the root of its region (n,).
+        lists: of the groups.
+    """
+    n, roots = len(points), int(cell.max()) + 1
     level = torch.full((n,), -1, device="cpu")
-    depth = 0
+    depth, cell = 0, cell.clone()
     while bool((level < 0).any()):
-        active = level < 0
-        count = torch.bincount(cell[active], minlength=2**depth)
+        active, cells = level < 0, roots * 2**depth
+        count = torch.bincount(cell[active], minlength=cells)
         best = count.clone()
         side, separator = torch.zeros(n, dtype=torch.bool, device="cpu"), active.clone()
         for axis in range(points.size(-1)):
             upper = _upper_halves(points[:, axis], cell, active, count)
             low, high = _connected(upper, active, lists)
-            sizes = torch.stack([torch.bincount(cell[marked], minlength=2**depth) for marked in (low, high)])
+            sizes = torch.stack([torch.bincount(cell[marked], minlength=cells) for marked in (low, high)])
             smaller, which = sizes.min(0)
             takes = (smaller < best) & (count > _LEAF) & (smaller < _LARGE * count)
             best = torch.where(takes, smaller, best)

@@ -21,7 +21,7 @@ from gpext.inference.problem import check_support
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.noise_floor import bound_noise
 from gpext.variational import LatentVariationalStrategy, check_columns, check_dtype
-from gpext.variational.neighbour_choice import NeighbourChoice, Ordering
+from gpext.variational.neighbour_choice import NeighbourChoice, Ordering, RegionSize
 
 
 class LatentGP(ApproximateGP):
@@ -57,6 +57,10 @@ class LatentGP(ApproximateGP):
             :func:`gpext.fit` chooses neighbours anew where training has changed their ratios.
         ordering: of the data, with neighbours: "maximin", in which each is far from all before, "random", or
             "coordinate".
+        region_size: R, the largest number of data of a region, with neighbours: these are of a datum's own region, and
+            a step takes O(N R^2). None for one region, as suits one to three columns; "auto" for regions of 2000 where
+            a factor of the whole takes more than three times the operations: from some 4000 data on in ten columns, and
+            some 10^5 in two. See :class:`gpext.variational.neighbour_choice.NeighbourChoice`.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
@@ -92,6 +96,7 @@ class LatentGP(ApproximateGP):
         design: Design | None = None,
         neighbours: int | None = None,
         ordering: Ordering = "maximin",
+        region_size: RegionSize = "auto",
     ) -> None:
         train_inputs = _columns("inputs", train_inputs)
         if not isinstance(likelihood, Likelihood):
@@ -109,7 +114,7 @@ class LatentGP(ApproximateGP):
                     f"{tuple(inducing_inputs.shape)}."
                 )
         rule = KL() if inference is None else inference
-        chosen = None if neighbours is None else _neighbours(neighbours, ordering, train_inputs, design)
+        chosen = None if neighbours is None else _neighbours(neighbours, ordering, region_size, train_inputs, design)
         super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design, chosen))
         self.likelihood = likelihood
         bound_noise(likelihood, train_targets)
@@ -289,12 +294,14 @@ def _columns(name: str, x: Any) -> Tensor:
     return x.unsqueeze(-1) if x.dim() == 1 else x
 
 
-def _neighbours(number: int, ordering: Ordering, inputs: Tensor, design: Design | None) -> NeighbourChoice:
+def _neighbours(
+    number: int, ordering: Ordering, region_size: RegionSize, inputs: Tensor, design: Design | None
+) -> NeighbourChoice:
     if inputs.dim() > 2:
         raise ValueError(f"neighbours take one set of inputs, (N, d); got a batch, {tuple(inputs.shape)}.")
     if design is not None:
         raise NotImplementedError("neighbours with a design are not served; leave one of the two out.")
-    return NeighbourChoice(number, inputs.size(-1), ordering)
+    return NeighbourChoice(number, inputs.size(-1), ordering, region_size=region_size)
 
 
 def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:

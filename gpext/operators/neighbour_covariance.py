@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gpext.linalg.dissection import Dissection
 from gpext.linalg.neighbours import previous_neighbours
+from gpext.linalg.regions import regions
 
 
 @dataclass(frozen=True)
@@ -31,28 +32,36 @@ class NeighbourGraph:
     order: Tensor  # of the points (P,)
     first: Tensor  # a datum at each point (P,)
     point: Tensor  # of each datum (N,)
+    region: Tensor  # the number from 0 of the region of each point (P,), whose points have no neighbours elsewhere
 
     @classmethod
-    def of(cls, inputs: Tensor, number: int, order: Tensor) -> NeighbourGraph:
+    def of(cls, inputs: Tensor, number: int, order: Tensor, region_size: int | None = None) -> NeighbourGraph:
         """Return the graph of data at inputs.
 
         Args:
             inputs: (N, d), in a space where near inputs are strongly correlated.
             number: of neighbours of a point.
             order: of the data (N,), of which a point takes its first.
+            region_size: the largest number of points of a region; None for one region.
         """
         points, point = inputs.detach().unique(dim=0, return_inverse=True)
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         earliest = torch.full_like(order[: len(points)], len(order)).scatter_reduce_(0, point, rank, "amin")
         sequence = earliest.argsort()
-        own = torch.arange(len(points), device=order.device).unsqueeze(-1)
-        rows = torch.cat([own, previous_neighbours(points, sequence, number)], -1)
-        return cls(points, rows, sequence, order[earliest], point)
+        own = torch.arange(len(points), device=order.device)
+        rows = own.unsqueeze(-1).repeat(1, 1 + min(number, len(points) - 1))
+        region = torch.zeros_like(own)
+        size = len(points) if region_size is None else region_size
+        for i, part in enumerate(regions(points, points[:0], size)):
+            index = part.points
+            near = previous_neighbours(points[index], earliest[index].argsort(), number)
+            rows[index, 1 : 1 + near.size(-1)], region[index] = index[near], i
+        return cls(points, rows, sequence, order[earliest], point, region)
 
     @cached_property
     def dissection(self) -> Dissection:
         """The tree of one latent value a point."""
-        return Dissection.of(self.points, self.rows)
+        return Dissection.of(self.points, self.rows, region=self.region)
 
     def joint_dissection(self, latents: int) -> Dissection:
         """Return the tree of D latent values a point, coupled there: value d of point p has the index d P + p."""
@@ -61,7 +70,9 @@ class NeighbourGraph:
             shift = size * torch.arange(latents, device=self.rows.device)
             rows = (self.rows + shift.view(-1, 1, 1)).flatten(0, 1)
             groups = torch.arange(size, device=self.rows.device).unsqueeze(-1) + shift
-            self._joint[latents] = Dissection.of(self.points.repeat(latents, 1), rows, groups)
+            self._joint[latents] = Dissection.of(
+                self.points.repeat(latents, 1), rows, groups, region=self.region.repeat(latents)
+            )
         return self._joint[latents]
 
     @cached_property

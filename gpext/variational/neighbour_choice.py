@@ -3,6 +3,11 @@ r"""The nearest neighbours of a model's data, and the prior and predictions that
 Inputs are near each other in units of the lengthscales l at which neighbours were chosen, |x / l - x' / l|. These stay
 as they are while the hyperparameters are trained, so that the objective is smooth; :meth:`NeighbourChoice.choose` takes
 the current ones.
+
+In many columns most data have neighbours across any plane, and a factor of the posterior's precision is nearly dense.
+Then the neighbours of a datum are those of its own region, a box of a few thousand data: regions are independent but
+for what inducing inputs explain, as in the partially independent conditional of Snelson & Ghahramani [2007], and a
+factor takes O(N R^2) operations with R data a region. New values depend on the data nearest to them of all regions.
 """
 
 from __future__ import annotations
@@ -19,16 +24,20 @@ from torch.nn import Module
 from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
+from gpext.linalg.dissection import first_separator
 from gpext.linalg.neighbours import maximin_order
 from gpext.linalg.sparse_factor import columns_at
 from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator, regress
 from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior
 
 Ordering = Literal["maximin", "random", "coordinate"]
+RegionSize = int | Literal["auto"] | None
 Prior = Callable[[Tensor], MultivariateNormal]
 Root = Callable[[Tensor], Tensor]
 
 _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivatives are
+_REGION = 2000  # data of a region, where there are several by "auto"
+_DEARER = 3.0  # times the operations of a factor by regions, from which on that of the whole is not worth it
 
 
 class NeighbourChoice(Module):
@@ -39,18 +48,31 @@ class NeighbourChoice(Module):
         num_columns: d, of the inputs.
         ordering: "maximin", coarse grids before finer ones; "random"; or "coordinate", along the widest axis.
         seed: of the random parts of an ordering.
+        region_size: the largest number of data of a region, within which neighbours are chosen; None for one region;
+            "auto" for regions of 2000 where a factor of the whole would take more than three times the operations. That
+            is never so up to 3464 data, nor with 2000 neighbours or more.
 
     Raises:
-        TypeError, ValueError: a number that is not positive, or an unknown ordering.
+        TypeError, ValueError: a number or a size that is not positive, or an unknown ordering.
     """
 
     scale: Tensor  # l (d,); zero before the first choice
 
-    def __init__(self, number: int, num_columns: int, ordering: Ordering = "maximin", seed: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        num_columns: int,
+        ordering: Ordering = "maximin",
+        seed: int = 0,
+        region_size: RegionSize = "auto",
+    ) -> None:
         super().__init__()
         self.number = whole_number("neighbours", number, 1)
         if ordering not in ("maximin", "random", "coordinate"):
             raise ValueError(f"ordering must be 'maximin', 'random' or 'coordinate'; got {ordering!r}.")
+        automatic = region_size is None or region_size == "auto"
+        kind = "a whole number, None or 'auto'"
+        self.region_size = region_size if automatic else whole_number("region_size", region_size, 1, kind=kind)
         self.ordering, self.seed = ordering, seed
         self.register_buffer("scale", torch.zeros(num_columns, dtype=torch.float64, device="cpu"))
         self._graph: tuple[Tensor, Tensor, NeighbourGraph] | None = None
@@ -91,9 +113,21 @@ class NeighbourChoice(Module):
             else:
                 widest = int((points.amax(0) - points.amin(0)).argmax())
                 order = points[:, widest].argsort(stable=True)
-            kept = (x, self.scale, NeighbourGraph.of(points, self.number, order))
+            kept = (x, self.scale, self._graph_of(points, order))
             self._graph = kept
         return kept[2]
+
+    def _graph_of(self, points: Tensor, order: Tensor) -> NeighbourGraph:
+        if self.region_size != "auto":
+            return NeighbourGraph.of(points, self.number, order, self.region_size)
+        graph = NeighbourGraph.of(points, self.number, order)
+        count = len(graph.points)
+        most = _DEARER * count * _REGION**2 / 6
+        if count <= _REGION or self.number >= _REGION:
+            return graph
+        if first_separator(graph.points, graph.rows) ** 3 / 6 <= most and graph.dissection.work <= most:
+            return graph
+        return NeighbourGraph.of(points, self.number, order, _REGION)
 
     def chosen_scale(self, model: Module, x: Tensor) -> Tensor:
         """Return the lengthscales (d,) by which neighbours are chosen, the model's current ones the first time."""

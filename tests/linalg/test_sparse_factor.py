@@ -20,13 +20,16 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def problem(*, batch=(), parts=1, seed=0):
-    """A tree, the parts of Q, and Q: rows of near points, of several clouds of points that no row connects."""
+def problem(*, batch=(), parts=1, seed=0, named=False):
+    """A tree, the parts of Q, and Q: rows of near points, of several clouds of points that no row connects.
+
+    With `named` the tree is told which they are.
+    """
     generator = torch.Generator().manual_seed(seed)
     points = torch.rand(N, 2, generator=generator, dtype=F64) + 5 * (torch.arange(N) % parts).unsqueeze(-1)
     near = torch.cdist(points, points).argsort(-1)[:, :5]
     pairs = torch.stack([torch.arange(N), near[:, 1]], -1)
-    tree = Dissection.of(points, near, pairs)
+    tree = Dissection.of(points, near, pairs, region=torch.arange(N) % parts if named else None)
     weights, scale = randn(*batch, N, 5, seed=1), 1 + randn(*batch, N, seed=2).square()
     diagonal = 0.5 - randn(*batch, N, seed=3).square().clamp_max(1)
     blocks = randn(*batch, N, 2, 2, seed=4)
@@ -39,7 +42,9 @@ def problem(*, batch=(), parts=1, seed=0):
     return tree, (weights, scale, diagonal + shift, blocks), Q + shift * torch.eye(N, dtype=F64)
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": (2,)}, {"parts": 3}, {"parts": N}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"batch": (2,)}, {"parts": 3}, {"parts": N}, {"parts": 3, "named": True}], ids=str
+)
 def test_everything_is_that_of_the_dense_matrix(options):
     tree, parts, Q = problem(**options)
     assert len(tree.fronts) > 5
@@ -103,3 +108,20 @@ def test_a_separator_grows_with_the_root_of_the_number_of_points(monkeypatch):
         near = torch.cdist(points, points).topk(6, largest=False).indices
         work.append(Dissection.of(points, near).work)
     assert work[1] / work[0] < 4**1.7  # n^(3/2) and the fringe of leaves; 64 for a dense factor
+
+
+def test_regions_have_trees_of_their_own():
+    points = torch.rand(N, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    region = torch.arange(N) % 3
+    near = torch.cdist(points, points).masked_fill(region.unsqueeze(-1) != region, torch.inf).argsort(-1)[:, :5]
+    one, several = Dissection.of(points, near), Dissection.of(points, near, region=region)
+    assert several.work < one.work  # which has to separate what overlaps
+    for front in several.fronts:
+        assert len(region[torch.cat([front.own, front.boundary])].unique()) <= 1
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_the_first_separator_is_the_one_of_the_tree(columns):
+    points = torch.rand(200, columns, generator=torch.Generator().manual_seed(0), dtype=F64)
+    near = torch.cdist(points, points).argsort(-1)[:, :4]
+    assert dissection.first_separator(points, near) == len(Dissection.of(points, near).fronts[-1].own)

@@ -105,9 +105,10 @@ def test_with_all_data_as_neighbours_the_model_is_the_exact_one(make, kind, rule
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
-def test_predictions_are_regressions_on_the_nearest_data():
+@pytest.mark.parametrize("region_size", [None, 12])
+def test_predictions_are_regressions_on_the_nearest_data(region_size):
     x, y, new = data("count")
-    model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=4).eval()
+    model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=4, region_size=region_size).eval()
     with torch.no_grad():
         prediction, posterior = model(new), model.result.posterior
     scale = model.covar_module.base_kernel.lengthscale.detach()
