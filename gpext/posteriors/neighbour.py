@@ -30,6 +30,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.distributions import LatentNormal
+from gpext.linalg.gathered import gathered_times
 from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.linalg.sparse_factor import SparseFactor, columns_at, factorise_sparse, submatrix
 from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph, NeighbourLinearOperator
@@ -226,10 +227,8 @@ class NeighbourPosterior(GaussianPosterior):
     @property
     def row_products(self) -> Tensor:
         """Cov(r) b_i (..., P, E), its entries at the i-th point and its neighbours."""
-        C, r = self._whitened(self.across), self.regressions
-        rows = r.graph.rows
-        along = (r.weights.unsqueeze(-1) * C[..., rows, :]).sum(-2)  # C_i' b_i
-        return self._inverse[1] + (C[..., rows, :] @ along.unsqueeze(-1)).squeeze(-1)
+        r = self.regressions
+        return self._inverse[1] + gathered_times(self._whitened(self.across), r.graph.rows, r.weights)
 
     @property
     def by_root(self) -> Tensor:

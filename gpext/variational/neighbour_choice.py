@@ -25,6 +25,7 @@ from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
 from gpext.linalg.dissection import first_separator
+from gpext.linalg.gathered import gathered_gram
 from gpext.linalg.neighbours import maximin_order
 from gpext.linalg.sparse_factor import columns_at
 from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator, regress
@@ -152,7 +153,7 @@ class NeighbourChoice(Module):
             covariance = NeighbourLinearOperator(blocks, graph=graph)
         else:
             root = root_of(points)
-            blocks = _less(blocks, root[..., graph.rows, :])
+            blocks = _less(blocks, root, graph.rows)
             covariance = NeighbourLinearOperator(blocks, root, graph=graph)
         return MultivariateNormal(forward(x).mean, covariance)
 
@@ -192,7 +193,8 @@ class NeighbourChoice(Module):
         if root_of is not None:
             root = root_of(torch.cat([new, points])).double()
         own, others = root[..., : len(new), :], root[..., len(new) :, :]
-        blocks = _less(blocks, torch.cat([own.unsqueeze(-2), others[..., nearest, :]], -2))
+        itself = torch.arange(len(new), device=x.device).unsqueeze(-1)
+        blocks = _less(blocks, root, torch.cat([itself, nearest + len(new)], -1))
         among = blocks[..., 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
         weights, rest = regress(torch.linalg.cholesky(among), blocks[..., 1:, 0], blocks[..., 0, 0])
         rest = rest.clamp_min(0)  # negative by rounding alone
@@ -200,7 +202,8 @@ class NeighbourChoice(Module):
         def covariance() -> Tensor:
             used, at = nearest.unique(return_inverse=True)
             K = dense_covariance(forward(torch.cat([new, points[used]])).lazy_covariance_matrix).double()
-            K = _less(K, torch.cat([own, others[..., used, :]], -2))
+            of_all = torch.cat([own, others[..., used, :]], -2)
+            K = K - of_all @ of_all.mT
             unit = torch.eye(len(new), dtype=weights.dtype, device=x.device)
             unit = unit.expand(*weights.shape[:-2], -1, -1)
             rows = torch.cat([unit, -columns_at(at.view(nearest.shape), weights, len(used)).mT], -1)
@@ -234,6 +237,6 @@ def _blocks(forward: Prior, points: Tensor, several: bool) -> Tensor:
     return blocks.squeeze(1) if several and blocks.size(1) == 1 else blocks.movedim(0, -3)
 
 
-def _less(blocks: Tensor, root: Tensor) -> Tensor:
-    """Return blocks (..., E, E) less root root', for a root (..., E, M)."""
-    return blocks - (root.double() @ root.double().mT).to(blocks) if root.size(-1) else blocks
+def _less(blocks: Tensor, root: Tensor, rows: Tensor) -> Tensor:
+    """Return blocks (..., P, E, E) less what a root (..., N, M) explains at its rows (P, E)."""
+    return blocks - gathered_gram(root.double(), rows).to(blocks) if root.size(-1) else blocks

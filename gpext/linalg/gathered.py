@@ -1,0 +1,85 @@
+r"""Products of groups of a few rows of a tall matrix, without a copy of all groups.
+
+With A_g the rows of A (P x M) that group g of E names, the copy has E times the entries of A: it would be most of the
+time and the memory. A part of it that stays in the processor's cache takes a third of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_AT_ONCE = 2**18  # entries of a part of the copy
+
+
+def gathered_gram(matrix: Tensor, rows: Tensor) -> Tensor:
+    """Return A_g A_g' (..., G, E, E) of all groups; differentiable once.
+
+    Args:
+        matrix: A (..., P, M).
+        rows: of each group (G, E).
+
+    Example:
+        >>> import torch
+        >>> gathered_gram(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0, 2]]))
+        tensor([[[1., 3.],
+                 [3., 9.]]])
+    """
+    return _Gram.apply(matrix, rows)
+
+
+def gathered_times(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return A_g A_g' w_g (..., G, E) of all groups, outside the graph of autograd.
+
+    Args:
+        matrix: A (..., P, M).
+        rows: of each group (G, E).
+        weights: w (..., G, E).
+
+    Example:
+        >>> import torch
+        >>> gathered_times(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0, 2]]), torch.tensor([[1.0, 1.0]]))
+        tensor([[ 4., 12.]])
+    """
+    batch = torch.broadcast_shapes(matrix.shape[:-2], weights.shape[:-2])
+    found = matrix.new_empty(*batch, *rows.shape)
+    for part, A in _parts(matrix.detach(), rows):
+        along = weights[..., part, :].unsqueeze(-2) @ A
+        found[..., part, :] = (A @ along.mT).squeeze(-1)
+    return found
+
+
+def _parts(matrix: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of groups and their rows (..., g, E, M)."""
+    entries = matrix[..., 0, :].numel() * rows.size(-1)
+    step = max(1, _AT_ONCE // max(1, entries))
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        index = rows[part]
+        yield part, matrix.index_select(-2, index.flatten()).unflatten(-2, index.shape)
+
+
+class _Gram(torch.autograd.Function):
+    """A_g A_g' of all groups."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(matrix, rows)
+        found = matrix.new_empty(*matrix.shape[:-2], *rows.shape, rows.size(-1))
+        for part, A in _parts(matrix, rows):
+            found[..., part, :, :] = A @ A.mT
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        (gradient,), (matrix, rows) = gradients, ctx.saved_tensors
+        total = torch.zeros_like(matrix)
+        for part, A in _parts(matrix, rows):
+            S = gradient[..., part, :, :]
+            total.index_add_(-2, rows[part].flatten(), ((S + S.mT) @ A).flatten(-3, -2))
+        return total, None
