@@ -7,6 +7,9 @@ A Matern-3/2 kernel with a lengthscale a column and gpext's priors, trained unde
 * `k`: k neighbours; `k, M fixed`: neighbours of what M inducing inputs leave; `k, M`: these learned, too;
 * `all`: the exact prior.
 
+Beyond some 3500 rows neighbours are within regions of 2000 where that saves two thirds of the operations, as they are by
+default.
+
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.residual_form --output residual_form.jsonl
     python -m benchmarks.residual_form --quick
 """
@@ -41,9 +44,11 @@ CLASSES = ("magic",)
 METHODS = {  # neighbours, inducing inputs, whether these are learned
     "200": (None, 200, True),
     "200 fixed": (None, 200, False),
+    "1000": (None, 1000, True),
     "1000 fixed": (None, 1000, False),
     "10": (10, None, False),
     "10, 200 fixed": (10, 200, False),
+    "20, 200 fixed": (20, 200, False),
     "10, 200": (10, 200, True),
     "all": (None, None, False),
 }

@@ -55,12 +55,12 @@ class LatentGP(ApproximateGP):
             of inputs [Gyger et al. 2025], and stay where they are, unless `sparse_inputs.requires_grad_()` is called;
             likelihoods of several latents then need `KL`. Distances are in lengthscales;
             :func:`gpext.fit` chooses neighbours anew where training has changed their ratios.
-        ordering: of the data, with neighbours: "maximin", in which each is far from all before, "random", or
-            "coordinate".
+        ordering: of the data, with neighbours: "maximin", in which each is far from all before; "random"; "coordinate",
+            along the widest axis; or "middle", from the middle outwards. The last two are faster in the plane.
         region_size: R, the largest number of data of a region, with neighbours: these are of a datum's own region, and
             a step takes O(N R^2). None for one region, as suits one to three columns; "auto" for regions of 2000 where
-            a factor of the whole takes more than three times the operations: from some 4000 data on in ten columns, and
-            some 10^5 in two. See :class:`gpext.variational.neighbour_choice.NeighbourChoice`.
+            a factor of the whole takes more than twice the operations: from some 3000 data on in ten columns, and
+            more than 10^5 in two. See :class:`gpext.variational.neighbour_choice.NeighbourChoice`.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
