@@ -7,8 +7,7 @@ A Matern-3/2 kernel with a lengthscale a column and gpext's priors, trained unde
 * `k`: k neighbours; `k, M fixed`: neighbours of what M inducing inputs leave; `k, M`: these learned, too;
 * `all`: the exact prior.
 
-Beyond some 3500 rows neighbours are within regions of 2000 where that saves two thirds of the operations, as they are by
-default.
+Beyond some 3000 rows neighbours are within regions of 2000 where that saves half of the operations, as is the default.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.residual_form --output residual_form.jsonl
     python -m benchmarks.residual_form --quick
