@@ -7,7 +7,8 @@ A Matern-3/2 kernel with a lengthscale a column and gpext's priors, trained unde
 * `k`: k neighbours; `k, M fixed`: neighbours of what M inducing inputs leave; `k, M`: these learned, too;
 * `all`: the exact prior.
 
-Beyond some 3000 rows neighbours are within regions of 2000 where that saves half of the operations, as is the default.
+Beyond some 3000 rows neighbours are within regions of 2000 where that saves half of the operations, as is the default;
+`one region` has neighbours among all data.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.residual_form --output residual_form.jsonl
     python -m benchmarks.residual_form --quick
@@ -19,7 +20,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gpytorch
 import numpy as np
@@ -40,13 +41,14 @@ from gpext.variational import kmeans_inducing_points
 
 SETS = ("magic", "elevators", "protein", "kin40k")
 CLASSES = ("magic",)
-METHODS = {  # neighbours, inducing inputs, whether these are learned
+METHODS: dict[str, tuple[int | None, int | None, bool]] = {  # neighbours, inducing inputs, whether these are learned
     "200": (None, 200, True),
     "200 fixed": (None, 200, False),
     "1000": (None, 1000, True),
     "1000 fixed": (None, 1000, False),
     "10": (10, None, False),
     "10, 200 fixed": (10, 200, False),
+    "10, 200 fixed, one region": (10, 200, False),
     "20, 200 fixed": (20, 200, False),
     "10, 200": (10, 200, True),
     "all": (None, None, False),
@@ -67,7 +69,15 @@ def data_of(name: str, size: int) -> tuple[Tensor, ...]:
     return inputs[train], targets[train], inputs[size:], targets[size:]
 
 
-def measure(name: str, size: int, neighbours: int | None, inducing: int | None, *, learned: bool) -> Row:
+def measure(
+    name: str,
+    size: int,
+    neighbours: int | None,
+    inducing: int | None,
+    *,
+    learned: bool,
+    region_size: int | Literal["auto"] | None,
+) -> Row:
     """Return the scores and the CPU seconds of one model."""
     x, y, x_test, y_test = data_of(name, size)
     is_class = name in CLASSES
@@ -75,7 +85,8 @@ def measure(name: str, size: int, neighbours: int | None, inducing: int | None, 
     started = clocks()[0]
     z = None if inducing is None else kmeans_inducing_points(x, inducing, seed=0)
     columns = x.size(-1)
-    model = FieldModel(x, y, likelihood, Laplace(), columns=columns, neighbours=neighbours, inducing_inputs=z)
+    options = {"neighbours": neighbours, "inducing_inputs": z, "region_size": region_size}
+    model = FieldModel(x, y, likelihood, Laplace(), columns=columns, **options)
     model.covar_module.base_kernel.lengthscale = columns**0.5
     if z is not None:
         model.variational_strategy.sparse_inputs.requires_grad_(learned)
@@ -100,7 +111,9 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
             neighbours, inducing, learned = METHODS[method]
             size, inducing = (150, inducing and 20) if options.quick else (options.size, inducing)
             key = f"{name}/{size}/{method}"
-            ledger.get(key, functools.partial(measure, name, size, neighbours, inducing, learned=learned))
+            region_size = None if method.endswith("one region") else "auto"
+            options_of = {"learned": learned, "region_size": region_size}
+            ledger.get(key, functools.partial(measure, name, size, neighbours, inducing, **options_of))
 
 
 def report(ledger: Ledger) -> str:

@@ -145,7 +145,7 @@ def test_predictions_are_differentiable_in_the_new_inputs(make):
     torch.testing.assert_close(gradient[0, 0], difference, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("ordering", ["maximin", "random", "coordinate"])
+@pytest.mark.parametrize("ordering", ["maximin", "random", "coordinate", "middle"])
 def test_more_neighbours_come_nearer_to_the_exact_evidence(ordering):
     x, y, _ = data("binary", 200)
     likelihood = BernoulliLogitLikelihood()
@@ -155,6 +155,16 @@ def test_more_neighbours_come_nearer_to_the_exact_evidence(ordering):
         model = Model(x, y, likelihood, Laplace(), neighbours=neighbours, ordering=ordering)
         errors.append(float((model.result.log_evidence - exact).abs()))
     assert errors[1] < min(0.1 * errors[0], 0.05)
+
+
+def test_from_the_middle_outwards_no_neighbour_is_farther_from_the_middle():
+    x, y, _ = data("count")
+    model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=4, ordering="middle")
+    model.variational_strategy.choose_neighbours()
+    graph = model.variational_strategy.neighbours.graph(model.variational_strategy.inducing_points)
+    points = x[graph.first] / tensor(0.3, 0.5)
+    distance = (points - (x / tensor(0.3, 0.5)).mean(0)).norm(dim=-1)
+    assert bool((distance[graph.rows[:, 1:]] <= distance[graph.rows[:, :1]] + 1e-9).all())
 
 
 def test_derivatives_in_inducing_inputs_are_differences():
