@@ -47,6 +47,7 @@ METHODS: dict[str, tuple[int | None, int | None, bool]] = {  # neighbours, induc
     "1000": (None, 1000, True),
     "1000 fixed": (None, 1000, False),
     "10": (10, None, False),
+    "10, one region": (10, None, False),
     "10, 200 fixed": (10, 200, False),
     "10, 200 fixed, one region": (10, 200, False),
     "20, 200 fixed": (20, 200, False),

@@ -128,7 +128,7 @@ class NeighbourChoice(Module):
         graph = NeighbourGraph.of(points, self.number, order)
         count = len(graph.points)
         most = _DEARER * count * _REGION**2 / 6
-        if count <= _REGION or self.number >= _REGION:
+        if self.number >= _REGION or count**3 / 6 <= most:  # a dense factor of the whole is cheap enough
             return graph
         if first_separator(graph.points, graph.rows) ** 3 / 6 <= most and graph.dissection.work <= most:
             return graph
