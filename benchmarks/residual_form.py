@@ -20,7 +20,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gpytorch
 import numpy as np
@@ -41,18 +41,29 @@ from gpext.variational import kmeans_inducing_points
 
 SETS = ("magic", "elevators", "protein", "kin40k")
 CLASSES = ("magic",)
-METHODS: dict[str, tuple[int | None, int | None, bool]] = {  # neighbours, inducing inputs, whether these are learned
-    "200": (None, 200, True),
-    "200 fixed": (None, 200, False),
-    "1000": (None, 1000, True),
-    "1000 fixed": (None, 1000, False),
-    "10": (10, None, False),
-    "10, one region": (10, None, False),
-    "10, 200 fixed": (10, 200, False),
-    "10, 200 fixed, one region": (10, 200, False),
-    "20, 200 fixed": (20, 200, False),
-    "10, 200": (10, 200, True),
-    "all": (None, None, False),
+
+
+class Prior(NamedTuple):
+    """The prior of a method."""
+
+    neighbours: int | None = None
+    inducing: int | None = None
+    learned: bool = False  # inducing inputs, with the hyperparameters
+    region_size: Literal["auto"] | None = "auto"
+
+
+METHODS = {
+    "200": Prior(inducing=200, learned=True),
+    "200 fixed": Prior(inducing=200),
+    "1000": Prior(inducing=1000, learned=True),
+    "1000 fixed": Prior(inducing=1000),
+    "10": Prior(10),
+    "10, one region": Prior(10, region_size=None),
+    "10, 200 fixed": Prior(10, 200),
+    "10, 200 fixed, one region": Prior(10, 200, region_size=None),
+    "20, 200 fixed": Prior(20, 200),
+    "10, 200": Prior(10, 200, learned=True),
+    "all": Prior(),
 }
 _TESTS = 2000
 
@@ -70,27 +81,19 @@ def data_of(name: str, size: int) -> tuple[Tensor, ...]:
     return inputs[train], targets[train], inputs[size:], targets[size:]
 
 
-def measure(
-    name: str,
-    size: int,
-    neighbours: int | None,
-    inducing: int | None,
-    *,
-    learned: bool,
-    region_size: int | Literal["auto"] | None,
-) -> Row:
+def measure(name: str, size: int, prior: Prior) -> Row:
     """Return the scores and the CPU seconds of one model."""
     x, y, x_test, y_test = data_of(name, size)
     is_class = name in CLASSES
     likelihood: Any = BernoulliLogitLikelihood() if is_class else gpytorch.likelihoods.GaussianLikelihood().double()
     started = clocks()[0]
-    z = None if inducing is None else kmeans_inducing_points(x, inducing, seed=0)
+    z = None if prior.inducing is None else kmeans_inducing_points(x, prior.inducing, seed=0)
     columns = x.size(-1)
-    options = {"neighbours": neighbours, "inducing_inputs": z, "region_size": region_size}
+    options = {"neighbours": prior.neighbours, "inducing_inputs": z, "region_size": prior.region_size}
     model = FieldModel(x, y, likelihood, Laplace(), columns=columns, **options)
     model.covar_module.base_kernel.lengthscale = columns**0.5
     if z is not None:
-        model.variational_strategy.sparse_inputs.requires_grad_(learned)
+        model.variational_strategy.sparse_inputs.requires_grad_(prior.learned)
     objective = LatentMarginalLogLikelihood(likelihood, model)
     register_priors(objective)
     result = gpext.fit(objective, x, y, progress=False, initial="subset")
@@ -109,12 +112,10 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
     """Measure the missing rows."""
     for name in options.sets[:1] if options.quick else options.sets:
         for method in ("10, 200 fixed", "all") if options.quick else options.methods:
-            neighbours, inducing, learned = METHODS[method]
-            size, inducing = (150, inducing and 20) if options.quick else (options.size, inducing)
-            key = f"{name}/{size}/{method}"
-            region_size = None if method.endswith("one region") else "auto"
-            options_of = {"learned": learned, "region_size": region_size}
-            ledger.get(key, functools.partial(measure, name, size, neighbours, inducing, **options_of))
+            size, prior = options.size, METHODS[method]
+            if options.quick:
+                size, prior = 150, prior._replace(inducing=prior.inducing and 20)
+            ledger.get(f"{name}/{size}/{method}", functools.partial(measure, name, size, prior))
 
 
 def report(ledger: Ledger) -> str:

@@ -78,15 +78,6 @@ class Dissection:
         return sum(len(f.own) * (len(f.own) + len(f.boundary)) for f in self.fronts)
 
 
-def first_separator(points: Tensor, groups: Tensor) -> int:
-    """Return the number of points (n, d) in the smallest separator of the whole, for groups of them (R, E)."""
-    x, lists = points.double().cpu(), [groups.cpu()]
-    everywhere, count = torch.ones(len(x), dtype=torch.bool, device="cpu"), torch.tensor([len(x)], device="cpu")
-    cell = torch.zeros(len(x), dtype=torch.long, device="cpu")
-    halves = (_upper_halves(column, cell, everywhere, count) for column in x.unbind(-1))
-    return min(int(side.sum()) for upper in halves for side in _connected(upper, everywhere, lists))
-
-
 def _partition(points: Tensor, cell: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return for each index the level of the separator or leaf that it belongs to, the roots' being 0, and its cell.
 

@@ -24,7 +24,6 @@ from torch.nn import Module
 from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
-from gpext.linalg.dissection import first_separator
 from gpext.linalg.gathered import gathered_gram
 from gpext.linalg.neighbours import maximin_order
 from gpext.linalg.sparse_factor import columns_at
@@ -72,7 +71,7 @@ class NeighbourChoice(Module):
         super().__init__()
         self.number = whole_number("neighbours", number, 1)
         if ordering not in get_args(Ordering):
-            raise ValueError(f"ordering must be 'maximin', 'random', 'coordinate' or 'middle'; got {ordering!r}.")
+            raise ValueError(f"ordering must be one of {get_args(Ordering)}; got {ordering!r}.")
         automatic = region_size is None or region_size == "auto"
         kind = "a whole number, None or 'auto'"
         self.region_size = region_size if automatic else whole_number("region_size", region_size, 1, kind=kind)
@@ -128,9 +127,8 @@ class NeighbourChoice(Module):
         graph = NeighbourGraph.of(points, self.number, order)
         count = len(graph.points)
         most = _DEARER * count * _REGION**2 / 6
-        if self.number >= _REGION or count**3 / 6 <= most:  # a dense factor of the whole is cheap enough
-            return graph
-        if first_separator(graph.points, graph.rows) ** 3 / 6 <= most and graph.dissection.work <= most:
+        # A dense factor may be cheap enough, and is asked first: several latents have no use for the tree of one.
+        if self.number >= _REGION or count**3 / 6 <= most or graph.dissection.work <= most:
             return graph
         return NeighbourGraph.of(points, self.number, order, _REGION)
 
@@ -196,9 +194,8 @@ class NeighbourChoice(Module):
         root = blocks.new_zeros(len(new) + len(points), 0)
         if root_of is not None:
             root = root_of(torch.cat([new, points])).double()
-        own, others = root[..., : len(new), :], root[..., len(new) :, :]
-        itself = torch.arange(len(new), device=x.device).unsqueeze(-1)
-        blocks = _less(blocks, root, torch.cat([itself, nearest + len(new)], -1))
+        itself = torch.arange(len(new), device=x.device)
+        blocks = _less(blocks, root, torch.cat([itself.unsqueeze(-1), nearest + len(new)], -1))
         among = blocks[..., 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
         weights, rest = regress(torch.linalg.cholesky(among), blocks[..., 1:, 0], blocks[..., 0, 0])
         rest = rest.clamp_min(0)  # negative by rounding alone
@@ -206,14 +203,14 @@ class NeighbourChoice(Module):
         def covariance() -> Tensor:
             used, at = nearest.unique(return_inverse=True)
             K = dense_covariance(forward(torch.cat([new, points[used]])).lazy_covariance_matrix).double()
-            of_all = torch.cat([own, others[..., used, :]], -2)
-            K = K - of_all @ of_all.mT
+            explained = root[..., torch.cat([itself, used + len(new)]), :]
+            K = K - explained @ explained.mT
             unit = torch.eye(len(new), dtype=weights.dtype, device=x.device)
             unit = unit.expand(*weights.shape[:-2], -1, -1)
             rows = torch.cat([unit, -columns_at(at.view(nearest.shape), weights, len(used)).mT], -1)
             return rows @ K @ rows.mT
 
-        return posterior.predict(forward(new).mean, nearest, weights, own, rest, covariance)
+        return posterior.predict(forward(new).mean, nearest, weights, root[..., itself, :], rest, covariance)
 
 
 @torch.no_grad()

@@ -118,10 +118,3 @@ def test_regions_have_trees_of_their_own():
     assert several.work < one.work  # which has to separate what overlaps
     for front in several.fronts:
         assert len(region[torch.cat([front.own, front.boundary])].unique()) <= 1
-
-
-@pytest.mark.parametrize("columns", [1, 3])
-def test_the_first_separator_is_the_one_of_the_tree(columns):
-    points = torch.rand(200, columns, generator=torch.Generator().manual_seed(0), dtype=F64)
-    near = torch.cdist(points, points).argsort(-1)[:, :4]
-    assert dissection.first_separator(points, near) == len(Dissection.of(points, near).fronts[-1].own)
