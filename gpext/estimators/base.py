@@ -71,6 +71,7 @@ class GPEstimator(BaseEstimator):
     _other_hyperparameters: dict[str, dict[str, np.ndarray]]  # of models of other kernels, by what these are
     _others: list[DenseGP]  # these models
     _weights: np.ndarray  # of the predictions of `model_` and of each of the others, of sum one
+    _is_rough = False  # whether many rows of many columns have neighbours besides inducing points
     _averages = False  # whether few rows may have an average over hyperparameters
     _most_mixed = 0  # rows up to which predictions may be averages with those of other kernels
     _stored: tuple[str, ...] = (
@@ -90,6 +91,7 @@ class GPEstimator(BaseEstimator):
         kernel: Kernel | None = None,
         inference: str | Rule = "auto",
         inducing_points: Any = "auto",
+        neighbours: str | int | None = "auto",
         batch_size: str | int | None = "auto",
         skewed_columns: str = "auto",
         priors: bool = True,
@@ -102,6 +104,7 @@ class GPEstimator(BaseEstimator):
         self.kernel = kernel
         self.inference = inference
         self.inducing_points = inducing_points
+        self.neighbours = neighbours
         self.batch_size = batch_size
         self.skewed_columns = skewed_columns
         self.priors = priors
@@ -143,8 +146,16 @@ class GPEstimator(BaseEstimator):
         found: dict[str, Trained] = {}
         reasons = [transform_reason]
         latents = max(num_latents(make()) or 1 for make in likelihoods.values())
-        plan = choose_plan(len(inputs), latents, self.inducing_points, self.batch_size)
-        if plan.inducing is not None:  # the most general one alone
+        plan = choose_plan(
+            len(inputs),
+            latents,
+            self.inducing_points,
+            self.batch_size,
+            self.neighbours,
+            num_columns=inputs.size(-1),
+            is_rough=self._is_rough,
+        )
+        if plan.is_sparse:  # the most general one alone
             likelihoods = dict([list(likelihoods.items())[-1]])
             self._distinct = self._distinct[:0]
         for name, make in likelihoods.items():
@@ -153,7 +164,7 @@ class GPEstimator(BaseEstimator):
             if reason:
                 reasons.append(f"noise {name!r} not trained: {reason}")
                 continue
-            likelihood, y = self._weighted(likelihood, *wholes, sparse=plan.inducing is not None)
+            likelihood, y = self._weighted(likelihood, *wholes, sparse=plan.is_sparse)
             task = Task(
                 inputs,
                 y,
@@ -384,8 +395,8 @@ class GPEstimator(BaseEstimator):
         check_is_fitted(self, "model_")
         if not isinstance(self.model_, DenseGP):
             raise ValueError(
-                "a model with inducing points does not predict each row from the others; use log_density(X, y), or fit "
-                "with inducing_points=None."
+                "a model with inducing points alone does not predict each row from the others; use log_density(X, y), "
+                "or fit with inducing_points=None."
             )
         report = outlier_report(self.model_.result, near_zero=near_zero)
         return report.take(torch.from_numpy(self._distinct))

@@ -51,7 +51,7 @@ class GPCountRegressor(TargetEstimator):
     Args:
         family: "poisson"; "negative_binomial", over-dispersed; "zero_inflated", Poisson with additional zeros; "auto",
             the better of the first two by leave-one-out log density; or a likelihood of counts, which is copied.
-        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        kernel, inference, inducing_points, neighbours, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
         max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPRegressor`.
 
     `fit(X, y, exposure=...)` takes exposures (n,): times, areas, numbers at risk. `predict(X, exposure=...)` is for
@@ -81,6 +81,7 @@ class GPCountRegressor(TargetEstimator):
         kernel: Any = None,
         inference: Any = "auto",
         inducing_points: Any = "auto",
+        neighbours: Any = "auto",
         batch_size: Any = "auto",
         skewed_columns: str = "auto",
         priors: bool = True,
@@ -94,6 +95,7 @@ class GPCountRegressor(TargetEstimator):
             kernel=kernel,
             inference=inference,
             inducing_points=inducing_points,
+            neighbours=neighbours,
             batch_size=batch_size,
             skewed_columns=skewed_columns,
             priors=priors,

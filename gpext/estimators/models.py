@@ -22,7 +22,17 @@ from gpext.variational import SiteVariationalStrategy
 
 
 class DenseGP(LatentGP):
-    """A process on all data, whose latents share one kernel."""
+    """A process on all data, whose latents share one kernel.
+
+    Args:
+        train_inputs: (N, d).
+        train_targets: as the likelihood takes them.
+        likelihood: p(y | f).
+        inference: the rule.
+        kernel: of the latents.
+        neighbours: of each datum, for the nearest-neighbour prior; None for the exact one.
+        points: inducing inputs (M, d), with neighbours of what these leave.
+    """
 
     def __init__(
         self,
@@ -31,8 +41,12 @@ class DenseGP(LatentGP):
         likelihood: LatentLikelihood,
         inference: Rule,
         kernel: Kernel,
+        neighbours: int | None = None,
+        points: Tensor | None = None,
     ) -> None:
-        super().__init__(train_inputs, train_targets, likelihood, inference)
+        super().__init__(
+            train_inputs, train_targets, likelihood, inference, neighbours=neighbours, inducing_inputs=points
+        )
         self.mean_module = _mean(likelihood)
         self.covar_module = kernel
 

@@ -16,7 +16,7 @@ class GPOrdinalClassifier(ClassEstimator):
     Args:
         categories: the classes, lowest first; None for the labels in sorted order. Classes without a datum are allowed
             between others.
-        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPClassifier`.
+        kernel, inference, inducing_points, neighbours, batch_size, skewed_columns, priors: as of :class:`GPClassifier`.
         max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPClassifier`.
 
     Attributes:
@@ -41,6 +41,7 @@ class GPOrdinalClassifier(ClassEstimator):
         kernel: Any = None,
         inference: Any = "auto",
         inducing_points: Any = "auto",
+        neighbours: Any = "auto",
         batch_size: Any = "auto",
         skewed_columns: str = "auto",
         priors: bool = True,
@@ -54,6 +55,7 @@ class GPOrdinalClassifier(ClassEstimator):
             kernel=kernel,
             inference=inference,
             inducing_points=inducing_points,
+            neighbours=neighbours,
             batch_size=batch_size,
             skewed_columns=skewed_columns,
             priors=priors,

@@ -53,6 +53,7 @@ def content_of(estimator: GPEstimator) -> dict[str, Any]:
         "weighted": estimator._is_weighted,
         "rule": type(model.inference).__name__ if dense else None,
         "size": len(model.train_inputs[0]) if dense else len(model.variational_strategy.inducing_points),
+        **(_neighbours_of(model) if isinstance(model, DenseGP) else {}),
         "model": saving.content_of(ModuleList([model, likelihood])),
     }
 
@@ -79,7 +80,9 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
         rules = estimator._rules(likelihood, targets)
         known = (rules.last, rules.train, KL(), rules.begin)
         rule = next((each for each in known if type(each).__name__ == content["rule"]), rules.last)
-        model = DenseGP(data["inputs"][0], targets, likelihood, rule, kernel)
+        inputs, number = data["inputs"][0], content.get("residual", 0)
+        points = torch.zeros(number, inputs.size(-1), dtype=torch.float64) if number else None
+        model = DenseGP(inputs, targets, likelihood, rule, kernel, content.get("neighbours"), points)
     else:
         points = torch.zeros(content["size"], len(estimator._columns.names), dtype=torch.float64)
         model = SparseGP(points, likelihood, kernel)
@@ -93,6 +96,16 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
     estimator.fit_result_ = FitResult(**{**told, "status": FitStatus[told["status"]]})
     estimator.report_ = Report(**content["report"], fit_result=estimator.fit_result_)
     return estimator
+
+
+def _neighbours_of(model: DenseGP) -> dict[str, int | None]:
+    """Return the number of neighbours of a model, if it has any, and of the inducing inputs beside them."""
+    strategy = model.variational_strategy
+    chosen, points = strategy.neighbours, strategy.sparse_inputs
+    return {
+        "neighbours": None if chosen is None else chosen.number,
+        "residual": 0 if points is None else len(points),
+    }
 
 
 def _told(kind: type) -> list[str]:

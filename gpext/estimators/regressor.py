@@ -280,7 +280,7 @@ class GPRegressor(TargetEstimator):
         ((2,), (2,))
     """
 
-    _averages = True
+    _averages = _is_rough = True
     _most_mixed = 499
 
     def __init__(
@@ -290,6 +290,7 @@ class GPRegressor(TargetEstimator):
         kernel: Any = None,
         inference: Any = "auto",
         inducing_points: Any = "auto",
+        neighbours: Any = "auto",
         batch_size: Any = "auto",
         skewed_columns: str = "auto",
         priors: bool = True,
@@ -303,6 +304,7 @@ class GPRegressor(TargetEstimator):
             kernel=kernel,
             inference=inference,
             inducing_points=inducing_points,
+            neighbours=neighbours,
             batch_size=batch_size,
             skewed_columns=skewed_columns,
             priors=priors,

@@ -45,7 +45,7 @@ class GPSurvival(GPEstimator):
 
     Args:
         family: "weibull", "log_logistic", "log_normal", or "auto", the best of the three by leave-one-out log density.
-        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        kernel, inference, inducing_points, neighbours, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
         max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPRegressor`.
 
     Attributes:
@@ -73,6 +73,7 @@ class GPSurvival(GPEstimator):
         kernel: Any = None,
         inference: Any = "auto",
         inducing_points: Any = "auto",
+        neighbours: Any = "auto",
         batch_size: Any = "auto",
         skewed_columns: str = "auto",
         priors: bool = True,
@@ -86,6 +87,7 @@ class GPSurvival(GPEstimator):
             kernel=kernel,
             inference=inference,
             inducing_points=inducing_points,
+            neighbours=neighbours,
             batch_size=batch_size,
             skewed_columns=skewed_columns,
             priors=priors,

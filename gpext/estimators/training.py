@@ -57,6 +57,11 @@ class Rules(NamedTuple):
         """The rule by which training begins."""
         return self.first or self.train
 
+    @property
+    def cheap(self) -> Rules:
+        """The rules of a model to which the one it is trained by costs too much, where there is a cheaper one."""
+        return self if self.first is None else Rules(self.first, self.first)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -68,12 +73,13 @@ class Task:
         likelihood: p(y | f), as initialised.
         kernel: of its own, to be trained.
         rules: of the full data.
-        points: inducing points given by the user (M, d).
+        points: inducing points given by the user (M, d), or chosen for a model with neighbours.
         has_categories: whether inputs have codes of categories, so that inducing points are rows.
         priors: whether to add the priors of :mod:`gpext.priors` to parameters without any.
         start: hyperparameters by name to start from.
         start_rows: the number of rows that these were learnt from.
         has_default_kernel: whether training may begin at other hyperparameters than the kernel's.
+        neighbours: of each datum, of what `points` leave, if there are any; None for another prior.
     """
 
     inputs: Tensor
@@ -87,6 +93,7 @@ class Task:
     start: dict[str, Tensor] | None = None
     start_rows: int = 0
     has_default_kernel: bool = False
+    neighbours: int | None = None
 
 
 @dataclass(frozen=True)
@@ -144,8 +151,10 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
     Raises:
         ValueError: data that the likelihood cannot take.
     """
-    if plan.inducing is None:
-        return _train_dense(task, settings)
+    if not plan.is_sparse:
+        points = None if plan.inducing is None else _points(task, plan.inducing, settings.seed)
+        rules = task.rules if plan.neighbours is None else task.rules.cheap
+        return _train_dense(replace(task, points=points, neighbours=plan.neighbours, rules=rules), settings)
     if plan.sample is not None:
         return _train_on_sample(task, plan, plan.sample, settings)
     return _train_sparse(task, plan, settings)
@@ -187,7 +196,9 @@ def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
 
 def _train_once(task: Task, settings: Settings) -> Trained:
     rules = task.rules
-    model = DenseGP(task.inputs, task.targets, task.likelihood, rules.begin, task.kernel).to(task.inputs.dtype)
+    model = DenseGP(
+        task.inputs, task.targets, task.likelihood, rules.begin, task.kernel, task.neighbours, task.points
+    ).to(task.inputs.dtype)
     objective = evidence_of(model)
     if task.priors:
         register_priors(objective)
@@ -209,14 +220,16 @@ def _train_once(task: Task, settings: Settings) -> Trained:
 
 def evidence_of(model: DenseGP) -> LatentMarginalLogLikelihood:
     """Return the log evidence of a model by its rule, in closed form where there is one."""
-    closed = has_closed_form(model.likelihood, model.inference)
+    is_exact = model.variational_strategy.neighbours is None
+    closed = is_exact and has_closed_form(model.likelihood, model.inference)
     return (GaussianEvidence if closed else LatentMarginalLogLikelihood)(model.likelihood, model)
 
 
 def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
     """Infer by the last rule, or, where it does not converge, by another one; return a sentence if so."""
     ends = []
-    for rule in (task.rules.last, KL(), task.rules.train):
+    others = (KL(), task.rules.train) if task.neighbours is None else (task.rules.train,)  # KL takes many factors
+    for rule in (task.rules.last, *others):
         model.inference = rule
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)  # the outcome is in the report

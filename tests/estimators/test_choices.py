@@ -29,7 +29,7 @@ def test_plans_by_size():
     small = choose_plan(500, 1, "auto", "auto")
     assert (small.inducing, small.batch_size) == (None, None)
     assert choose_plan(500, 1000, "auto", "auto").inducing is not None  # many latent functions
-    middle = choose_plan(20_000, 1, "auto", "auto")
+    middle = choose_plan(20_000, 1, "auto", "auto", None)
     assert middle.grows
     assert middle.batch_size is None
     large = choose_plan(1_000_000, 1, "auto", "auto")
@@ -57,7 +57,7 @@ def test_inducing_points_grow_while_the_bound_gains(data, monkeypatch):
     x, y = data
     monkeypatch.setattr("gpext.estimators.plan._FULL", 0.0)
     monkeypatch.setattr("gpext.estimators.plan._FIRST", 3)
-    model = GPRegressor().fit(x, y)
+    model = GPRegressor(neighbours=None).fit(x, y)
     sizes = model.model_.variational_strategy.inducing_points.size(-2)
     assert 6 <= sizes < 200
     assert any("doubled" in choice for choice in model.report_.choices)
