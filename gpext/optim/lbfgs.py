@@ -98,7 +98,8 @@ def minimize_lbfgs(
         parameters: what is optimised.
         max_steps: maximum number of iterations, of all runs together.
         tolerance: a run has converged when three successive iterations improve the objective by less than this each,
-            and the minimisation when a whole run improves it by less than three times this.
+            the last by no more than the first (a run that begins with tiny steps gains more with each), and the
+            minimisation when a whole run improves it by less than three times this.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
         on_best: called after each evaluation that is better than all before it, at the parameters there, so
@@ -203,7 +204,8 @@ class _Run:
             if self.callback is not None and self.callback(values[-1]):
                 outcome = Outcome.STOPPED
                 raise StopIteration
-            if len(values) > 3 and max(-np.diff(values[-4:])) < self.tolerance:
+            gains = -np.diff(values[-4:])
+            if len(gains) == 3 and max(gains) < self.tolerance and gains[-1] <= gains[0]:
                 outcome = Outcome.CONVERGED
                 raise StopIteration
 

@@ -106,6 +106,21 @@ def test_a_tolerance_ends_it_early():
     assert len(steps) == 4
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_run_does_not_end_while_its_gains_grow(seed):
+    # A first step across a narrow valley is cut short, and the first iterations gain little along the valley.
+    generator = torch.Generator().manual_seed(seed)
+    width = torch.logspace(-2, 2, 10, dtype=F64)
+    turn, _ = torch.linalg.qr(torch.randn(10, 10, generator=generator, dtype=F64))
+    start = turn @ (torch.randn(10, generator=generator, dtype=F64) / width.sqrt())
+    values = []
+    _, outcome = minimise(
+        [start], lambda x: 0.01 * (width * (turn.mT @ x).square()).sum(), tolerance=1e-3, callback=values.append
+    )
+    assert outcome is Outcome.CONVERGED
+    assert values[-2] - values[-1] <= values[-4] - values[-3]
+
+
 def test_steps_back_from_points_where_the_objective_breaks_down():
     def walled(point):
         if point[0] > 1.5:
