@@ -264,6 +264,7 @@ def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float, curvature: Curvat
 
     def objective() -> Tensor:
         reach.check()
+        inference.start()
         commit()
         try:
             with warnings.catch_warnings():  # only the inference at the end of training matters

@@ -17,7 +17,7 @@ from gpext.models import LatentGP
 from gpext.sites import GaussianSites, JointSites
 from gpext.training.result import FitStatus
 
-MOST_STEPS = 20  # of a rule that maximises a bound, in one evaluation after the first
+MOST_STEPS = 20  # of a rule that maximises a bound, or finds a mode, in one evaluation after the first
 _MODE = 1e-6  # tolerance of Laplace there
 ROUGHEST = 1e-3  # tolerance of other rules there
 _SAFETY = 10  # of their squared tolerance, in the error of the evidence a datum
@@ -54,13 +54,20 @@ class LatentInference:
     def keep(self) -> None:
         """Remember the current sites as those of the best parameters, and bound the work at the parameters to come.
 
-        A bound on log p(y) holds at any sites, so a rule that maximises it may continue at the next evaluation.
+        A bound on log p(y) holds at any sites, so a rule that maximises it may continue at the next evaluation. A mode
+        that is many steps away belongs to parameters from which a line search steps back.
         """
         self._best = [model.variational_strategy.sites for model in self.models]
         for model in self.models:
             rule = model.inference
-            if isinstance(rule, KL | CAVI) and rule.max_steps > MOST_STEPS:
+            if isinstance(rule, KL | CAVI | Laplace) and rule.max_steps > MOST_STEPS:
                 model.inference = replace(rule, max_steps=MOST_STEPS)
+
+    def start(self) -> None:
+        """Let the next inference start from the sites of the best parameters, not from those of a bad step."""
+        for model, sites in zip(self.models, self._best, strict=True):
+            if sites is not None:
+                model.variational_strategy.start_from(sites)
 
     def choose_neighbours(self) -> bool:
         """Choose the neighbours of nearest-neighbour priors by the current lengthscales; return whether any changed."""
@@ -69,11 +76,10 @@ class LatentInference:
 
     def restore(self) -> None:
         """Restore the rules, and the sites of the best parameters."""
-        for model, rule, sites in zip(self.models, self._rules, self._best, strict=True):
+        for model, rule in zip(self.models, self._rules, strict=True):
             if model.inference is not rule:
                 model.inference = rule
-            if sites is not None:
-                model.variational_strategy.start_from(sites)
+        self.start()
 
     def ending(self, x: Tensor, y: Tensor, status: FitStatus) -> tuple[FitStatus, float, str]:
         """Return the final status of training, the objective there, and the warnings of its inference.

@@ -250,3 +250,31 @@ def test_parameters_travel_between_gpytorch_and_a_likelihood_with_a_floor(name):
     other.noise = 0.21
     theirs.load_state_dict(other.state_dict())
     torch.testing.assert_close(theirs.noise, other.noise, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("rule", ["KL", "Laplace", "EP"])
+def test_inference_starts_from_the_sites_of_the_best_step(rule):
+    """The sites of a step that a line search has left may be far from those of the next one."""
+    seen = []
+
+    class Noted(Ending):
+        def infer(self, *arguments, start, **options):
+            result = super().infer(*arguments, start=start, **options)
+            seen.append((start, result))
+            return result
+
+    x, y = data()
+    y = tensor(*[5.0 * (i == 7) for i in range(20)]) + y
+    likelihood = StudentTLikelihood()
+    model = Curve(x, y, likelihood, Noted(RULES[rule]))
+    fit(LatentMarginalLogLikelihood(likelihood, model), x, y, progress=False, max_steps=12)
+    best = best_sites = None
+    left = 0
+    for start, result in seen[:-3]:  # the last ones are of the ending
+        if best_sites is not None:
+            assert torch.equal(start.shift, best_sites.shift)
+        value = float(result.log_evidence.detach())
+        left += best is not None and value < best
+        if best is None or value > best:
+            best, best_sites = value, result.sites
+    assert left > 0
