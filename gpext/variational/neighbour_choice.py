@@ -37,6 +37,7 @@ Root = Callable[[Tensor], Tensor]
 
 _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivatives are
 _REGION = 2000  # data of a region, where there are several by "auto"
+_MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
 _DEARER = 2.0  # times the operations of a factor by regions, from which on that of the whole is not worth it
 
 
@@ -82,6 +83,8 @@ class NeighbourChoice(Module):
     def choose(self, model: Module, x: Tensor) -> bool:
         """Take the model's current lengthscales, and return whether the neighbours of any datum have changed.
 
+        Lengthscales whose ratios have changed by less than a quarter are not taken.
+
         Args:
             model: the process, with kernels in its modules.
             x: its inputs (N, d).
@@ -91,7 +94,7 @@ class NeighbourChoice(Module):
             self.scale = new
             return True
         ratio = new / old
-        if bool((ratio == ratio[0]).all()):  # distances in the same order
+        if float(ratio.max() / ratio.min()) < _MOVED:  # distances in nearly the same order
             return False
         before = self.graph(x).rows
         self.scale = new

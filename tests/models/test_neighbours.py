@@ -208,6 +208,11 @@ def test_training_chooses_neighbours_by_the_lengthscales_found():
     model.variational_strategy.choose_neighbours()
     before = model.variational_strategy.neighbours.scale.clone()
     assert not model.variational_strategy.choose_neighbours()  # the same lengthscales
+    model.covar_module.base_kernel.lengthscale = before * tensor(1.0, 1.2)  # nearly the same ratio
+    assert not model.variational_strategy.choose_neighbours()
+    assert torch.equal(model.variational_strategy.neighbours.scale, before)
+    model.covar_module.base_kernel.lengthscale = before * tensor(1.0, 1.3)
+    assert model.variational_strategy.choose_neighbours()
     gpext.fit(mll, x, y, progress=False)
     after = model.variational_strategy.neighbours.scale
     lengthscale = model.covar_module.base_kernel.lengthscale.detach().squeeze(0)
