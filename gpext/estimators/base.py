@@ -144,6 +144,7 @@ class GPEstimator(BaseEstimator):
         if start is None and tried is not None:
             start, start_rows = hyperparameters_of(tried.model, tried.likelihood), len(tried.model.train_inputs[0])
         found: dict[str, Trained] = {}
+        sites = None
         reasons = [transform_reason]
         latents = max(num_latents(make()) or 1 for make in likelihoods.values())
         plan = choose_plan(
@@ -177,9 +178,11 @@ class GPEstimator(BaseEstimator):
                 start=start,
                 start_rows=0 if start is None else start_rows,
                 has_default_kernel=self.kernel is None,
+                sites=sites,
             )
             found[name] = train(task, plan, settings)
             start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(raw)
+            sites = found[name].sites
             if found[name].result.status is FitStatus.INTERRUPTED:
                 break
         chosen = max(found, key=lambda name: (found[name].result.status in FINE, found[name].score))

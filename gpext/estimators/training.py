@@ -27,6 +27,7 @@ from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.priors import register_priors
+from gpext.sites import GaussianSites, JointSites
 from gpext.training import FitResult, FitStatus, fit
 from gpext.training.subsets import subset_sizes
 from gpext.variational import CollapsedBound, kmeans_inducing_points
@@ -78,6 +79,7 @@ class Task:
         priors: whether to add the priors of :mod:`gpext.priors` to parameters without any.
         start: hyperparameters by name to start from.
         start_rows: the number of rows that these were learnt from.
+        sites: of a model of the same data, for the first inference.
         has_default_kernel: whether training may begin at other hyperparameters than the kernel's.
         neighbours: of each datum, of what `points` leave, if there are any; None for another prior.
     """
@@ -92,6 +94,7 @@ class Task:
     priors: bool = True
     start: dict[str, Tensor] | None = None
     start_rows: int = 0
+    sites: GaussianSites | JointSites | None = None
     has_default_kernel: bool = False
     neighbours: int | None = None
 
@@ -111,6 +114,11 @@ class Trained:
     likelihood: Any
     result: FitResult
     reasons: tuple[str, ...] = ()
+
+    @property
+    def sites(self) -> GaussianSites | JointSites | None:
+        """The sites of a model of all data; None of a sparse one."""
+        return self.model.variational_strategy.sites if isinstance(self.model, DenseGP) else None
 
     @property
     def num_unknown(self) -> int:
@@ -204,6 +212,8 @@ def _train_once(task: Task, settings: Settings) -> Trained:
         register_priors(objective)
     if task.start is not None:
         start_from(model, task.start)
+    if task.sites is not None:
+        model.variational_strategy.start_from(task.sites)
     sizes = subset_sizes(len(task.inputs))
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
     initial: Literal["data", "subset"] = "subset" if is_new else "data"
