@@ -127,6 +127,10 @@ class GPClassifier(ClassEstimator):
         inducing_points: "auto": none while the full data are few enough, then 64 or more, and of more than two classes
             up to 1024, with hyperparameters from 4000 random rows; None for the full data; a number; or points (M, d)
             in the units of X.
+        neighbours: of each row, for the nearest-neighbour prior of :class:`gpext.models.LatentGP`, of what inducing
+            points leave, if there are any. "auto", with `inducing_points` at "auto": 20, without inducing points, of
+            two classes and up to three columns, beyond 2500 distinct rows and up to 100,000; None for none; or a
+            number, of several classes with inference by KL alone if there are inducing points.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
         skewed_columns: numeric columns of a skewness above 1: "keep"; "yeo_johnson", transformed before they are
             standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.

@@ -51,7 +51,8 @@ class GPCountRegressor(TargetEstimator):
     Args:
         family: "poisson"; "negative_binomial", over-dispersed; "zero_inflated", Poisson with additional zeros; "auto",
             the better of the first two by leave-one-out log density; or a likelihood of counts, which is copied.
-        kernel, inference, inducing_points, neighbours, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        neighbours: as of :class:`GPClassifier`, where p(y | f) has one latent function.
         max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPRegressor`.
 
     `fit(X, y, exposure=...)` takes exposures (n,): times, areas, numbers at risk. `predict(X, exposure=...)` is for

@@ -16,7 +16,8 @@ class GPOrdinalClassifier(ClassEstimator):
     Args:
         categories: the classes, lowest first; None for the labels in sorted order. Classes without a datum are allowed
             between others.
-        kernel, inference, inducing_points, neighbours, batch_size, skewed_columns, priors: as of :class:`GPClassifier`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPClassifier`.
+        neighbours: as of :class:`GPClassifier`, where p(y | f) has one latent function.
         max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPClassifier`.
 
     Attributes:

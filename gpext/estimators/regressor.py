@@ -248,10 +248,15 @@ class GPRegressor(TargetEstimator):
         kernel: a gpytorch kernel over the standardised columns, numeric ones before categorical ones. None: Matern-5/2
             with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
         inference: a rule of :mod:`gpext.inference` for the full data; "auto" is exact for Gaussian noise, trains a
-            Student-t by Laplace's until steps gain little, and then by KL, which predicts, too, and others by Laplace's
-            to predict by EP.
-        inducing_points: "auto": none while the full data are few enough, then 64 or more; None for the full data; a
-            number; or points (M, d) in the units of X.
+            Student-t by Laplace's until steps gain little, and then by KL, which predicts, too (with neighbours by
+            Laplace's alone), and others by Laplace's to predict by EP.
+        inducing_points: "auto": none while the full data are few enough, beyond that 200 beside neighbours and 64 or
+            more without; None for the full data; a number; or points (M, d) in the units of X.
+        neighbours: of each row, for the nearest-neighbour prior of :class:`gpext.models.LatentGP`, of what inducing
+            points leave, if there are any. "auto", for a noise of one latent function, and with `inducing_points` at
+            "auto": beyond 2500 distinct rows 20 of up to three columns, without inducing points, and 10 of more; none
+            beyond 100,000 rows. None: inducing points alone, which take less time, and cannot follow rough functions;
+            or a number.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
         skewed_columns: numeric columns of a skewness above 1: "keep"; "yeo_johnson", transformed before they are
             standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.

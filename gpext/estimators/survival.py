@@ -45,7 +45,8 @@ class GPSurvival(GPEstimator):
 
     Args:
         family: "weibull", "log_logistic", "log_normal", or "auto", the best of the three by leave-one-out log density.
-        kernel, inference, inducing_points, neighbours, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
+        neighbours: as of :class:`GPClassifier`, where p(y | f) has one latent function.
         max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPRegressor`.
 
     Attributes:

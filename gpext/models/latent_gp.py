@@ -54,7 +54,7 @@ class LatentGP(ApproximateGP):
             usually enough. With inducing inputs, neighbours are of what these leave of the covariance, for more columns
             of inputs [Gyger et al. 2025], and stay where they are, unless `sparse_inputs.requires_grad_()` is called;
             likelihoods of several latents then need `KL`. Distances are in lengthscales;
-            :func:`gpext.fit` chooses neighbours anew where training has changed their ratios.
+            :func:`gpext.fit` chooses neighbours anew where training has changed their ratios by a quarter.
         ordering: of the data, with neighbours: "maximin", in which each is far from all before; "random"; "coordinate",
             along the widest axis; or "middle", from the middle outwards. The last two are faster in the plane.
         region_size: R, the largest number of data of a region, with neighbours: these are of a datum's own region, and

@@ -76,6 +76,6 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is not of a GPClassifier, but of GPRegressor"):
         GPClassifier.load(tmp_path / "file")
     contents = (tmp_path / "file").read_bytes()
-    (tmp_path / "file").write_bytes(contents[:1000] + b"?" + contents[1001:])
+    (tmp_path / "file").write_bytes(contents[:1000] + bytes([contents[1000] ^ 1]) + contents[1001:])
     with pytest.raises(ValueError, match="file"):
         GPRegressor.load(tmp_path / "file")
