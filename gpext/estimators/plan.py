@@ -28,6 +28,7 @@ _MOST_LAST = 1024  # inducing points of it
 _FEW_COLUMNS = 3  # up to which neighbours need no inducing inputs, and are as many as _NEAR
 _NEAR, _LEFT = 20, 10  # neighbours of a datum: of few columns, and of what inducing inputs leave of more
 _RESIDUAL = 200  # inducing inputs beside neighbours
+_MOST_RESIDUAL = 50_000  # rows of many columns that may have neighbours: a step takes ten seconds and 2.5 GB there
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def choose_plan(
     is_large = num_latents * num_rows**3 > _FULL
     too_large = f"the cube of {num_rows} distinct rows, {num_latents} time(s) a step, is above {_FULL:.1g} operations"
     few = num_columns <= _FEW_COLUMNS
-    if may_have_neighbours and is_auto and size is None and is_large and num_latents == 1 and (few or is_rough):
+    serves = few or (is_rough and num_rows <= _MOST_RESIDUAL)
+    if may_have_neighbours and is_auto and size is None and is_large and num_latents == 1 and serves:
         near = _NEAR if few else _LEFT
     if near is not None:
         if size is not None:

@@ -65,7 +65,9 @@ def test_plans_with_neighbours():
     assert not plan.is_sparse
     assert choose_plan(20_000, 1, "auto", "auto", num_columns=8).is_sparse
     assert choose_plan(20_000, 2, "auto", "auto", **many).is_sparse
-    assert choose_plan(200_000, 1, "auto", "auto", **many).is_sparse
+    assert choose_plan(60_000, 1, "auto", "auto", **many).is_sparse
+    assert choose_plan(60_000, 1, "auto", "auto", num_columns=3).neighbours == 20
+    assert choose_plan(200_000, 1, "auto", "auto", num_columns=3).is_sparse
     assert choose_plan(200_000, 1, "auto", "auto", np.int64(10), **many).neighbours == 10
     assert choose_plan(20_000, 1, "auto", "auto", None, **many).is_sparse
     assert choose_plan(20_000, 1, 300, "auto", **many).is_sparse
