@@ -64,5 +64,5 @@ def test_a_model_with_inducing_points_has_none(table):
     x, y = table
     model = GPRegressor("student_t", inducing_points=10).fit(x, y)
     assert len(model._distinct) == 0  # nothing of the size of the data is kept
-    with pytest.raises(ValueError, match="inducing points does not predict each row"):
+    with pytest.raises(ValueError, match="inducing points alone does not predict each row"):
         model.outlier_report()
