@@ -28,7 +28,7 @@ _MOST_LAST = 1024  # inducing points of it
 _FEW_COLUMNS = 3  # up to which neighbours need no inducing inputs, and are as many as _NEAR
 _NEAR, _LEFT = 20, 10  # neighbours of a datum: of few columns, and of what inducing inputs leave of more
 _RESIDUAL = 200  # inducing inputs beside neighbours
-_MOST_RESIDUAL = 50_000  # rows of many columns that may have neighbours: a step takes ten seconds and 2.5 GB there
+_MOST_RESIDUAL = 20_000  # rows of many columns that may have neighbours: a training takes five minutes there
 
 
 @dataclass(frozen=True)

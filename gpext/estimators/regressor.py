@@ -255,7 +255,7 @@ class GPRegressor(TargetEstimator):
         neighbours: of each row, for the nearest-neighbour prior of :class:`gpext.models.LatentGP`, of what inducing
             points leave, if there are any. "auto", for a noise of one latent function, and with `inducing_points` at
             "auto": beyond 2500 distinct rows 20 of up to three columns, without inducing points, up to 100,000 rows,
-            and 10 of more columns, up to 50,000. None: inducing points alone, which take less time, and cannot follow
+            and 10 of more columns, up to 20,000. None: inducing points alone, which take less time, and cannot follow
             rough functions; or a number.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
         skewed_columns: numeric columns of a skewness above 1: "keep"; "yeo_johnson", transformed before they are
