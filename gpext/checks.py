@@ -36,13 +36,13 @@ def whole_number(name: str, value: Any, least: int, *, kind: str = "a whole numb
     return number
 
 
-def whole_number_or_none(name: str, value: Any, least: int) -> int | None:
-    """Return a count as an int, or None as it is.
+def whole_number_or_none(name: str, value: Any, least: int, *, kind: str = "a whole number or None") -> int | None:
+    """Return a count as an int, or None as it is; arguments as of :func:`whole_number`.
 
     Raises:
         TypeError, ValueError: as :func:`whole_number`.
     """
-    return None if value is None else whole_number(name, value, least, kind="a whole number or None")
+    return None if value is None else whole_number(name, value, least, kind=kind)
 
 
 def check_tensor(name: str, values: object) -> None:

@@ -36,7 +36,9 @@ def content_of(estimator: GPEstimator) -> dict[str, Any]:
     """Return what is stored of a trained estimator."""
     options = {name: value for name, value in estimator.get_params(deep=False).items() if isinstance(value, _PLAIN)}
     model, likelihood = estimator.model_, estimator.likelihood_
-    dense = isinstance(model, LatentGP)
+    dense, strategy = isinstance(model, LatentGP), model.variational_strategy
+    points = strategy.sparse_inputs if dense else strategy.inducing_points
+    neighbours = strategy.neighbours if dense else None
     fitted = {name: getattr(estimator, name) for name in estimator._stored if hasattr(estimator, name)}
     return {
         "estimator": type(estimator).__name__,
@@ -52,8 +54,8 @@ def content_of(estimator: GPEstimator) -> dict[str, Any]:
         },
         "weighted": estimator._is_weighted,
         "rule": type(model.inference).__name__ if dense else None,
-        "size": len(model.train_inputs[0]) if dense else len(model.variational_strategy.inducing_points),
-        **(_neighbours_of(model) if isinstance(model, DenseGP) else {}),
+        "size": 0 if points is None else len(points),  # inducing points
+        "neighbours": neighbours.number if neighbours is not None else None,
         "model": saving.content_of(ModuleList([model, likelihood])),
     }
 
@@ -74,17 +76,17 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
     data = content["model"]["data"].get("0")
     likelihood, _ = estimator._weighted(likelihood, torch.zeros(1, dtype=torch.float64), weight, sparse=data is None)
     kernel = estimator._own_kernel(torch.zeros(1, dtype=torch.float64), estimator._columns)
+    points = torch.zeros(content["size"], len(estimator._columns.names), dtype=torch.float64)
     model: DenseGP | SparseGP
     if data is not None:
         targets: Tensor = data["targets"]
         rules = estimator._rules(likelihood, targets)
         known = (rules.last, rules.train, KL(), rules.begin)
         rule = next((each for each in known if type(each).__name__ == content["rule"]), rules.last)
-        inputs, number = data["inputs"][0], content.get("residual", 0)
-        points = torch.zeros(number, inputs.size(-1), dtype=torch.float64) if number else None
-        model = DenseGP(inputs, targets, likelihood, rule, kernel, content.get("neighbours"), points)
+        neighbours = content.get("neighbours")  # without any, older files have the number of rows as their size
+        beside = points if neighbours is not None and len(points) else None
+        model = DenseGP(data["inputs"][0], targets, likelihood, rule, kernel, neighbours, beside)
     else:
-        points = torch.zeros(content["size"], len(estimator._columns.names), dtype=torch.float64)
         model = SparseGP(points, likelihood, kernel)
     parts = ModuleList([model.double(), likelihood])
     if estimator.priors:
@@ -96,16 +98,6 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
     estimator.fit_result_ = FitResult(**{**told, "status": FitStatus[told["status"]]})
     estimator.report_ = Report(**content["report"], fit_result=estimator.fit_result_)
     return estimator
-
-
-def _neighbours_of(model: DenseGP) -> dict[str, int | None]:
-    """Return the number of neighbours of a model, if it has any, and of the inducing inputs beside them."""
-    strategy = model.variational_strategy
-    chosen, points = strategy.neighbours, strategy.sparse_inputs
-    return {
-        "neighbours": None if chosen is None else chosen.number,
-        "residual": 0 if points is None else len(points),
-    }
 
 
 def _told(kind: type) -> list[str]:

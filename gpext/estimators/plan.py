@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpext.checks import whole_number, whole_number_or_none
+from gpext.checks import whole_number_or_none
 
 _FULL = 1.6e10  # D N^3 up to which the full data train in about a minute
 _MANY = 100_000  # rows beyond which the full batch is left for minibatches
@@ -86,7 +86,8 @@ def choose_plan(
     """
     is_auto = isinstance(inducing_points, str) and inducing_points == "auto"
     may_have_neighbours = isinstance(neighbours, str) and neighbours == "auto"
-    near = None if may_have_neighbours else _checked_neighbours(neighbours)
+    kind = "a whole number, None or 'auto'"
+    near = None if may_have_neighbours else whole_number_or_none("neighbours", neighbours, 1, kind=kind)
     if isinstance(batch_size, str) and batch_size == "auto":
         size = BATCH if num_rows > _MANY and near is None else None
     else:
@@ -138,12 +139,6 @@ def choose_plan(
         size = min(size, num_rows)
         reasons.append(f"minibatches of {size} rows")
     return Plan(inducing, grows, most, size, sample, tuple(reasons))
-
-
-def _checked_neighbours(neighbours: Any) -> int | None:
-    if neighbours is None:
-        return None
-    return whole_number("neighbours", neighbours, 1, kind="a whole number, None or 'auto'")
 
 
 def _number_of(inducing_points: Any) -> int | None:
