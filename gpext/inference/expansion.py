@@ -70,7 +70,7 @@ def expand(likelihood: Any, targets: Tensor, f: Tensor) -> Expansion:
     if num_latents(likelihood) is None:
         log_p, g, bend = log_prob_derivatives(likelihood, targets, f, 2)
         sites = GaussianSites(g - bend * f, -bend)
-        safe = (-bend).clamp_min(0)
+        safe = _positive(likelihood, targets, f.detach(), -bend.detach())
         return Expansion(log_p, g, sites, GaussianSites(g + safe * f, safe))
     if not isinstance(likelihood, HasCurvature):
         raise TypeError(
@@ -89,6 +89,22 @@ def expand(likelihood: Any, targets: Tensor, f: Tensor) -> Expansion:
         shift = found.gradient + without.times(f)
         coupled.append(CoupledSites(shift, precision, found.coupling, found.direction))
     return Expansion(found.log_prob, found.gradient, *coupled)
+
+
+@torch.no_grad()
+def _positive(likelihood: Any, targets: Tensor, f: Tensor, curvature: Tensor) -> Tensor:
+    """Return the curvatures (..., N) of one latent, those of a lower bound in place of negative ones.
+
+    A likelihood with an augmentation has a quadratic below log p(y | f) that touches it at f: an outlier then moves as
+    far as its weight among the others allows [GWO20 Alg. 1 at no variance]. Others have no curvature there.
+    """
+    if bool((curvature >= 0).all()):
+        return curvature
+    if not isinstance(likelihood, AugmentedLikelihood):
+        return curvature.clamp_min(0)
+    terms = likelihood.unchecked_augmentation(targets)
+    _, below = terms.site(terms.radial.mean(terms.squared_distance(f)))
+    return torch.where(curvature < 0, below, curvature)
 
 
 def warn_of_dense_blocks(reason: str, f: Tensor, remedy: str) -> None:

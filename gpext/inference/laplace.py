@@ -5,9 +5,10 @@ r"""Laplace's approximation: a Gaussian at the mode of the posterior [R&W Secs. 
 
 Newton's method is the repetition of Taylor's: sites of precision W and nu = g + W f at the current f, whose posterior
 mean is the next f. A step costs one Cholesky factorisation, D + 1 for D latents a datum [Cha13 Sec. 3.3]. Where W makes
-no posterior (a Student-t far from its mode), its positive part takes its place, or the Fisher information of several
-latents, which still points upwards; a line search along f and K^-1 (f - mu) together, without any N x N solve, makes
-psi rise. The mode moves with the parameters: with s = d log Z / df^ = d/df (-tr(W V) / 2) at fixed V,
+no posterior (a Student-t far from its mode), negative curvatures give way to those of a lower bound that touches
+log p(y | f), or to none, and those of several latents to the Fisher information, which still points upwards; a line
+search along f and K^-1 (f - mu) together, without any N x N solve, makes psi rise. The mode moves with the parameters:
+with s = d log Z / df^ = d/df (-tr(W V) / 2) at fixed V,
 
     d log Z = [A + sum_i c_i at fixed sites] + s' (I + K W)^-1 (dK K^-1 (f^ - mu) + dmu) + s' V dg
 """

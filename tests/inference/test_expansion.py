@@ -6,6 +6,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 from gpext.inference import Laplace, Status, Taylor
+from gpext.inference.expansion import expand
 from gpext.likelihoods import (
     BayesianSVMLikelihood,
     Censored,
@@ -13,6 +14,8 @@ from gpext.likelihoods import (
     LogLogisticLikelihood,
     OrdinalLogitLikelihood,
     OrdinalProbitLikelihood,
+    StudentTLikelihood,
+    SuperGaussianLikelihood,
     Weighted,
 )
 from tests.members import F64
@@ -84,3 +87,26 @@ def test_a_narrow_bend_far_from_zero_is_found():
     assert result.status is Status.CONVERGED
     with pytest.raises(TypeError, match="no second derivative"):
         Laplace().infer(prior(0.0), Weighted(LaplaceLikelihood().double()), torch.ones(N, 2, dtype=F64))
+
+
+HEAVY = {
+    "student_t": (StudentTLikelihood, torch.tensor([0.0, 3.0], dtype=F64)),
+    "weighted": (lambda: Weighted(StudentTLikelihood()), torch.tensor([[0.0, 0.5], [3.0, 4.0]], dtype=F64)),
+    "automatic": (lambda: SuperGaussianLikelihood(lambda r: (1 + r) ** -1.5), torch.tensor([0.0, 3.0], dtype=F64)),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_where_a_log_density_curves_upwards_its_cautious_quadratic_is_below_it(name):
+    make, y = HEAVY[name]
+    likelihood = make().double()
+    for distance in (4.0, 30.0, 1e4):  # from the target, in which the curvature has changed its sign
+        f = y.reshape(2, -1)[:, 0] + distance
+        with torch.no_grad():
+            at = expand(likelihood, y, f)
+            assert bool((at.sites.precision < 0).all())
+            assert bool((at.cautious.precision > 0).all())
+            for move in (-2 * distance, -distance, -0.1, 0.1, distance, 1e6):
+                quadratic = at.log_prob + at.gradient * move - 0.5 * at.cautious.precision * move**2
+                assert bool((likelihood.log_prob(y, f + move) >= quadratic - 1e-9 * quadratic.abs()).all())
+        torch.testing.assert_close(at.cautious.shift, at.gradient + at.cautious.precision * f)
