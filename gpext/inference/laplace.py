@@ -135,10 +135,8 @@ class Laplace(Rule):
             higher = rise(problem, (f, weights), (move, turn), psi, size, slope, length, rate)
             if higher is None:
                 return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace)
-            f, weights = higher
-            if proper:
-                f, weights, reached = refine_mode(problem, posterior, f, weights, self.tolerance)
-                last = torch.minimum(last, reached)
+            f, weights, reached = refine_mode(problem, posterior, *higher, self.tolerance)
+            last = torch.minimum(last, reached)
 
 
 class _Found(NamedTuple):

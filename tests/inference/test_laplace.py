@@ -44,6 +44,18 @@ def test_a_mode_is_found_where_nearly_all_data_are_in_the_tails(seed, lengthscal
     assert result.status is Status.CONVERGED, result.message
 
 
+@pytest.mark.parametrize("correlation", [0.99, 0.9999])
+@pytest.mark.parametrize("distance", [1e-2, 1e-6])
+def test_a_saddle_is_left_in_a_step(distance, correlation):
+    """Two targets that exclude each other: between them is a saddle, from which slopes are as small as the distance."""
+    K = 4 * torch.tensor([[1.0, correlation], [correlation, 1.0]], dtype=F64)
+    p = MultivariateNormal(torch.full((2,), distance, dtype=F64), K)
+    result = Laplace().infer(p, narrow(0.01), torch.tensor([3.0, -3.0], dtype=F64))
+    assert result.status is Status.CONVERGED
+    assert result.num_steps <= 4
+    assert result.posterior.mean.abs().min() > 2.8
+
+
 def test_a_climb_cut_short_ends_where_it_stood():
     p, likelihood, y = prior(3), narrow(1e-6), torch.tensor([0.7, -1.0, 0.3], dtype=F64)
 
@@ -56,7 +68,9 @@ def test_a_climb_cut_short_ends_where_it_stood():
         assert result.status is Status.MAX_STEPS
         heights.append(height(result.posterior.mean))
         again = Laplace(max_steps=1).infer(p, likelihood, y, start=result.sites)
-        torch.testing.assert_close(again.posterior.mean, result.posterior.mean, rtol=1e-10, atol=1e-10)
+        assert height(again.posterior.mean) >= heights[-1] - 1e-10
+        if steps > 1:  # from the prior mean, where curvatures are no larger than the prior's, it would be refined
+            torch.testing.assert_close(again.posterior.mean, result.posterior.mean, rtol=1e-10, atol=1e-10)
     assert heights == sorted(heights)
     torch.testing.assert_close(Laplace(max_steps=1).infer(p, likelihood, y).posterior.mean, p.mean)
 

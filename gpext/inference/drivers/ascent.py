@@ -12,6 +12,9 @@ from gpext.inference.problem import Problem
 ROUNDING = 1e-7  # of steps that no longer shrink; Newton's would be squared
 UNSEEN = 1e4 * torch.finfo(torch.float64).eps  # of psi's terms, a rise that psi need not show
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
+_CONVEX = (
+    0.25  # of slope rate^2, that psi stays below its tangent where it is less concave than the quadratic, whose half
+)
 _QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton needs no line search
 _EPS = torch.finfo(torch.float64).eps
 
@@ -34,6 +37,9 @@ def rise(
 ) -> tuple[Tensor, Tensor] | None:
     """Return f and K^-1 (f - mu) a step further, halved until psi rises; None where no step is long enough to show it.
 
+    A direction leads to the top of a quadratic. Where psi turns out to be far less concave, as near a saddle, the step
+    is doubled while psi rises.
+
     Args:
         problem: prior, likelihood and targets.
         start: f and K^-1 (f - mu).
@@ -44,15 +50,28 @@ def rise(
         length: of the direction, in posterior standard deviations.
         rate: the first share of the direction that is tried.
     """
-    surely = (slope < UNSEEN * size) | (length < _QUADRATIC)
-    while True:
+
+    def at(rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return f, K^-1 (f - mu) and psi."""
         step = problem.per_value(rate)
         f, weights = (a + step * d for a, d in zip(start, direction, strict=True))
         log_p = conditional_log_prob(problem.likelihood, problem.targets, f).sum(-1)
-        higher = log_p - 0.5 * problem.inner(f - problem.mean, weights)
+        return f, weights, log_p - 0.5 * problem.inner(f - problem.mean, weights)
+
+    surely = (slope < UNSEEN * size) | (length < _QUADRATIC)
+    while True:
+        f, weights, higher = at(rate)
         risen = (higher >= psi + _SUFFICIENT * rate * slope) | surely
         if bool(risen.all()):
-            return f, weights
+            break
         if bool((~risen & ~(rate * slope > _EPS * size)).any()):
             return None
         rate = torch.where(risen, rate, rate / 2)
+    longer = (higher - psi > (1 - _CONVEX * rate) * rate * slope) & ~surely
+    if not bool(longer.any()):
+        return f, weights
+    while bool(longer.any()):
+        *_, value = at(2 * rate)
+        longer &= value > higher
+        rate, higher = torch.where(longer, 2 * rate, rate), torch.where(longer, value, higher)
+    return at(rate)[:2]

@@ -5,7 +5,8 @@ r"""Newton's method for the posterior mode that keeps one factorisation: inexact
 solved by conjugate gradients, preconditioned by V0 = (K^-1 + U0)^-1 of an earlier f. Every vector is kept beside its
 product with K^-1, which for z = V0 r is r - U0 z, so that K^-1 itself is never applied. A product with V0 of D latents
 costs O(D N^2) where a factorisation costs O(D N^3), and by nearest neighbours about a seventeenth of one; close to the
-mode U is close to U0, and a few do [Nocedal & Wright 7.1].
+mode U is close to U0, and a few do. V0 is positive definite, and U need not be: a step ends before a direction along
+which psi is convex [Nocedal & Wright Alg. 7.1].
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def _newton_step(
     first: tuple[Tensor, Tensor],
     enough: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return an approximate (K^-1 + U)^-1 residual, and its product with K^-1; zero where U makes no posterior.
+    """Return an approximate (K^-1 + U)^-1 residual, and its product with K^-1.
+
+    It ends before a direction along which psi is convex; where that is the first, it is the step.
 
     Args:
         problem: for inner products.
@@ -114,4 +117,5 @@ def _newton_step(
         last, size = size, problem.inner(residual, z).clamp_min(0)
         turned = problem.per_value(torch.where(going, size / last, 0.0))
         p, Kp = z + turned * p, Kz + turned * Kp
-    return step, turn
+    moved = problem.per_value(problem.inner(step, step) > 0)
+    return torch.where(moved, step, first[0]), torch.where(moved, turn, first[1])
