@@ -33,6 +33,7 @@ from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import JointSites
 
 _FEW_DIGITS = 1e-4  # a step that may no longer halve, in the same units, where psi has no digits of its rise
+_NEAR = 0.1  # a step below which rounding alone keeps psi from rising: other starts would lead elsewhere
 _WORSE = (Status.STALLED, Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
 
@@ -70,7 +71,7 @@ class Laplace(Rule):
         likelihood, targets = problem.likelihood, problem.targets
         if start is None:
             require_curvature(likelihood, targets, problem.mean)
-        posterior, f, status, trace = self._search(problem, start)
+        posterior, f, status, trace, _ = self._search(problem, start)
         if not (torch.is_grad_enabled() and bool(trace[-1].isfinite().all())):
             return problem.result("Laplace", posterior, trace[-1], status, trace)
         pull = _pull(problem, posterior, f)  # s
@@ -94,8 +95,9 @@ class Laplace(Rule):
         for make in starts:
             before = found[-1].trace if found else []
             found.append(self._climb(problem, *self._begin(problem, make()), before))
-            if found[-1].status in (Status.CONVERGED, Status.MAX_STEPS):
-                return found[-1]
+            last = found[-1]
+            if last.status in (Status.CONVERGED, Status.MAX_STEPS) or last.is_near:
+                return last
         best = min(found, key=lambda each: _WORSE.index(each.status))
         return best._replace(trace=[*found[-1].trace, best.trace[-1]] if best is not found[-1] else best.trace)
 
@@ -134,18 +136,20 @@ class Laplace(Rule):
             rate = (~converged).to(f)  # in a batch, members that have converged stay
             higher = rise(problem, (f, weights), (move, turn), psi, size, slope, length, rate)
             if higher is None:
-                return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace)
+                near = bool((length < _NEAR).all())
+                return _Found(_standing(problem, posterior, f, weights), f, Status.STALLED, trace, near)
             f, weights, reached = refine_mode(problem, posterior, *higher, self.tolerance)
             last = torch.minimum(last, reached)
 
 
 class _Found(NamedTuple):
-    """The posterior at the sites of the last f, that f, how it ended, and log Z at every f."""
+    """The posterior at the sites of the last f, that f, how it ended, log Z at every f, and whether a mode is near."""
 
     posterior: Posterior | JointPosterior
     f: Tensor
     status: Status
     trace: list[Tensor]
+    is_near: bool = False
 
 
 def _nothing(problem: Problem, f: Tensor, status: Status, trace: list[Tensor]) -> _Found:

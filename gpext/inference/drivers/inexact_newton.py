@@ -22,7 +22,8 @@ from gpext.posteriors import JointPosterior, Posterior, precision_blocks
 _MOST_STEPS, _MOST_PRODUCTS = 12, 12  # of Newton, and of each of its steps
 _FORCING = 0.1  # of the residual that a step may leave; less close to the mode, where steps converge superlinearly
 _ENOUGH = 0.1  # of the tolerance, that a step may leave
-_LOSES_DIGITS = 1e6  # U k_ii above which K^-1 z has few; how much larger the terms of (f - mu)' K^-1 (f - mu) may be
+_SHARP = 1e8  # U k_ii above which r - U0 z has few digits
+_LOSES_DIGITS = 1e6  # how much larger than (f - mu)' K^-1 (f - mu) its terms may be
 
 
 @torch.no_grad()
@@ -46,8 +47,8 @@ def refine_mode(
         own = precision_blocks(posterior.sites).diagonal(dim1=-3, dim2=-2).mT
     else:
         own = posterior.sites.precision
-    if bool((own.abs() * problem.prior.variance.detach() > _LOSES_DIGITS).any()):
-        return f, weights, last  # r - U0 z would lose them
+    if bool((own.abs() * problem.prior.variance.detach() > _SHARP).any()):
+        return f, weights, last
     for _ in range(_MOST_STEPS):
         at = expand(problem.likelihood, problem.targets, f)
         psi, size = height(problem, at, f, weights)

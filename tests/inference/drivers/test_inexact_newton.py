@@ -61,7 +61,7 @@ def test_it_never_lowers_the_log_density(name):
 
 
 def test_sites_too_sharp_for_it_stay_as_they_are():
-    _, y, K = classes(3, 10, scale=1e8)
+    _, y, K = classes(3, 10, scale=1e10)
     problem = Problem.of(MultivariateNormal(torch.zeros(3, 10, dtype=F64), K), MultinomialLogitLikelihood(3), y, 0.0)
     start = problem.condition(expand(problem.likelihood, y, problem.mean).sites)
     f, weights, length = refine_mode(problem, start, start.mean, start.weights, 1e-8)
