@@ -71,7 +71,6 @@ class GPEstimator(BaseEstimator):
     _other_hyperparameters: dict[str, dict[str, np.ndarray]]  # of models of other kernels, by what these are
     _others: list[DenseGP]  # these models
     _weights: np.ndarray  # of the predictions of `model_` and of each of the others, of sum one
-    _is_rough = False  # whether many rows of many columns have neighbours besides inducing points
     _averages = False  # whether few rows may have an average over hyperparameters
     _most_mixed = 0  # rows up to which predictions may be averages with those of other kernels
     _stored: tuple[str, ...] = (
@@ -154,7 +153,7 @@ class GPEstimator(BaseEstimator):
             self.batch_size,
             self.neighbours,
             num_columns=inputs.size(-1),
-            is_rough=self._is_rough,
+            most_rough=self._most_rough(),
         )
         if plan.is_sparse:  # the most general one alone
             likelihoods = dict([list(likelihoods.items())[-1]])
@@ -265,6 +264,10 @@ class GPEstimator(BaseEstimator):
             model = DenseGP(inputs, targets, copy.deepcopy(likelihood), rule, kernels[name]).to(inputs.dtype)
             start_from(model, {key: torch.from_numpy(value) for key, value in values.items()})
             self._others.append(model.eval())
+
+    def _most_rough(self) -> int:
+        """Return the number of rows of many columns up to which they have neighbours besides inducing points."""
+        return 0
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Set where training begins, from models of other likelihoods; return why not to train this one, or ""."""

@@ -28,7 +28,6 @@ _MOST_LAST = 1024  # inducing points of it
 _FEW_COLUMNS = 3  # up to which neighbours need no inducing inputs, and are as many as _NEAR
 _NEAR, _LEFT = 20, 10  # neighbours of a datum: of few columns, and of what inducing inputs leave of more
 _RESIDUAL = 200  # inducing inputs beside neighbours
-_MOST_RESIDUAL = 20_000  # rows of many columns that may have neighbours: a training takes five minutes there
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def choose_plan(
     neighbours: Any = "auto",
     *,
     num_columns: int = 1,
-    is_rough: bool = False,
+    most_rough: int = 0,
 ) -> Plan:
     """Return the plan for data of a size, where the user's options are "auto"; they are kept where not.
 
@@ -79,7 +78,8 @@ def choose_plan(
         batch_size: "auto", None for all data in each step, or a number.
         neighbours: "auto", None for none, or a number.
         num_columns: d.
-        is_rough: whether functions of more than three columns may be too rough for inducing points alone.
+        most_rough: rows of more than three columns up to which there are neighbours; functions of these columns may be
+            too rough for inducing points alone.
 
     Raises:
         TypeError, ValueError: options of another kind, or minibatches without inducing points or with neighbours.
@@ -95,7 +95,7 @@ def choose_plan(
     is_large = num_latents * num_rows**3 > _FULL
     too_large = f"the cube of {num_rows} distinct rows, {num_latents} time(s) a step, is above {_FULL:.1g} operations"
     few = num_columns <= _FEW_COLUMNS
-    serves = few or (is_rough and num_rows <= _MOST_RESIDUAL)
+    serves = few or num_rows <= most_rough
     if may_have_neighbours and is_auto and size is None and is_large and num_latents == 1 and serves:
         near = _NEAR if few else _LEFT
     if near is not None:

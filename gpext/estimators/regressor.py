@@ -48,6 +48,8 @@ _NOISES: dict[str, Callable[[], Any]] = {
     "heteroscedastic": HeteroscedasticGaussianLikelihood,
 }
 
+_MOST_ROUGH = 50_000  # rows of many columns that have neighbours
+_MOST_INFERRED = 20_000  # the same under noise that takes many factors an evaluation
 HEAVY = 0.01  # nats a row, the gain of a Student-t fitted to residuals from which its model is trained
 _SITES = 1e-3  # tolerance of KL's sites of a Student-t, of whose evidence the error is its square
 _MOST_STEPS = 200  # of KL there
@@ -241,10 +243,11 @@ class GPRegressor(TargetEstimator):
     Args:
         noise: "gaussian"; "student_t", with its degrees of freedom learnt; "laplace"; "heteroscedastic", Gaussian whose
             scale is another latent function; "auto", the better of the first two by leave-one-out log density, the
-            second tried only where the residuals of the first have heavier tails than it expects, and kept only if its
-            inference converges; or any likelihood of gpext or gpytorch for standardised targets, which is copied.
-            "gaussian" noise has a deviation of at least 0.001 of that of the targets; where it explains nearly all of
-            them, the default kernel is trained a second time, from little noise.
+            second tried only where the residuals of the first have heavier tails than it expects and, with neighbours,
+            on up to 20,000 rows, and kept only if its inference converges; or any likelihood of gpext or gpytorch for
+            standardised targets, which is copied. "gaussian" noise has a deviation of at least 0.001 of that of the
+            targets; where it explains nearly all of them, the default kernel is trained a second time, from little
+            noise.
         kernel: a gpytorch kernel over the standardised columns, numeric ones before categorical ones. None: Matern-5/2
             with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
         inference: a rule of :mod:`gpext.inference` for the full data; "auto" is exact for Gaussian noise, trains a
@@ -255,8 +258,8 @@ class GPRegressor(TargetEstimator):
         neighbours: of each row, for the nearest-neighbour prior of :class:`gpext.models.LatentGP`, of what inducing
             points leave, if there are any. "auto", for a noise of one latent function, and with `inducing_points` at
             "auto": beyond 2500 distinct rows 20 of up to three columns, without inducing points, up to 100,000 rows,
-            and 10 of more columns, up to 20,000. None: inducing points alone, which take less time, and cannot follow
-            rough functions; or a number.
+            and 10 of more columns, up to 50,000 if noise is Gaussian and 20,000 if not. None: inducing points alone,
+            which take less time, and cannot follow rough functions; or a number.
         batch_size: "auto": minibatches beyond 100,000 distinct rows; None for all data in each step; or a number.
         skewed_columns: numeric columns of a skewness above 1: "keep"; "yeo_johnson", transformed before they are
             standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.
@@ -285,7 +288,7 @@ class GPRegressor(TargetEstimator):
         ((2,), (2,))
     """
 
-    _averages = _is_rough = True
+    _averages = True
     _most_mixed = 499
 
     def __init__(
@@ -378,6 +381,11 @@ class GPRegressor(TargetEstimator):
         weights[usable] = stacking_weights(found).numpy()
         return weights
 
+    def _most_rough(self) -> int:
+        named = isinstance(self.noise, str) and self.noise in ("auto", "gaussian")
+        is_gaussian = named or isinstance(self.noise, gpytorch.likelihoods.GaussianLikelihood)
+        return _MOST_ROUGH if is_gaussian else _MOST_INFERRED
+
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where there are none."""
         if not found:
@@ -387,10 +395,15 @@ class GPRegressor(TargetEstimator):
         if left_out.is_exact:
             return "leave-one-out predictions under Gaussian noise are as exact as its least deviation, 0.001"
         tails = fit_tails(left_out.residuals, left_out.weights)
+        gain = (
+            f"a Student-t fits the leave-one-out residuals of Gaussian noise by {tails.gain:.4f} nats a row better "
+            "than a Gaussian"
+        )
         if tails.gain < HEAVY:
+            return f"{gain}, less than {HEAVY}"
+        if len(before.model.train_inputs[0]) > _MOST_INFERRED:
             return (
-                f"a Student-t fits the leave-one-out residuals of Gaussian noise by {tails.gain:.4f} nats a row better "
-                f"than a Gaussian, less than {HEAVY}"
+                f"{gain}, but beyond {_MOST_INFERRED} rows its training takes far longer; noise='student_t' trains it"
             )
         noise = unweighted(before.likelihood).noise.detach()
         # No less than the least Gaussian noise: one that begins below its NoiseFloor would not be given that bound.

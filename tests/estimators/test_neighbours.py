@@ -58,8 +58,22 @@ def test_large_tables_have_neighbours(table, monkeypatch):
     assert "20 neighbours" in str(GPClassifier(priors=False).fit(x, y > 0).report_)
 
 
+def test_many_rows_have_neighbours_only_where_training_ends_soon(table, monkeypatch):
+    """A Student-t is not tried on many rows, and other noise has inducing points alone."""
+    x, y = table
+    more = np.column_stack([x, np.random.default_rng(1).standard_normal((90, 2))])
+    y = y.copy()
+    y[::9] += 3.0
+    monkeypatch.setattr("gpext.estimators.plan._FULL", 0.0)
+    monkeypatch.setattr("gpext.estimators.regressor._MOST_INFERRED", 89)
+    model = GPRegressor(priors=False).fit(more, y)
+    assert model.likelihood_name_ == "gaussian"
+    assert "but beyond 89 rows its training takes far longer; noise='student_t' trains it" in str(model.report_)
+    assert "inducing points: the cube" in str(GPRegressor("student_t", priors=False).fit(more, y).report_)
+
+
 def test_plans_with_neighbours():
-    many = {"num_columns": 8, "is_rough": True}
+    many = {"num_columns": 8, "most_rough": 50_000}
     plan = choose_plan(20_000, 1, "auto", "auto", **many)
     assert (plan.neighbours, plan.inducing, plan.batch_size) == (10, 200, None)
     assert not plan.is_sparse
