@@ -7,6 +7,8 @@ A Matern-3/2 kernel with a lengthscale a column and gpext's priors, trained unde
 * `k`: k neighbours; `k, M fixed`: neighbours of what M inducing inputs leave; `k, M`: these learned, too;
 * `all`: the exact prior.
 
+Noise of numbers is Gaussian, or with `--noise student_t` Student-t.
+
 Beyond some 3000 rows neighbours are within regions of 2000 where that saves half of the operations, as is the default;
 `one region` has neighbours among all data.
 
@@ -34,13 +36,14 @@ from benchmarks.gpboost_families import FieldModel, clocks
 from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
 from benchmarks.tables import table
 from gpext.inference import Laplace
-from gpext.likelihoods import BernoulliLogitLikelihood
+from gpext.likelihoods import BernoulliLogitLikelihood, StudentTLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.priors import register_priors
 from gpext.variational import kmeans_inducing_points
 
 SETS = ("magic", "elevators", "protein", "kin40k")
 CLASSES = ("magic",)
+NOISES = {"gaussian": gpytorch.likelihoods.GaussianLikelihood, "student_t": StudentTLikelihood}
 
 
 class Prior(NamedTuple):
@@ -81,11 +84,10 @@ def data_of(name: str, size: int) -> tuple[Tensor, ...]:
     return inputs[train], targets[train], inputs[size:], targets[size:]
 
 
-def measure(name: str, size: int, prior: Prior) -> Row:
+def measure(name: str, size: int, prior: Prior, noise: str) -> Row:
     """Return the scores and the CPU seconds of one model."""
     x, y, x_test, y_test = data_of(name, size)
-    is_class = name in CLASSES
-    likelihood: Any = BernoulliLogitLikelihood() if is_class else gpytorch.likelihoods.GaussianLikelihood().double()
+    likelihood: Any = BernoulliLogitLikelihood() if name in CLASSES else NOISES[noise]().double()
     started = clocks()[0]
     z = None if prior.inducing is None else kmeans_inducing_points(x, prior.inducing, seed=0)
     columns = x.size(-1)
@@ -100,12 +102,17 @@ def measure(name: str, size: int, prior: Prior) -> Row:
     train = clocks()[0] - started
     with torch.no_grad():
         f = model.eval()(x_test)
-        if is_class:
-            p = likelihood(MultivariateNormal(f.mean, torch.diag(f.variance)))
-        else:
-            p = torch.distributions.Normal(f.mean, (f.variance + likelihood.noise).sqrt())
-        log_density = float(p.log_prob(y_test).mean())
+        log_density = _log_density(likelihood, f, y_test)
     return {"train": train, "log_density": log_density, "steps": result.num_steps, "status": result.status.name}
+
+
+def _log_density(likelihood: Any, f: MultivariateNormal, y: Tensor) -> float:
+    """Return the mean log density of each target alone."""
+    if isinstance(likelihood, gpytorch.likelihoods.GaussianLikelihood):
+        p: Any = torch.distributions.Normal(f.mean, (f.variance + likelihood.noise).sqrt())
+    else:
+        p = likelihood(MultivariateNormal(f.mean, torch.diag(f.variance)))
+    return float(p.log_prob(y).mean())
 
 
 def run(ledger: Ledger, options: argparse.Namespace) -> None:
@@ -115,7 +122,8 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
             size, prior = options.size, METHODS[method]
             if options.quick:
                 size, prior = 150, prior._replace(inducing=prior.inducing and 20)
-            ledger.get(f"{name}/{size}/{method}", functools.partial(measure, name, size, prior))
+            told = method if options.noise == "gaussian" or name in CLASSES else f"{method}, {options.noise}"
+            ledger.get(f"{name}/{size}/{told}", functools.partial(measure, name, size, prior, options.noise))
 
 
 def report(ledger: Ledger) -> str:
@@ -132,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__, quick="150 rows of one table")
     parser.add_argument("--size", type=int, default=2000)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--noise", choices=NOISES, default="gaussian")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     measure_and_report(parser.parse_args(arguments), run, report)
     return 0
