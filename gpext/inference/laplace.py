@@ -83,7 +83,7 @@ class Laplace(Rule):
 
     @torch.no_grad()
     def _search(self, problem: Problem, start: Sites | None) -> _Found:
-        """Return the end of the first start, or, where that is no posterior, the best end of the others.
+        """Return the end of the first start, or, where that is neither a posterior nor near a mode, the best of all.
 
         Far from the mode a log density may overflow, or bend so much that rounding leaves no posterior; where each
         datum alone has its mode it does not.

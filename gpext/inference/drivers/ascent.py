@@ -12,9 +12,7 @@ from gpext.inference.problem import Problem
 ROUNDING = 1e-7  # of steps that no longer shrink; Newton's would be squared
 UNSEEN = 1e4 * torch.finfo(torch.float64).eps  # of psi's terms, a rise that psi need not show
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
-_CONVEX = (
-    0.25  # of slope rate^2, that psi stays below its tangent where it is less concave than the quadratic, whose half
-)
+_CONVEX = 0.25  # of slope rate^2, by which psi is below its tangent; of the quadratic it is a half
 _QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton needs no line search
 _EPS = torch.finfo(torch.float64).eps
 
