@@ -33,7 +33,7 @@ from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import JointSites
 
 _FEW_DIGITS = 1e-4  # a step that may no longer halve, in the same units, where psi has no digits of its rise
-_NEAR = 0.1  # a step below which rounding alone keeps psi from rising: other starts would lead elsewhere
+_NEAR = 0.01  # a step below which rounding alone keeps psi from rising: other starts would lead elsewhere
 _WORSE = (Status.STALLED, Status.NOT_POSITIVE_DEFINITE, Status.NOT_FINITE)
 
 
@@ -83,10 +83,11 @@ class Laplace(Rule):
 
     @torch.no_grad()
     def _search(self, problem: Problem, start: Sites | None) -> _Found:
-        """Return the end of the first start, or, where that is neither a posterior nor near a mode, the best of all.
+        """Return the end of the first start, or, where that has not converged, the best end of the others.
 
         Far from the mode a log density may overflow, or bend so much that rounding leaves no posterior; where each
-        datum alone has its mode it does not.
+        datum alone has its mode it does not. A start that is given leads to the mode that training is at: near it, no
+        other is sought where rounding ends the steps.
         """
         starts: list[Callable[[], Sites | None]] = [lambda: None, lambda: modal_sites(problem)]
         if start is not None:
@@ -96,7 +97,7 @@ class Laplace(Rule):
             before = found[-1].trace if found else []
             found.append(self._climb(problem, *self._begin(problem, make()), before))
             last = found[-1]
-            if last.status in (Status.CONVERGED, Status.MAX_STEPS) or last.is_near:
+            if last.status in (Status.CONVERGED, Status.MAX_STEPS) or (start is not None and last.is_near):
                 return last
         best = min(found, key=lambda each: _WORSE.index(each.status))
         return best._replace(trace=[*found[-1].trace, best.trace[-1]] if best is not found[-1] else best.trace)

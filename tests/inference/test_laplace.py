@@ -73,6 +73,26 @@ def test_a_climb_cut_short_ends_where_it_stood():
     torch.testing.assert_close(Laplace(max_steps=1).infer(p, likelihood, y).posterior.mean, p.mean)
 
 
+def test_near_the_mode_of_a_given_start_no_other_is_sought(monkeypatch):
+    """Where psi has no digits to show a rise: as in training, whose objective must not jump to another mode."""
+    p, likelihood, y = prior(3), narrow(1e-2), torch.tensor([0.7, -1.0, 0.3], dtype=F64)
+    sites = Laplace(max_steps=8).infer(p, likelihood, y + 1e-4).sites
+    climb, starts = Laplace._climb, []
+
+    def counted(*args):
+        starts.append(1)
+        return climb(*args)
+
+    monkeypatch.setattr(Laplace, "_climb", counted)
+    monkeypatch.setattr("gpext.inference.laplace.rise", lambda *args: None)
+    monkeypatch.setattr("gpext.inference.laplace.refine_mode", lambda _p, _q, f, weights, _t: (f, weights, None))
+    exact = Laplace(tolerance=1e-300)
+    result = exact.infer(p, likelihood, y, start=sites)
+    assert (result.status, len(starts)) == (Status.STALLED, 1)
+    assert exact.infer(p, likelihood, y).status is Status.STALLED
+    assert len(starts) == 3
+
+
 def test_with_several_latents_too():
     likelihood, p, y = CASES["multinomial"].problem(6)
     assert isinstance(likelihood, MultinomialLogitLikelihood)
