@@ -23,7 +23,7 @@ from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start
 from gpext.estimators.plan import Plan
 from gpext.estimators.rows import unweighted
 from gpext.inference import KL, InferenceWarning, Rule, Status
-from gpext.likelihoods import LatentLikelihood
+from gpext.likelihoods import LatentLikelihood, Weighted
 from gpext.likelihoods.super_gaussian import AugmentedLikelihood
 from gpext.mlls import AugmentedELBO, LatentMarginalLogLikelihood
 from gpext.priors import register_priors
@@ -34,7 +34,7 @@ from gpext.variational import CollapsedBound, kmeans_inducing_points
 
 WORTH = 0.003  # nats a datum
 _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
-_NEARLY_ALL = 0.8  # of the variance of standardised targets
+_NEARLY_ALL, _MUCH = 0.8, 0.1  # of the variance of standardised targets
 _LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
 _ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
 
@@ -169,17 +169,18 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
 
 
 def _train_dense(task: Task, settings: Settings) -> Trained:
-    """Train on all data, a second time from elsewhere where Gaussian noise has explained nearly all of the targets.
+    """Train on all data, a second time from elsewhere where Gaussian noise has explained too much of the targets.
 
     From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
-    function of many columns with hardly any noise.
+    function of many columns with hardly any noise: where noise has explained nearly all, or much although rows that
+    occur several times have equal targets.
     """
     if not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
         return _train_once(task, settings)
     likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))  # as they are before training
     trained = _train_once(task, settings)
     noise = float(unweighted(trained.likelihood).noise.detach())
-    if trained.result.status is FitStatus.INTERRUPTED or noise < _NEARLY_ALL:
+    if trained.result.status is FitStatus.INTERRUPTED or noise < (_MUCH if _repeats(task) else _NEARLY_ALL):
         return trained
     _begin_without_noise(likelihood, kernel)
     elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=len(task.inputs))
@@ -188,10 +189,15 @@ def _train_dense(task: Task, settings: Settings) -> Trained:
     if not after > before + settings.tolerance:
         return trained
     reason = (
-        "trained a second time, from little noise, as noise had explained nearly all: objective a "
+        f"trained a second time, from little noise, as noise had explained {noise:.2f} of the variance: objective a "
         f"row {before:.4f}, then {after:.4f}"
     )
     return replace(again, reasons=(*again.reasons, reason))
+
+
+def _repeats(task: Task) -> bool:
+    """Return whether some rows count as several with the same target."""
+    return isinstance(task.likelihood, Weighted) and bool((task.targets[..., -1] >= 2).any())
 
 
 def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:

@@ -13,6 +13,7 @@ import gpext
 from gpext.estimators import GPClassifier, GPRegressor
 from gpext.estimators.plan import choose_plan
 from gpext.estimators.report import report_of
+from gpext.estimators.rows import unweighted
 from gpext.estimators.training import Trained
 from gpext.inference import KL
 from gpext.variational import CollapsedBound
@@ -256,3 +257,17 @@ def test_differences_of_columns_that_are_almost_equal_are_found():
     model = GPRegressor("gaussian").fit(X[:500], y[:500])
     assert any("trained a second time" in choice for choice in model.report_.choices)
     assert model.score(X[500:], y[500:]) > 0.99
+
+
+def test_repeated_rows_with_equal_targets_tell_of_little_noise():
+    """Targets that columns do not explain, but each input has one: found from little noise alone."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((150, 6))
+    y = 2 * x[:, 0] + rng.standard_normal(150)
+    again = np.r_[np.arange(150), np.arange(10)]
+    model = GPRegressor("gaussian").fit(x[again], y[again])
+    assert float(unweighted(model.likelihood_).noise.detach()) < 0.01
+    assert any("trained a second time" in choice for choice in model.report_.choices)
+    once = GPRegressor("gaussian").fit(x, y)
+    assert not any("trained a second time" in choice for choice in once.report_.choices)
+    assert model.log_density(x[:10], y[:10]).mean() > once.log_density(x[:10], y[:10]).mean() + 1
