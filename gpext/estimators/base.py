@@ -153,7 +153,7 @@ class GPEstimator(BaseEstimator):
             self.batch_size,
             self.neighbours,
             num_columns=inputs.size(-1),
-            most_rough=self._most_rough(),
+            most_rough=self._most_rough(first()),
         )
         if plan.is_sparse:  # the most general one alone
             likelihoods = dict([list(likelihoods.items())[-1]])
@@ -265,8 +265,12 @@ class GPEstimator(BaseEstimator):
             start_from(model, {key: torch.from_numpy(value) for key, value in values.items()})
             self._others.append(model.eval())
 
-    def _most_rough(self) -> int:
-        """Return the number of rows of many columns up to which they have neighbours besides inducing points."""
+    def _most_rough(self, likelihood: Any) -> int:
+        """Return the number of rows of many columns up to which they have neighbours besides inducing points.
+
+        Args:
+            likelihood: that training begins with.
+        """
         return 0
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:

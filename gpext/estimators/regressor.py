@@ -381,10 +381,8 @@ class GPRegressor(TargetEstimator):
         weights[usable] = stacking_weights(found).numpy()
         return weights
 
-    def _most_rough(self) -> int:
-        named = isinstance(self.noise, str) and self.noise in ("auto", "gaussian")
-        is_gaussian = named or isinstance(self.noise, gpytorch.likelihoods.GaussianLikelihood)
-        return _MOST_ROUGH if is_gaussian else _MOST_INFERRED
+    def _most_rough(self, likelihood: Any) -> int:
+        return _MOST_ROUGH if has_closed_form(likelihood, KL()) else _MOST_INFERRED
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where there are none."""

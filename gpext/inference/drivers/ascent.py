@@ -12,7 +12,7 @@ from gpext.inference.problem import Problem
 ROUNDING = 1e-7  # of steps that no longer shrink; Newton's would be squared
 UNSEEN = 1e4 * torch.finfo(torch.float64).eps  # of psi's terms, a rise that psi need not show
 _SUFFICIENT = 1e-4  # of what the slope promises [Nocedal & Wright Sec. 3.1]
-_CONVEX = 0.25  # of slope rate^2, by which psi is below its tangent; of the quadratic it is a half
+_CONVEX = 0.25  # of slope rate^2: psi no further below its tangent is far less concave than the quadratic, a half below
 _QUADRATIC = 1e-5  # below this step, in posterior standard deviations, Newton needs no line search
 _EPS = torch.finfo(torch.float64).eps
 
@@ -49,7 +49,7 @@ def rise(
         rate: the first share of the direction that is tried.
     """
 
-    def at(rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def moved(rate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return f, K^-1 (f - mu) and psi."""
         step = problem.per_value(rate)
         f, weights = (a + step * d for a, d in zip(start, direction, strict=True))
@@ -58,7 +58,7 @@ def rise(
 
     surely = (slope < UNSEEN * size) | (length < _QUADRATIC)
     while True:
-        f, weights, higher = at(rate)
+        f, weights, higher = moved(rate)
         risen = (higher >= psi + _SUFFICIENT * rate * slope) | surely
         if bool(risen.all()):
             break
@@ -66,10 +66,11 @@ def rise(
             return None
         rate = torch.where(risen, rate, rate / 2)
     longer = (higher - psi > (1 - _CONVEX * rate) * rate * slope) & ~surely
-    if not bool(longer.any()):
-        return f, weights
     while bool(longer.any()):
-        *_, value = at(2 * rate)
+        rate = 2 * rate
+        further, its_weights, value = moved(rate)
         longer &= value > higher
-        rate, higher = torch.where(longer, 2 * rate, rate), torch.where(longer, value, higher)
-    return at(rate)[:2]
+        kept = problem.per_value(longer)
+        f, weights = torch.where(kept, further, f), torch.where(kept, its_weights, weights)
+        higher = torch.where(longer, value, higher)
+    return f, weights
