@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Array = Any  # a NumPy array
 
-_STEPS_PER_PARAMETER = 4  # that tell the curvature
+_STEPS_PER_PARAMETER = 2  # that tell the curvature
+_AS_FORETOLD = 1.5  # times what a known curvature foretells, that a step may gain if the curvature is right
 
 
 class Outcome(Enum):
@@ -38,7 +39,8 @@ class Curvature:
     """The approximate inverse Hessian that minimisations of similar objectives hand on.
 
     It is a root R, R R' ~ H^-1, by the BFGS update [Nocedal & Wright 6.1]. In coordinates x = x0 + R z a step along the
-    gradient is Newton's. A run of P parameters and fewer than 4 P steps tells too little: it leaves none.
+    gradient is Newton's. A run of P parameters and fewer than 2 P steps tells too little: it leaves none, but for the
+    last step and the change of the gradient by it, which tell how long the first step of the next run may be.
 
     Example:
         >>> Curvature().root is None  # before the first run
@@ -47,15 +49,21 @@ class Curvature:
 
     def __init__(self) -> None:
         self.root: Array | None = None  # R (P, P)
+        self.last_step: tuple[Array, Array] | None = None  # s, y (P,)
 
-    def learn(self, points: Sequence[Array], gradients: Sequence[Array], *, foretold: bool) -> None:
+    def learn(self, points: Sequence[Array], gradients: Sequence[Array], *, gained: bool, foretold: bool) -> None:
         """Follow a run.
 
         Args:
             points: where it was in turn, (P,) each.
             gradients: the gradients there.
+            gained: whether its steps were long enough to tell the inverse Hessian.
             foretold: whether it gained what the inverse Hessian known so far had foretold; otherwise that is forgotten.
         """
+        if len(points) > 1:
+            self.last_step = points[-1] - points[-2], gradients[-1] - gradients[-2]
+        if not gained:
+            return
         if not foretold:
             self.root = None
         pairs = [(s, y) for s, y in zip(np.diff(points, axis=0), np.diff(gradients, axis=0), strict=True) if s @ y > 0]
@@ -99,7 +107,8 @@ def minimize_lbfgs(
         max_steps: maximum number of iterations, of all runs together.
         tolerance: a run has converged when three successive iterations improve the objective by less than this each,
             the last by no more than the first (a run that begins with tiny steps gains more with each), and the
-            minimisation when a whole run improves it by less than three times this.
+            minimisation when a whole run improves it by less than three times this. In a known curvature the first
+            iteration is enough, if it gains what a quadratic function would, and that is less than this.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
         on_best: called after each evaluation that is better than all before it, at the parameters there, so
@@ -107,7 +116,8 @@ def minimize_lbfgs(
         max_restarts: how often to start again from where a run has ended.
         memory: number of curvature pairs kept.
         curvature: of earlier minimisations; if it is known, its coordinates take the place of those above in the first
-            run, which is the last if it gains what a quadratic function of this curvature would. It follows every run.
+            run, which is the last if it converges and gains no more than twice what a quadratic function of this
+            curvature would. It follows every run.
 
     Raises:
         torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the starting point.
@@ -130,14 +140,15 @@ def minimize_lbfgs(
     for restart in range(max_restarts + 1):
         if run.num_steps >= max_steps:
             return Outcome.MAX_STEPS
-        known = None if restart else curvature.root
-        outcome = run.minimise(max_steps - run.num_steps, memory, known)
+        root = None if restart else curvature.root
+        outcome = run.minimise(max_steps - run.num_steps, memory, root, curvature.last_step)
         gained, foretold = run.gain >= 3 * tolerance, run.gain < 2 * run.foretold
-        if gained:
-            curvature.learn(run.points, run.gradients, foretold=foretold)
-        if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS) or (outcome is Outcome.CONVERGED and foretold):
+        curvature.learn(run.points, run.gradients, gained=gained, foretold=foretold)
+        if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
             break
-        if not gained and known is None:
+        if outcome is Outcome.CONVERGED and root is not None and (foretold or not gained):
+            break
+        if not gained and root is None:
             # A run that starts where another has ended is ended by rounding, whatever its outcome, unless a breakdown
             # prevented it from continuing.
             if not restart:
@@ -168,8 +179,13 @@ class _Run:
         self._best_value, self._best_point = np.inf, _flatten(parameters)
         self._last_point, self._last_gradient = self._best_point, np.zeros_like(self._best_point)
 
-    def minimise(self, max_steps: int, memory: int, curvature: Array | None) -> Outcome:
-        """Run L-BFGS from the best point so far, in the coordinates of a root of the inverse Hessian if it is known."""
+    def minimise(
+        self, max_steps: int, memory: int, curvature: Array | None, last_step: tuple[Array, Array] | None
+    ) -> Outcome:
+        """Run L-BFGS from the best point so far, in the coordinates of a root of the inverse Hessian if it is known.
+
+        If it is not, a step before this run tells how long the first one may be.
+        """
         from scipy.optimize import minimize
 
         start = self._best_point
@@ -183,7 +199,7 @@ class _Run:
             length = float(np.linalg.norm(curvature.T @ at_start[1]))
             root, self.foretold = curvature * (length or 1.0), 0.5 * length**2
         else:
-            root = root * self._first_length(root, at_start[1])
+            root = root * _first_length(root, at_start[1], last_step)
         self.points, self.gradients = [start], [at_start[1]]
 
         def place(z: Array) -> Array:
@@ -203,6 +219,10 @@ class _Run:
             self.gradients.append(self._last_gradient)
             if self.callback is not None and self.callback(values[-1]):
                 outcome = Outcome.STOPPED
+                raise StopIteration
+            gain = at_start[0] - values[-1]
+            if len(values) == 1 and max(gain, self.foretold) < self.tolerance and gain < _AS_FORETOLD * self.foretold:
+                outcome = Outcome.CONVERGED
                 raise StopIteration
             gains = -np.diff(values[-4:])
             if len(gains) == 3 and max(gains) < self.tolerance and gains[-1] <= gains[0]:
@@ -226,14 +246,6 @@ class _Run:
         if result.nit >= max_steps:
             return Outcome.MAX_STEPS
         return Outcome.CONVERGED if result.success else Outcome.STALLED
-
-    def _first_length(self, scale: Array, gradient: Array) -> float:
-        """Return the length of the first step along a gradient by the last step of the run before; at most one."""
-        if len(self.points) < 2:
-            return 1.0
-        s, y = (self.points[-1] - self.points[-2]) / scale, (self.gradients[-1] - self.gradients[-2]) * scale
-        length = float(np.linalg.norm(scale * gradient) * (s @ y) / max(y @ y, np.finfo(float).tiny))
-        return length if 0 < length < 1 else 1.0
 
     def _evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         self._last_point = point
@@ -264,6 +276,15 @@ class _Run:
             if self.on_best is not None:
                 self.on_best()
         return value, gradient
+
+
+def _first_length(scale: Array, gradient: Array, last_step: tuple[Array, Array] | None) -> float:
+    """Return the length of the first step along a gradient, by the last step before and what it did; at most one."""
+    if last_step is None:
+        return 1.0
+    s, y = last_step[0] / scale, last_step[1] * scale
+    length = float(np.linalg.norm(scale * gradient) * (s @ y) / max(y @ y, np.finfo(float).tiny))
+    return length if 0 < length < 1 else 1.0
 
 
 def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:

@@ -248,7 +248,9 @@ def fit_objective(
     return run.finish(status, "; ".join(filter(None, [start_note, note])), value)
 
 
-def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float, curvature: Curvature) -> FitStatus:
+def maximise(
+    run: Run, x: Tensor, y: Tensor, tolerance: float, curvature: Curvature, max_restarts: int = _RESTARTS
+) -> FitStatus:
     """Maximise an objective by L-BFGS, and return how it ended; the parameters are the best ones, also after Ctrl-C.
 
     The curvature of the objective of other data, or neighbours, makes the first steps Newton's.
@@ -294,7 +296,7 @@ def maximise(run: Run, x: Tensor, y: Tensor, tolerance: float, curvature: Curvat
                 tolerance=tolerance,
                 callback=lambda loss: run.step(-loss),
                 on_best=keep,
-                max_restarts=_RESTARTS,
+                max_restarts=max_restarts,
                 curvature=curvature,
             )
             status = FitStatus[outcome.name]

@@ -90,7 +90,7 @@ def begin_on_subsets(
             if sites is not None:
                 strategy.start_from(sites.take(index))
             try:
-                status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH), curvature)
+                status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH), curvature, max_restarts=0)
             except BREAKDOWNS as error:
                 notes.append(f"the evidence of {len(index)} data broke down: {str(error).rstrip('.')}")
                 continue

@@ -297,16 +297,44 @@ def test_a_run_whose_gain_its_curvature_foretold_is_not_restarted():
     assert counts["known"] < counts["unknown"]
 
 
-@pytest.mark.parametrize(("steps", "is_known"), [(11, False), (12, True)])
-def test_a_run_of_fewer_than_four_steps_a_parameter_leaves_no_curvature(steps, is_known):
+@pytest.mark.parametrize(("factor", "num_steps"), [(1.0, 1), (0.9, 1), (0.5, None)])
+def test_a_step_that_gains_what_a_known_curvature_foretold_ends_the_run(factor, num_steps):
+    root, function = quadratic(tensor(1.1, -2.1, 4.0))
+    known, steps, start = Curvature(), [], tensor(1.0, -2.0, 3.9)
+    known.root = factor * torch.linalg.inv(root).numpy()  # with half the root a quarter of the step: it gains 7/4
+    _, outcome = minimise([start], function, tolerance=2.0, max_restarts=9, curvature=known, callback=steps.append)
+    assert outcome is Outcome.CONVERGED
+    assert function(start).item() < 2.0
+    assert len(steps) == num_steps or (num_steps is None and len(steps) > 1)
+
+
+def test_the_first_step_is_as_long_as_the_last_one_of_an_earlier_minimisation_suggests():
+    known, values = Curvature(), []
+
+    def round_bowl(p):
+        value = 25 * (p - 0.5).square().sum()
+        values.append(value.item())
+        return value
+
+    minimise([tensor(0.1, 0.9, -0.3)], round_bowl, curvature=known, max_steps=1)
+    assert known.root is None
+    assert values[1] > 1e-3  # the very first step has length one
+    values.clear()
+    minimise([tensor(0.5, 0.51, 0.5)], round_bowl, curvature=known)
+    assert values[1] < 1e-20
+
+
+@pytest.mark.parametrize(("steps", "is_known"), [(5, False), (6, True)])
+def test_a_run_of_fewer_than_two_steps_a_parameter_leaves_no_curvature(steps, is_known):
     known = Curvature()
     minimise([tensor(-1.2, 1.0, 0.5)], rosenbrock, curvature=known, max_steps=steps)
     assert (known.root is not None) == is_known
 
 
-def test_a_run_that_gains_more_than_its_curvature_foretold_is_restarted():
+@pytest.mark.parametrize("scale", [1e-3, 1e-5])
+def test_a_run_that_gains_more_than_its_curvature_foretold_goes_on_or_is_restarted(scale):
     known = Curvature()
-    known.root = 1e-3 * torch.eye(2, dtype=F64).numpy()
+    known.root = scale * torch.eye(2, dtype=F64).numpy()
     parameters, outcome = minimise([tensor(-1.2, 1.0)], rosenbrock, tolerance=1e-3, max_restarts=20, curvature=known)
     assert outcome is Outcome.CONVERGED
     assert rosenbrock(parameters[0]).item() < 0.01
