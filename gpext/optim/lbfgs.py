@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Array = Any  # a NumPy array
 
 _STEPS_PER_PARAMETER = 2  # that tell the curvature
-_AS_FORETOLD = 1.5  # times what a known curvature foretells, that a step may gain if the curvature is right
 
 
 class Outcome(Enum):
@@ -39,8 +38,8 @@ class Curvature:
     """The approximate inverse Hessian that minimisations of similar objectives hand on.
 
     It is a root R, R R' ~ H^-1, by the BFGS update [Nocedal & Wright 6.1]. In coordinates x = x0 + R z a step along the
-    gradient is Newton's. A run of P parameters and fewer than 2 P steps tells too little: it leaves none, but for the
-    last step and the change of the gradient by it, which tell how long the first step of the next run may be.
+    gradient is Newton's. Fewer than 2 P steps of P parameters tell too little; the last of them, and the change of the
+    gradient by it, tell how long the first step of the next run may be.
 
     Example:
         >>> Curvature().root is None  # before the first run
@@ -50,6 +49,7 @@ class Curvature:
     def __init__(self) -> None:
         self.root: Array | None = None  # R (P, P)
         self.last_step: tuple[Array, Array] | None = None  # s, y (P,)
+        self._pairs: list[tuple[Array, Array]] = []  # likewise, while they are too few
 
     def learn(self, points: Sequence[Array], gradients: Sequence[Array], *, gained: bool, foretold: bool) -> None:
         """Follow a run.
@@ -65,10 +65,13 @@ class Curvature:
         if not gained:
             return
         if not foretold:
-            self.root = None
+            self.root = None  # what follows is learned from this run on
         pairs = [(s, y) for s, y in zip(np.diff(points, axis=0), np.diff(gradients, axis=0), strict=True) if s @ y > 0]
+        if self.root is None:
+            pairs = self._pairs = [*self._pairs, *pairs]
         if not pairs or (self.root is None and len(pairs) < _STEPS_PER_PARAMETER * len(points[0])):
             return
+        self._pairs = []
         s, y = pairs[-1]
         unit = np.eye(len(s))
         inverse = unit * (s @ y) / (y @ y) if self.root is None else self.root @ self.root.T
@@ -107,8 +110,8 @@ def minimize_lbfgs(
         max_steps: maximum number of iterations, of all runs together.
         tolerance: a run has converged when three successive iterations improve the objective by less than this each,
             the last by no more than the first (a run that begins with tiny steps gains more with each), and the
-            minimisation when a whole run improves it by less than three times this. In a known curvature the first
-            iteration is enough, if it gains what a quadratic function would, and that is less than this.
+            minimisation when a whole run improves it by less than three times this. In a known curvature an iteration
+            ends the run if a quadratic function has less than this to gain along it, and by a Newton step after it.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
         on_best: called after each evaluation that is better than all before it, at the parameters there, so
@@ -220,8 +223,8 @@ class _Run:
             if self.callback is not None and self.callback(values[-1]):
                 outcome = Outcome.STOPPED
                 raise StopIteration
-            gain = at_start[0] - values[-1]
-            if len(values) == 1 and max(gain, self.foretold) < self.tolerance and gain < _AS_FORETOLD * self.foretold:
+            gain = (values[-2] if len(values) > 1 else at_start[0]) - values[-1]
+            if curvature is not None and self._to_gain(curvature, gain) < self.tolerance:
                 outcome = Outcome.CONVERGED
                 raise StopIteration
             gains = -np.diff(values[-4:])
@@ -246,6 +249,15 @@ class _Run:
         if result.nit >= max_steps:
             return Outcome.MAX_STEPS
         return Outcome.CONVERGED if result.success else Outcome.STALLED
+
+    def _to_gain(self, curvature: Array, gain: float) -> float:
+        """Return what there is to gain by the last step, which gained this, or by a Newton step from here.
+
+        A quadratic function whose slope along a step is m, and that gains G by it, has m^2 / (4 (m - G)) to gain there.
+        """
+        slope = self.gradients[-2] @ (self.points[-2] - self.points[-1])
+        along = slope**2 / (4 * (slope - gain)) if gain < slope else np.inf
+        return max(along, 0.5 * float(np.square(curvature.T @ self.gradients[-1]).sum()))
 
     def _evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         self._last_point = point
