@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Array = Any  # a NumPy array
 
 _STEPS_PER_PARAMETER = 2  # that tell the curvature
+_TYPICAL = 0.4  # second derivative along its gradient of a log evidence a datum, in the coordinates of a run
 
 
 class Outcome(Enum):
@@ -98,8 +99,8 @@ def minimize_lbfgs(
 
     Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, a large value is a scale, and
     moves in proportion to itself. In a long flat valley a run may end because its model of the curvature is stale; a
-    restart discards it, but for the length of the first step. An iteration evaluates the objective at most a dozen
-    times.
+    restart discards it, but for the length of the first step. The length of the very first step suits a log evidence a
+    datum, and is at most one. An iteration evaluates the objective at most a dozen times.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
@@ -292,11 +293,13 @@ class _Run:
 
 def _first_length(scale: Array, gradient: Array, last_step: tuple[Array, Array] | None) -> float:
     """Return the length of the first step along a gradient, by the last step before and what it did; at most one."""
+    steepness = float(np.linalg.norm(scale * gradient))
+    unknown = min(1.0, steepness / _TYPICAL)
     if last_step is None:
-        return 1.0
+        return unknown
     s, y = last_step[0] / scale, last_step[1] * scale
-    length = float(np.linalg.norm(scale * gradient) * (s @ y) / max(y @ y, np.finfo(float).tiny))
-    return length if 0 < length < 1 else 1.0
+    length = steepness * (s @ y) / max(y @ y, np.finfo(float).tiny)
+    return length if 0 < length < 1 else unknown
 
 
 def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:

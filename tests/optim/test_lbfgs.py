@@ -308,6 +308,20 @@ def test_the_first_step_in_a_known_curvature_is_the_last_if_there_is_less_than_t
     assert (len(steps) == 1) == (tolerance > 1)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_the_very_first_step_suits_an_objective_a_datum_and_is_no_longer_than_one(scale):
+    tried = []
+
+    def bowl(p):
+        tried.append(p.detach().clone())
+        return scale * 0.2 * (p - 0.5).square().sum()
+
+    minimise([tensor(0.1, 0.4, 0.7)], bowl)
+    step = tried[1] - tried[0]
+    expected = 0.5 - tried[0] if scale == 1 else (0.5 - tried[0]) / (0.5 - tried[0]).norm()
+    torch.testing.assert_close(step, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_the_first_step_is_as_long_as_the_last_one_of_an_earlier_minimisation_suggests():
     known, values = Curvature(), []
 
