@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 _MAX_STEPS = 100  # bisections where Newton's would leave the bracket: more than the bits of a float64
+_NEAR = 1e-6  # of the smaller tail, an excess from which Newton's next step leaves far less than half, but for rounding
 
 
 class HasCdf(Protocol):
@@ -35,16 +36,23 @@ def quantile_between(
         tolerance: of the probability, for a cdf that is less exact than that.
     """
     y = low + (high - low) / 2
+    ended, vain = torch.zeros_like(y, dtype=torch.bool), torch.zeros_like(y)
+    before = torch.full_like(y, torch.inf)  # the last excess
+    rounding = 4 * torch.finfo(y.dtype).eps
+    near = _NEAR * torch.minimum(probability, 1 - probability)
     for _ in range(_MAX_STEPS):
         excess = distribution.cdf(y) - probability
         low, high = torch.where(excess <= 0, y, low), torch.where(excess >= 0, y, high)
         newton = y - excess / distribution.log_prob(y).exp()
         inside = (newton >= low) & (newton <= high)
         following = torch.where(inside, newton, low + (high - low) / 2)
-        settled = (following - y).abs() <= 4 * torch.finfo(y.dtype).eps * y.abs()
-        settled |= excess.abs() <= tolerance
-        y = following
-        if bool(settled.all()):
+        settled = (following - y).abs() <= rounding * y.abs()
+        settled |= excess.abs() <= (rounding * probability).clamp_min(tolerance)
+        vain = vain + ((before <= near) & (excess.abs() > 0.5 * before))
+        settled |= vain >= 2  # one may be due to a jump of the density
+        y = torch.where(ended, y, following)
+        ended, before = ended | settled, excess.abs()
+        if bool(ended.all()):
             break
     return y
 
