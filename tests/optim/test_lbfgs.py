@@ -308,6 +308,18 @@ def test_the_first_step_in_a_known_curvature_is_the_last_if_there_is_less_than_t
     assert (len(steps) == 1) == (tolerance > 1)
 
 
+def test_a_step_in_a_known_curvature_that_leaves_more_to_gain_elsewhere_is_not_the_last():
+    def function(p):  # the slope along y is zero at (1, 0), and is 0.1 at (0, 0), where the first step leads
+        x, y = p
+        return 0.5 * x.square() + 0.5e-3 * y.square() + 0.1 * (1 - x) * y + 1e-6 * y.pow(4)
+
+    known, steps = Curvature(), []
+    known.root = tensor(1.0, 1e-3**-0.5).diag().numpy()
+    minimise([tensor(1.0, 0.0)], function, tolerance=0.6, curvature=known, callback=steps.append)
+    assert abs(steps[0]) < 1e-12
+    assert steps[-1] < -0.6
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_the_very_first_step_suits_an_objective_a_datum_and_is_no_longer_than_one(scale):
     tried = []
