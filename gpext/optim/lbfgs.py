@@ -68,14 +68,18 @@ class Curvature:
         if not foretold:
             self.root = None  # what follows is learned from this run on
         pairs = [(s, y) for s, y in zip(np.diff(points, axis=0), np.diff(gradients, axis=0), strict=True) if s @ y > 0]
-        if self.root is None:
-            pairs = self._pairs = [*self._pairs, *pairs]
-        if not pairs or (self.root is None and len(pairs) < _STEPS_PER_PARAMETER * len(points[0])):
+        if not pairs:
             return
-        self._pairs = []
         s, y = pairs[-1]
         unit = np.eye(len(s))
-        inverse = unit * (s @ y) / (y @ y) if self.root is None else self.root @ self.root.T
+        if self.root is None:
+            self._pairs.extend(pairs)
+            if len(self._pairs) < _STEPS_PER_PARAMETER * len(s):
+                return
+            pairs, self._pairs = self._pairs, []
+            inverse = unit * (s @ y) / (y @ y)
+        else:
+            inverse = self.root @ self.root.T
         for s, y in pairs:
             turned = unit - np.outer(s, y) / (s @ y)
             inverse = turned @ inverse @ turned.T + np.outer(s, s) / (s @ y)

@@ -38,7 +38,6 @@ def quantile_between(
     y = low + (high - low) / 2
     ended, vain = torch.zeros_like(y, dtype=torch.bool), torch.zeros_like(y)
     before = torch.full_like(y, torch.inf)  # the last excess
-    rounding = 4 * torch.finfo(y.dtype).eps
     near = _NEAR * torch.minimum(probability, 1 - probability)
     for _ in range(_MAX_STEPS):
         excess = distribution.cdf(y) - probability
@@ -46,8 +45,8 @@ def quantile_between(
         newton = y - excess / distribution.log_prob(y).exp()
         inside = (newton >= low) & (newton <= high)
         following = torch.where(inside, newton, low + (high - low) / 2)
-        settled = (following - y).abs() <= rounding * y.abs()
-        settled |= excess.abs() <= (rounding * probability).clamp_min(tolerance)
+        settled = (following - y).abs() <= 4 * torch.finfo(y.dtype).eps * y.abs()
+        settled |= excess.abs() <= tolerance
         vain = vain + ((before <= near) & (excess.abs() > 0.5 * before))
         settled |= vain >= 2  # one may be due to a jump of the density
         y = torch.where(ended, y, following)
