@@ -25,6 +25,7 @@ from gpext.distributions.predictive.compound_multinomial import CompoundMultinom
 from gpext.distributions.predictive.latent_mixture import LatentMixture
 from gpext.distributions.predictive.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.predictive.mixture import Mixture
+from gpext.distributions.predictive.normal_plus_student_t import CompoundStudentT
 from gpext.distributions.predictive.simplex_region import SimplexRegion
 from gpext.distributions.survival_times import GeneralizedPareto, LogLogistic
 from gpext.distributions.tails import log_cdf, log_interval, log_survival, log_tail
@@ -47,6 +48,7 @@ __all__ = [
     "CompoundJointDistribution",
     "CompoundLocationScale",
     "CompoundMultinomial",
+    "CompoundStudentT",
     "CompoundVonMises",
     "Gamma",
     "GeneralizedInverseGaussian",

@@ -7,10 +7,11 @@ from typing import Any
 
 import gpytorch
 import torch
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpext.augmentations import Augmentation, StudentTRadial
-from gpext.distributions import StudentT
+from gpext.distributions import CompoundStudentT, StudentT
 from gpext.likelihoods.latent import STRIP
 from gpext.likelihoods.super_gaussian import AdditiveNoiseLikelihood
 
@@ -53,3 +54,7 @@ class StudentTLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.StudentTL
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> StudentT:
         """Return p(y | f)."""
         return StudentT(df=self.deg_free, loc=function_samples, scale=self.noise.sqrt())
+
+    def marginal(self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any) -> CompoundStudentT:
+        """Return p(y) at the marginals of function_dist: mean, variance, log_prob, cdf, icdf, quantile, sample."""
+        return CompoundStudentT(self.forward, function_dist.mean, function_dist.variance)

@@ -12,27 +12,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
-from gpytorch.distributions import Distribution
 from torch import Tensor
-from torch.distributions import Normal, constraints
+from torch.distributions import Normal
 
-from gpext.distributions.drawing import drawn_from
 from gpext.distributions.predictive.compound import CompoundDistribution
 from gpext.distributions.predictive.correlated_latents import in_every
 from gpext.distributions.predictive.newton_quantiles import check_probability
 from gpext.distributions.predictive.normal_mixture_quantiles import normal_mixture_quantiles
-from gpext.distributions.with_cdf import StudentT
-from gpext.quadrature import GivenScale, student_t_log_normalizer
-from gpext.quadrature.softmax.gumbel import DIGITS, gumbel_step
-from gpext.special import exp_remainder
+from gpext.distributions.predictive.normal_plus_student_t import (
+    DIGITS,
+    NormalPlusStudentT,
+    mixing_range,
+    mixing_rule,
+)
+from gpext.quadrature import GivenScale
 
 _REACH = 7.5  # of the rule over g, in standard deviations
 _ANGLES = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.1, 1.3, 1.45)  # of e^{2g} off the real line
 _HIGHEST, _DENSEST = 8.0, 100.0  # imaginary part of u, nodes a standard deviation
-_DIGITS = 28.0  # -log of the error of the sum over w
 _IN_CACHE = 2**14  # values of a distribution function at a time
 _AT_ONCE = 2**18  # normals in the search for quantiles
 _TINY = torch.finfo(torch.float64).tiny
@@ -84,7 +83,7 @@ class CompoundLocationScale(CompoundDistribution):
     def _cdf(self, value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[P(Y <= value | g)], by a trapezoidal rule over g that resolves it, to about 1e-12."""
         mean, sd, value64 = mean.double(), variance.double().sqrt(), value.double()
-        density = _nodes_per_deviation(self._given, self._deg_free_or_inf, _DIGITS)
+        density = _nodes_per_deviation(self._given, self._deg_free_or_inf, DIGITS)
         num_nodes = int((2 * _REACH * density).max().ceil()) + 1 if sd.numel() else 1
         u = torch.linspace(-_REACH, _REACH, num_nodes, dtype=sd.dtype, device=sd.device)
         u = u.view(-1, *(1,) * sd.dim())
@@ -113,7 +112,7 @@ class CompoundLocationScale(CompoundDistribution):
                 fields = torch.broadcast_tensors(*fields, q)[:-1]
             mean, *rest = (field.reshape(-1) for field in fields)
             levels = q.double().reshape(-1, len(mean)) if len(mean) else q.double().reshape(0, 0)
-            digits = _DIGITS - float(torch.minimum(levels, 1 - levels).amin().log()) if levels.numel() else _DIGITS
+            digits = DIGITS - float(torch.minimum(levels, 1 - levels).amin().log()) if levels.numel() else DIGITS
             density = _nodes_per_deviation(given, n, digits).expand(fields[0].shape).reshape(-1)
             found = torch.empty_like(levels)
             order = density.argsort()  # similar numbers of nodes together
@@ -152,7 +151,7 @@ def _num_nodes(per_deviation: Tensor, deg_free: Tensor, digits: float) -> list[i
     of_scale = int((math.sqrt(2 * digits) * per_deviation.max()).ceil())
     if bool(deg_free.isinf().all()):
         return [2 * of_scale + 1, 1]
-    low, high, step = _mixing_range(0.5 * deg_free, digits)
+    low, high, step = mixing_range(0.5 * deg_free, digits)
     return [2 * of_scale + 1, 2 * int((0.5 * (high - low) / step).max().ceil()) + 1]
 
 
@@ -173,26 +172,13 @@ def _normals(
     weights = torch.softmax(-0.5 * u.square(), 0).view(1, -1, 1)
     if bool(deg_free.isfinite().all()):
         a = 0.5 * deg_free
-        low, high, _ = _mixing_range(a, digits)
-        log_w, of_w = _mixing_rule(a, low, high, most[1])
+        low, high, _ = mixing_range(a, digits)
+        log_w, of_w = mixing_rule(a, low, high, most[1])
         noise, weights = noise * (-log_w).exp().mT.unsqueeze(-2), weights * of_w.mT.unsqueeze(-2)
     rate = (variance.view(-1, 1, 1) + noise).rsqrt()
     loc = (slope.unsqueeze(-1) * moved).unsqueeze(-1)
     weights, loc, rate = torch.broadcast_tensors(weights, loc, rate)
     return weights.flatten(1), loc.flatten(1), rate.flatten(1)
-
-
-def _mixing_range(a: Tensor, digits: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return between which log w lies but for e^-digits, w ~ Gamma(a, rate a), and the step of a rule, (...)."""
-    reach = digits / a + (2 * digits / a).sqrt()
-    return -reach, reach.log1p(), gumbel_step(a) * (DIGITS / _DIGITS)
-
-
-def _mixing_rule(a: Tensor, low: Tensor, high: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Return nodes log w and their weights (J, ...) under Gamma(a, rate a), a trapezoidal rule."""
-    place = torch.arange(num_nodes, dtype=a.dtype, device=a.device).view(-1, *(1,) * low.dim())
-    t = low + (high - low) / max(num_nodes - 1, 1) * place
-    return t, torch.softmax(-a * exp_remainder(t), 0)
 
 
 class _Conditional:
@@ -205,57 +191,4 @@ class _Conditional:
         location, variance = self.given.location(g.double()).to(g.dtype), self.given.variance.to(g.dtype)
         if self.deg_free is None:
             return Normal(location, (variance + (2 * g).exp()).sqrt(), validate_args=False)
-        return _NormalPlusStudentT(location, variance.expand(g.shape), self.deg_free.to(g.dtype), g.exp())
-
-
-class _NormalPlusStudentT(Distribution):
-    """The sum of a Gaussian N(loc, variance) and an independent Student-t variable times `scale`, (...) each."""
-
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
-    support = constraints.real
-
-    def __init__(self, loc: Tensor, variance: Tensor, df: Tensor, scale: Tensor) -> None:
-        self.loc, self.normal_variance, self.df, self.scale = loc, variance, df, scale
-        super().__init__(loc.shape, validate_args=False)
-
-    @property
-    def _noise(self) -> StudentT:
-        return StudentT(df=self.df, loc=self.loc, scale=self.scale, validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """`loc`; nan for df <= 1."""
-        return self._noise.mean
-
-    @property
-    def variance(self) -> Tensor:
-        """The sum of both; infinite for 1 < df <= 2, nan below."""
-        return self._noise.variance + self.normal_variance
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density."""
-        noise = self.scale.square()
-        found = student_t_log_normalizer(value - self.loc, self.normal_variance, self.df, noise, 1.0)
-        return found.to(self.loc.dtype)
-
-    def cdf(self, value: Tensor) -> Tensor:
-        """Return P(Y <= value); no gradient."""
-        with torch.no_grad():
-            z, v, a = torch.broadcast_tensors(value - self.loc, self.normal_variance, 0.5 * self.df)
-            z, v, a = z.double(), v.double(), a.double()
-            noise = self.scale.double().square()
-            low, high, step = _mixing_range(a, _DIGITS)
-            low = low - (z.square() / (2 * a * noise)).log1p()  # left of it the integrand falls like w^a
-            num_nodes = int(((high - low) / step).max().ceil()) + 1 if z.numel() else 1
-            t, weight = _mixing_rule(a, low, high, num_nodes)
-            w = t.exp()
-            total = (weight * torch.special.ndtr(z * (v + noise / w).rsqrt())).sum(0)
-            return total.to(self.loc.dtype)
-
-    def sample(
-        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Draws of shape sample_shape + batch_shape; from torch's global generator by default."""
-        with torch.no_grad(), drawn_from(generator):
-            noise = self._noise.sample(torch.Size(sample_shape))
-            return noise + self.normal_variance.sqrt() * torch.randn_like(noise)
+        return NormalPlusStudentT(location, variance.expand(g.shape), self.deg_free.to(g.dtype), g.exp())
