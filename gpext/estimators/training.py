@@ -36,6 +36,8 @@ WORTH = 0.003  # nats a datum
 _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
 _NEARLY_ALL, _MUCH = 0.8, 0.1  # of the variance of standardised targets
 _LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
+Initial = Literal["data", "subset", "curvature"]
+
 _ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
 
 
@@ -222,14 +224,15 @@ def _train_once(task: Task, settings: Settings) -> Trained:
         model.variational_strategy.start_from(task.sites)
     sizes = subset_sizes(len(task.inputs))
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
-    initial: Literal["data", "subset"] = "subset" if is_new else "data"
+    known: Initial = "curvature" if sizes else "data"
+    initial = "subset" if is_new else known
     if rules.first is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)  # the other rule may converge
             result = _fit(objective, task.inputs, task.targets, task, settings.rough, initial=initial)
         if result.status is FitStatus.INTERRUPTED:
             return Trained(model, task.likelihood, result)
-        model.inference, initial = rules.train, "data"
+        model.inference, initial = rules.train, known
     result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
     return Trained(model, task.likelihood, result, _conclude(model, task))
 
@@ -347,7 +350,7 @@ def _fit(
     task: Task,
     settings: Settings,
     batch_size: int | None = None,
-    initial: Literal["data", "subset"] = "data",
+    initial: Initial = "data",
 ) -> FitResult:
     return fit(
         objective,

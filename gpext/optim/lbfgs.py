@@ -19,6 +19,8 @@ Array = Any  # a NumPy array
 
 _STEPS_PER_PARAMETER = 2  # that tell the curvature
 _TYPICAL = 0.4  # second derivative along its gradient of a log evidence a datum, in the coordinates of a run
+_APART = 0.05  # points whose gradients are compared, in those coordinates
+_FLATTEST = 1e-3  # least eigenvalue of a Hessian there that gradients at few points tell
 
 
 class Outcome(Enum):
@@ -51,6 +53,35 @@ class Curvature:
         self.root: Array | None = None  # R (P, P)
         self.last_step: tuple[Array, Array] | None = None  # s, y (P,)
         self._pairs: list[tuple[Array, Array]] = []  # likewise, while they are too few
+
+    def measure(
+        self,
+        objective: Callable[[], Tensor | float],
+        parameters: Sequence[Tensor],
+        on_best: Callable[[], None] | None = None,
+    ) -> None:
+        """Learn from the changes of the gradient along each parameter: P + 1 evaluations of an objective.
+
+        Where the function is not convex, a step along an eigenvector of its Hessian is as long as if it were. Nothing
+        is learned where an evaluation fails; the parameters end where they were. Arguments are those of
+        :func:`minimize_lbfgs`.
+
+        Raises:
+            torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the parameters given.
+        """
+        run = _Run(objective, parameters, 0.0, None, on_best)
+        start = _flatten(parameters)
+        scale = np.maximum(1, np.abs(start))
+        try:
+            _, gradient = run.evaluate(start)
+            moved = [run.evaluate(start + each)[1] for each in np.diag(_APART * scale)]
+        finally:
+            _unflatten(start, parameters)
+        if run.has_broken_down:
+            return
+        hessian = scale * (np.array(moved) - gradient) / _APART
+        values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
+        self.root = scale[:, None] * (vectors / np.sqrt(np.maximum(np.abs(values), _FLATTEST)))
 
     def learn(self, points: Sequence[Array], gradients: Sequence[Array], *, gained: bool, foretold: bool) -> None:
         """Follow a run.
@@ -200,12 +231,14 @@ class _Run:
         values: list[float] = []
         outcome: Outcome | None = None
         self.has_broken_down = False
-        at_start = self._evaluate(start)
+        at_start = self.evaluate(start)
         root, self.foretold = np.maximum(1, np.abs(start)), 0.0
         # The first step of L-BFGS-B has length one.
-        if curvature is not None:  # Newton's has that of the gradient
-            length = float(np.linalg.norm(curvature.T @ at_start[1]))
-            root, self.foretold = curvature * (length or 1.0), 0.5 * length**2
+        if curvature is not None:  # Newton's has that of the gradient; it is at most one in the coordinates above
+            downhill = curvature.T @ at_start[1]
+            length = float(np.linalg.norm(downhill))
+            excess = max(1.0, float(np.linalg.norm(curvature @ downhill / root)))
+            root, self.foretold = curvature * (length / excess or 1.0), 0.5 * length**2
         else:
             root = root * _first_length(root, at_start[1], last_step)
         self.points, self.gradients = [start], [at_start[1]]
@@ -214,13 +247,13 @@ class _Run:
             return start + (root * z if root.ndim == 1 else root @ z)
 
         def evaluate(z: Array) -> tuple[float, Array]:
-            value, gradient = self._evaluate(place(z)) if z.any() else at_start
+            value, gradient = self.evaluate(place(z)) if z.any() else at_start
             return value, root * gradient if root.ndim == 1 else root.T @ gradient
 
         def after_iteration(intermediate_result: OptimizeResult) -> None:
             nonlocal outcome
             if not np.array_equal(place(intermediate_result.x), self._last_point):
-                self._evaluate(place(intermediate_result.x))
+                self.evaluate(place(intermediate_result.x))
             self.num_steps += 1
             values.append(float(intermediate_result.fun))
             self.points.append(self._last_point)
@@ -264,7 +297,7 @@ class _Run:
         along = slope**2 / (4 * (slope - gain)) if gain < slope else np.inf
         return max(along, 0.5 * float(np.square(curvature.T @ self.gradients[-1]).sum()))
 
-    def _evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
+    def evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         self._last_point = point
         _unflatten(point, self.parameters)
         for parameter in self.parameters:

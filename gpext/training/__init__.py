@@ -11,7 +11,8 @@ What `fit` does follows from the objective, the model and `batch_size`:
 * LatentMarginalLogLikelihood of a LatentGP with neighbours. Without `batch_size`: as any other. With it: blocks of near
   data, Adam, one block a step, with step sizes that fall.
 * Any other gpytorch objective. Without `batch_size`: L-BFGS on the full batch; of a LatentGP, with `initial="subset"`,
-  on a quarter and a half of the data first. With it: minibatches, Adam, and NGD where q(u) has natural parameters.
+  on a quarter and a half of the data first, or, with `initial="curvature"`, by the second derivatives of a quarter.
+  With it: minibatches, Adam, and NGD where q(u) has natural parameters.
 
 A SiteVariationalStrategy counts as any other if its model maps an input otherwise in another batch (as
 BatchNorm, Dropout or ScaleToBounds in a feature extractor do): sites belong to one prior, and such a model has

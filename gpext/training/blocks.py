@@ -48,8 +48,8 @@ def check_blocks(mll: LatentMarginalLogLikelihood, x: Tensor, y: Tensor, initial
         TypeError, ValueError: as :func:`check_subsets`; subsets at the start, a state or a checkpoint.
     """
     check_subsets(mll, x, y, "a batch_size")
-    if initial == "subset":
-        raise ValueError("initial='subset' begins the full batch: leave it out, or leave out the batch_size.")
+    if initial in ("subset", "curvature"):
+        raise ValueError(f"{initial=} begins the full batch: leave it out, or leave out the batch_size.")
     if goes_on:
         raise ValueError(
             "training by blocks cannot be resumed: leave out state and checkpoint. Another call of fit goes on from "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
@@ -255,60 +256,89 @@ def maximise(
 
     The curvature of the objective of other data, or neighbours, makes the first steps Newton's.
     """
-    mll = run.mll
-    distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
-    moments = [MeanAndRoot(distribution) for distribution in distributions]
-    natural = {id(p) for distribution in distributions for p in distribution.parameters()}
-
-    def commit() -> None:
-        for moment in moments:
-            moment.commit()
-
-    def objective() -> Tensor:
-        reach.check()
-        inference.start()
-        commit()
-        try:
-            with warnings.catch_warnings():  # only the inference at the end of training matters
-                warnings.simplefilter("ignore", InferenceWarning)
-                loss = -mll(mll.model(x), y).sum()
-            loss.backward()
-        except (NotPSDError, NanError) as error:  # from which the line search steps back
-            raise torch.linalg.LinAlgError(str(error)) from error
-        for moment in moments:
-            moment.collect()
-        return loss.detach()
-
-    inference, reach = LatentInference(mll), Reach(mll)
-
-    def keep() -> None:
-        inference.keep()
-        reach.keep()
-
-    rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in natural]
     try:
-        inference.begin(tolerance)
-        for _ in range(_CHOICES):
-            outcome = minimize_lbfgs(
-                objective,
-                [*rest, *(leaf for moment in moments for leaf in moment.leaves)],
-                max_steps=run.steps_left(MAX_STEPS),
-                tolerance=tolerance,
-                callback=lambda loss: run.step(-loss),
-                on_best=keep,
-                max_restarts=max_restarts,
-                curvature=curvature,
-            )
-            status = FitStatus[outcome.name]
-            ended = status is not FitStatus.CONVERGED or not run.steps_left(MAX_STEPS)
-            if ended or not inference.choose_neighbours():
-                break
+        with _loss_of(run.mll, x, y, tolerance) as loss:
+            for _ in range(_CHOICES):
+                outcome = minimize_lbfgs(
+                    loss.evaluate,
+                    loss.parameters,
+                    max_steps=run.steps_left(MAX_STEPS),
+                    tolerance=tolerance,
+                    callback=lambda value: run.step(-value),
+                    on_best=loss.keep,
+                    max_restarts=max_restarts,
+                    curvature=curvature,
+                )
+                status = FitStatus[outcome.name]
+                ended = status is not FitStatus.CONVERGED or not run.steps_left(MAX_STEPS)
+                if ended or not loss.inference.choose_neighbours():
+                    break
         return status
     except KeyboardInterrupt:
         return FitStatus.INTERRUPTED
+
+
+def measure_curvature(
+    mll: MarginalLogLikelihood, x: Tensor, y: Tensor, tolerance: float, curvature: Curvature
+) -> FitStatus | None:
+    """Learn the curvature of an objective at its parameters, where they end, too; return how Ctrl-C has ended it."""
+    try:
+        with _loss_of(mll, x, y, tolerance) as loss:
+            curvature.measure(loss.evaluate, loss.parameters, loss.keep)
+    except KeyboardInterrupt:
+        return FitStatus.INTERRUPTED
+    return None
+
+
+class _Loss:
+    """An objective to be maximised, with the sign changed, as a function of its parameters."""
+
+    def __init__(self, mll: MarginalLogLikelihood, x: Tensor, y: Tensor) -> None:
+        self.mll, self.x, self.y = mll, x, y
+        distributions = [m for m in mll.modules() if isinstance(m, NaturalVariationalDistribution)]
+        self._moments = [MeanAndRoot(distribution) for distribution in distributions]
+        natural = {id(p) for distribution in distributions for p in distribution.parameters()}
+        rest = [p for p in mll.parameters() if p.requires_grad and id(p) not in natural]
+        self.parameters = [*rest, *(leaf for moment in self._moments for leaf in moment.leaves)]
+        self.inference, self._reach = LatentInference(mll), Reach(mll)
+
+    def commit(self) -> None:
+        """Give q(u) the moments among the parameters."""
+        for moment in self._moments:
+            moment.commit()
+
+    def keep(self) -> None:
+        """Remember the state beside the parameters as the best one."""
+        self.inference.keep()
+        self._reach.keep()
+
+    def evaluate(self) -> Tensor:
+        """Return the loss, and leave its derivatives in the parameters' `.grad`."""
+        self._reach.check()
+        self.inference.start()
+        self.commit()
+        try:
+            with warnings.catch_warnings():  # only the inference at the end of training matters
+                warnings.simplefilter("ignore", InferenceWarning)
+                loss = -self.mll(self.mll.model(self.x), self.y).sum()
+            loss.backward()
+        except (NotPSDError, NanError) as error:  # from which the line search steps back
+            raise torch.linalg.LinAlgError(str(error)) from error
+        for moment in self._moments:
+            moment.collect()
+        return loss.detach()
+
+
+@contextmanager
+def _loss_of(mll: MarginalLogLikelihood, x: Tensor, y: Tensor, tolerance: float) -> Iterator[_Loss]:
+    """Yield the loss, inferred as roughly as this tolerance allows, and leave rules and q(u) as its parameters say."""
+    loss = _Loss(mll, x, y)
+    try:
+        loss.inference.begin(tolerance)
+        yield loss
     finally:
-        commit()
-        inference.restore()
+        loss.commit()
+        loss.inference.restore()
 
 
 def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:

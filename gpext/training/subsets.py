@@ -3,7 +3,8 @@
 An evaluation of the log evidence of N data takes O(N^3) operations, of a half 1/8, of a quarter 1/64. The evidence of
 all data is another function, maximised from where that of a half was highest: its maxima are those of a training
 without subsets. Which of several is found may differ. Both are alike, a datum: the curvature that the steps on one have
-shown is where those on the next begin.
+shown is where those on the next begin. Where parameters are known from another training, a quarter tells the curvature
+alone, by differences of its gradient along each of them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
 from gpext.optim import Curvature
 from gpext.sites import GaussianSites, JointSites
-from gpext.training.full_batch import BREAKDOWNS, maximise
+from gpext.training.full_batch import BREAKDOWNS, maximise, measure_curvature
 from gpext.training.result import FitStatus, Run
 
 _MOST = 400  # data that are all used from the first step
 _LEAST = 150  # of the data of a subset
 _ROUGHER = 10  # times the tolerance, on a subset
 _ROUGH = 1e-3  # the least tolerance there
+_MOST_PARAMETERS = 100  # along each of which a gradient is compared
 
 
 def check_subsets(mll: MarginalLogLikelihood, x: Tensor, y: Tensor, option: str) -> None:
@@ -59,8 +61,13 @@ def subset_sizes(num_data: int) -> list[int]:
     return [max(num_data // 4, _LEAST), num_data // 2] if num_data > _MOST else []
 
 
-def draw_subsets(mll: LatentMarginalLogLikelihood, generator: torch.Generator) -> tuple[list[Tensor], str]:
-    """Return the indices of random subsets, each of which has the one before, and a clause that names their sizes."""
+def draw_subsets(
+    mll: LatentMarginalLogLikelihood, generator: torch.Generator, *, moves: bool = True
+) -> tuple[list[Tensor], str]:
+    """Return the indices of random subsets, each of which has the one before, and a clause that names their sizes.
+
+    If no parameter moves on them, it is one subset, whose curvature is of use.
+    """
     targets = mll.model.train_targets
     is_own = isinstance(mll.likelihood, LatentLikelihood)
     num_data = (mll.likelihood.datum_shape(targets) if is_own else targets.shape)[-1]
@@ -68,6 +75,8 @@ def draw_subsets(mll: LatentMarginalLogLikelihood, generator: torch.Generator) -
     if not sizes:
         return [], f"no subset of {num_data} data: at most {_MOST} are all used from the first step"
     order = torch.randperm(num_data, generator=generator, device="cpu")
+    if not moves:
+        return [order[: sizes[0]]], f"with the curvature of {sizes[0]} random data of {num_data}"
     return [order[:size] for size in sizes], f"begun on {sizes[0]}, then {sizes[1]} random data of {num_data}"
 
 
@@ -91,6 +100,8 @@ def begin_on_subsets(
                 strategy.start_from(sites.take(index))
             try:
                 status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH), curvature, max_restarts=0)
+                if status is FitStatus.CONVERGED and curvature.root is None and _has_few_parameters(run):
+                    status = measure_curvature(run.mll, x, y, tolerance, curvature) or status
             except BREAKDOWNS as error:
                 notes.append(f"the evidence of {len(index)} data broke down: {str(error).rstrip('.')}")
                 continue
@@ -101,3 +112,29 @@ def begin_on_subsets(
     if sites is not None:
         strategy.start_from(sites)
     return None, "; ".join(notes)
+
+
+def measure_on_subset(
+    run: Run, subsets: list[Tensor], tolerance: float, curvature: Curvature
+) -> tuple[FitStatus | None, str]:
+    """Learn the curvature of the evidence of a subset, if there is one, at the parameters given.
+
+    Return how training has ended there, or None, and a note.
+    """
+    if not (subsets and _has_few_parameters(run)):
+        return None, ""
+    (index,) = subsets
+    strategy = run.mll.model.variational_strategy
+    sites = strategy.sites
+    with restricted_to(run.mll.model, index) as (x, y):
+        if sites is not None:
+            strategy.start_from(sites.take(index))
+        try:
+            return measure_curvature(run.mll, x, y, tolerance, curvature), ""
+        except BREAKDOWNS as error:
+            return None, f"the curvature of {len(index)} data is not known: {str(error).rstrip('.')}"
+
+
+def _has_few_parameters(run: Run) -> bool:
+    """Return whether the gradient may be compared along each parameter."""
+    return sum(p.numel() for p in run.mll.parameters() if p.requires_grad) <= _MOST_PARAMETERS

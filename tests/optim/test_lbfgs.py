@@ -372,3 +372,57 @@ def test_a_curvature_that_misleads_is_stepped_back_from():
     parameters, outcome = minimise([tensor(-1.2, 1.0)], rosenbrock, curvature=known, max_restarts=9)
     assert outcome in (Outcome.CONVERGED, Outcome.STALLED)
     torch.testing.assert_close(parameters[0].detach(), tensor(1.0, 1.0), rtol=1e-4, atol=1e-4)
+
+
+def measured(parameters, function):
+    known, calls = Curvature(), []
+    leaves = [torch.nn.Parameter(p) for p in parameters]
+
+    def objective():
+        calls.append([p.detach().clone() for p in leaves])
+        value = function(*leaves)
+        value.backward()
+        return value.detach()
+
+    known.measure(objective, leaves)
+    assert all(torch.equal(now, then) for now, then in zip(leaves, parameters, strict=True))
+    return known, calls
+
+
+def test_the_curvature_measured_by_gradients_is_that_of_a_quadratic_function():
+    root, function = quadratic(tensor(1.1, -2.1, 4.0))
+    known, calls = measured([tensor(1.0), tensor(-2.0, 30.0)], lambda a, b: function(torch.cat([a, b])))
+    assert len(calls) == 4  # P + 1
+    inverse = torch.from_numpy(known.root @ known.root.T)
+    torch.testing.assert_close(inverse @ (root.mT @ root), torch.eye(3, dtype=F64), rtol=1e-9, atol=1e-9)
+
+
+def test_where_the_function_is_concave_steps_lead_downhill_too():
+    known, _ = measured([tensor(0.5, 0.2)], lambda p: 2 * p[0].square() - 0.5 * p[1].square() + p.sum())
+    inverse = torch.from_numpy(known.root @ known.root.T)
+    torch.testing.assert_close(inverse, tensor(0.25, 1.0).diag(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_curvature_is_not_known_where_the_objective_breaks_down_nearby():
+    def function(p):
+        if p[1] > 0:
+            raise torch.linalg.LinAlgError("not positive definite")
+        return p.square().sum()
+
+    known, _ = measured([tensor(0.5, -0.01)], function)
+    assert known.root is None
+    with pytest.raises(torch.linalg.LinAlgError):
+        measured([tensor(0.5, 0.01)], function)
+
+
+@pytest.mark.parametrize("distance", [0.5, 30.0])
+def test_the_first_step_in_a_known_curvature_is_no_longer_than_one(distance):
+    known, tried = Curvature(), []
+    known.root = 100 * torch.eye(2, dtype=F64).numpy()
+
+    def bowl(p):
+        tried.append(p.detach().clone())
+        return 0.5e-4 * (p - tensor(distance, 0.0)).square().sum()
+
+    minimise([tensor(0.0, 0.0)], bowl, curvature=known, tolerance=1e-12)
+    torch.testing.assert_close(tried[1], tensor(min(distance, 1.0), 0.0), rtol=1e-12, atol=1e-12)

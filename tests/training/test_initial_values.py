@@ -109,7 +109,7 @@ def test_fit_starts_there_on_request_and_says_so():
 def test_what_was_set_stays_under_minibatches_too():
     x = inputs(1, 60)
     mll = AugmentedELBO(StudentTLikelihood().double(), SparseGP(x[:5].clone()), num_data=60)
-    with pytest.raises(ValueError, match="initial must be 'given', 'data' or 'subset'; got 'dada'"):
+    with pytest.raises(ValueError, match="initial must be 'given', 'data', 'subset' or 'curvature'; got 'dada'"):
         gpext.fit(mll, x, x[:, 0], initial="dada", progress=False)
     result = gpext.fit(mll, x, x[:, 0], batch_size=20, initial="data", max_steps=2, progress=False)
     assert "no lengthscale was at its default" in result.message

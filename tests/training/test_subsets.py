@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import gpytorch
 import pytest
@@ -26,7 +27,8 @@ from gpext.likelihoods import (
 )
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
-from gpext.training import subsets
+from gpext.optim import Curvature, lbfgs
+from gpext.training import fitting, subsets
 from tests.members import F64
 from tests.sparse_models import SparseGP
 
@@ -338,6 +340,116 @@ def test_it_is_refused_where_it_has_no_meaning(tmp_path):
         fit(fixed, x, y, initial="subset", progress=False)
 
 
+def learned(mll, x, y, monkeypatch, **options):
+    """Return the result of a training by the curvature, and that curvature."""
+    found = []
+
+    def keeping():
+        found.append(Curvature())
+        return found[-1]
+
+    monkeypatch.setattr(fitting, "Curvature", keeping)
+    return fit(mll, x, y, initial="curvature", progress=False, **options), found[-1]
+
+
+def test_the_curvature_of_a_quarter_makes_trainings_from_known_parameters_short(monkeypatch):
+    x, y = data(420)
+    mll = objective(x, y)
+    fit(mll, x, y, progress=False)
+    trained, start = copy.deepcopy(mll.state_dict()), [p + 0.3 for p in parameters(mll)]
+    ends, sizes = {}, {}
+    for initial in ("given", "curvature"):
+        mll = objective(x, y)
+        mll.load_state_dict(trained)
+        with torch.no_grad():
+            for parameter, value in zip(mll.parameters(), start, strict=True):
+                parameter.copy_(value)
+        sizes[initial] = count_sizes(mll)
+        ends[initial] = fit(mll, x, y, initial=initial, tolerance=1e-5, progress=False)
+        assert ends[initial].status is FitStatus.CONVERGED
+        assert_has_all(mll, x, y)
+    assert ends["curvature"].objective == pytest.approx(ends["given"].objective, abs=1e-4)
+    assert sizes["curvature"].count(420) < 0.7 * sizes["given"].count(420)
+    assert sizes["curvature"][: sizes["curvature"].index(420)] == [150] * 4  # of three parameters
+    assert "with the curvature of 150 random data of 420" in ends["curvature"].message
+
+
+def test_the_curvature_is_that_of_the_evidence_of_a_quarter(few, monkeypatch):
+    x, y = data()
+    mll = objective(x, y, rule=Laplace(tolerance=1e-10))
+    (index,), _ = subsets.draw_subsets(mll, torch.Generator().manual_seed(0), moves=False)
+    assert len(index) == SIZES[0]
+    alone = objective(x[index], y[index], rule=Laplace(tolerance=1e-10))
+    leaves = list(alone.parameters())
+
+    def slope(leaf, change):
+        with torch.no_grad():
+            leaf += change
+        gradient = torch.autograd.grad(alone(alone.model.train()(x[index]), y[index]), leaves)
+        with torch.no_grad():
+            leaf -= change
+        return torch.cat([each.flatten() for each in gradient])
+
+    hessian = torch.stack([(slope(leaf, -1e-4) - slope(leaf, 1e-4)) / 2e-4 for leaf in leaves])
+    values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
+    monkeypatch.setattr(Curvature, "learn", lambda *args, **options: None)  # as measured, before any step
+    _, curvature = learned(mll, x, y, monkeypatch, max_steps=1)
+    found = torch.linalg.inv(torch.from_numpy(curvature.root @ curvature.root.T))
+    torch.testing.assert_close(found, vectors * values.abs() @ vectors.mT, rtol=0.0, atol=0.05 * values.abs().max())
+
+
+def test_few_data_and_many_parameters_have_no_curvature(few, monkeypatch):
+    x, y = data(50)
+    result, curvature = learned(objective(x, y), x, y, monkeypatch, max_steps=2)
+    assert curvature.root is None
+    assert "no subset of 50 data" in result.message
+    x, y = data()
+    mll = objective(x, y)
+    monkeypatch.setattr(subsets, "_MOST_PARAMETERS", 2)
+    sizes = count_sizes(mll)
+    _, curvature = learned(mll, x, y, monkeypatch, max_steps=2)
+    assert curvature.root is None
+    assert set(sizes) == {NUM_DATA}
+
+
+@pytest.mark.parametrize("initial", ["subset", "curvature"])
+def test_an_interrupt_while_the_curvature_is_measured_keeps_the_parameters(few, initial, monkeypatch):
+    x, y = data()
+    mll = objective(x, y)
+    measure, before = Curvature.measure, []
+
+    def interrupted(self, loss, leaves, on_best):
+        before.extend(parameters(mll))
+        calls = []
+
+        def evaluate():
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return loss()
+
+        measure(self, evaluate, leaves, on_best)
+
+    monkeypatch.setattr(Curvature, "measure", interrupted)
+    monkeypatch.setattr(lbfgs, "_STEPS_PER_PARAMETER", 100)  # the steps on the subset do not tell it
+    result = fit(mll, x, y, initial=initial, progress=False)
+    assert result.status is FitStatus.INTERRUPTED
+    assert math.isfinite(result.objective)
+    for now, then in zip(parameters(mll), before, strict=True):
+        assert torch.equal(now, then)
+    assert_has_all(mll, x, y)
+
+
+def test_a_curvature_that_is_not_known_is_told(few):
+    x, y = data()
+    mll = objective(x, y)
+    forward = mll.model.forward
+    mll.model.forward = lambda x: forward(x if len(x) == NUM_DATA else x * torch.tensor(float("nan")))
+    result = fit(mll, x, y, initial="curvature", progress=False)
+    assert result.status is FitStatus.CONVERGED
+    assert "the curvature of 30 data is not known" in result.message
+
+
 def test_an_exact_gp_is_refused_by_name():
     x, y = data(50)
 
@@ -347,8 +459,9 @@ def test_an_exact_gp_is_refused_by_name():
 
     likelihood = GaussianLikelihood()
     mll = ExactMarginalLogLikelihood(likelihood, Exact(x, y, likelihood))
-    with pytest.raises(TypeError, match="got ExactMarginalLogLikelihood"):
-        fit(mll, x, y, initial="subset", progress=False)
+    for initial in ("subset", "curvature"):
+        with pytest.raises(TypeError, match=f"initial='{initial}' is served with .* got ExactMarginalLogLikelihood"):
+            fit(mll, x, y, initial=initial, progress=False)
 
 
 @pytest.mark.parametrize("start", [False, True], ids=["first", "warm"])

@@ -117,8 +117,9 @@ class CompoundStudentT(AdditiveNoisePredictive):
 
     Example:
         >>> import torch
+        >>> from gpytorch.distributions import MultivariateNormal
         >>> from gpext.likelihoods import StudentTLikelihood
-        >>> y = StudentTLikelihood().double()(torch.zeros(1).double())
+        >>> y = StudentTLikelihood().double()(MultivariateNormal(torch.zeros(1).double(), torch.eye(1).double()))
         >>> y.cdf(y.icdf(0.9)).detach()
         tensor([0.9000], dtype=torch.float64)
     """
