@@ -5,6 +5,7 @@ import warnings
 
 import gpytorch
 import pytest
+import threadpoolctl
 import torch
 from gpytorch.distributions import MultivariateNormal
 
@@ -14,9 +15,10 @@ from gpext.inference import CAVI, EP, KL, Laplace, Taylor
 from gpext.likelihoods import BernoulliLogitLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
+from gpext.optim import minimize_lbfgs
 from gpext.ppl import GibbsKernel, latent_gp, observe
 from gpext.samplers import GibbsSampler, MetropolisHastings
-from gpext.threads import SMALL, factor_flops, threads_for
+from gpext.threads import SMALL, factor_flops, one_thread_of_numpy, threads_for
 from tests.members import F64
 
 USERS = 3
@@ -241,3 +243,59 @@ def test_a_warning_points_at_this_file_through_decorators():
         warnings.simplefilter("always")
         between()
     assert caught[0].filename == __file__
+
+
+@pytest.fixture
+def blas_threads():
+    """The numbers of threads of NumPy's and SciPy's own libraries, which the user has set to two."""
+    import scipy.linalg  # noqa: F401
+
+    def numbers():
+        found = threadpoolctl.threadpool_info()
+        return {each["num_threads"] for each in found if any(part in each["filepath"] for part in ("numpy", "scipy"))}
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        if not numbers():
+            pytest.skip("NumPy has no BLAS of its own here")
+        yield numbers
+        assert numbers() == {2}
+
+
+def test_lbfgs_runs_numpy_on_one_thread(blas_threads):
+    seen, p = set(), torch.nn.Parameter(torch.ones(2, dtype=F64))
+
+    def objective():
+        seen.update(blas_threads())
+        value = p.square().sum()
+        value.backward()
+        return value.detach()
+
+    minimize_lbfgs(objective, [p], max_steps=5, tolerance=1e-6)
+    assert seen == {1}
+    assert torch.get_num_threads() == USERS
+
+
+def test_numpys_number_is_restored_after_nested_blocks(blas_threads):
+    with one_thread_of_numpy():
+        with one_thread_of_numpy():
+            assert blas_threads() == {1}
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}
+
+
+def test_numpys_number_is_restored_after_several_python_threads(blas_threads):
+    inside, may_end = threading.Event(), threading.Event()
+
+    def other():
+        with one_thread_of_numpy():
+            inside.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=other)
+    with one_thread_of_numpy():
+        thread.start()
+        assert inside.wait(10)
+        assert blas_threads() == {1}
+    may_end.set()
+    thread.join()
+    assert blas_threads() == {2}

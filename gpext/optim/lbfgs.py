@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpext.callers import held_warnings, warn_caller
+from gpext.threads import one_thread_of_numpy
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -54,6 +55,7 @@ class Curvature:
         self.last_step: tuple[Array, Array] | None = None  # s, y (P,)
         self._pairs: list[tuple[Array, Array]] = []  # likewise, while they are too few
 
+    @one_thread_of_numpy()
     def measure(
         self,
         objective: Callable[[], Tensor | float],
@@ -118,6 +120,7 @@ class Curvature:
         self.root = vectors * np.sqrt(values) if values[0] > 0 else None  # lost to rounding
 
 
+@one_thread_of_numpy()
 def minimize_lbfgs(
     objective: Callable[[], Tensor | float],
     parameters: Sequence[Tensor],
