@@ -21,7 +21,7 @@ from gpext.bounds import Bound, Quadrature
 from gpext.bounds.contracts import HasMultinomialTerms
 from gpext.inference.cavi import mixture_terms
 from gpext.inference.conjugate import exact_result
-from gpext.inference.drivers.fixed_point import Climb, Terms, climb, conclude, visit
+from gpext.inference.drivers.fixed_point import Climb, Norm, Terms, climb, conclude, visit
 from gpext.inference.drivers.sequential import sweep_sequentially
 from gpext.inference.drivers.single_site import solve_scalar
 from gpext.inference.drivers.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
@@ -60,6 +60,9 @@ class KL(Rule):
             deviations, or its variance by more than this fraction, if it alone were updated. The default leaves
             relative errors of some 1e-6 in the derivatives of the evidence.
         jitter: added to the diagonal of the prior covariance; none is needed.
+        norm: "max" if the tolerance is for every site; "rms" if it is for the root mean square over the sites, which
+            bounds how far the evidence is from its maximum, and takes half as many steps where a few sites converge
+            last: :func:`gpext.fit` asks for it while it trains. Sequential sweeps go by the maximum.
 
     Example:
         >>> import torch
@@ -76,6 +79,7 @@ class KL(Rule):
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
+    norm: Norm = "max"
 
     def __post_init__(self) -> None:
         if not isinstance(self.bound, Bound):
@@ -84,6 +88,8 @@ class KL(Rule):
             )
         if self.schedule not in ("auto", "parallel", "sequential"):
             raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
+        if self.norm not in ("max", "rms"):
+            raise ValueError(f"norm must be 'max' or 'rms'; got {self.norm!r}.")
         check_options(self.jitter, self.max_steps, self.tolerance)
 
     def _solve(self, problem: Problem, start: GaussianSites | JointSites | None) -> InferenceResult:
@@ -112,12 +118,12 @@ class KL(Rule):
             parallel = _START
         elif may_sweep and problem.has_data_apart:
             parallel = min(_PATIENCE, self.max_steps)
-        climbed = climb(problem, terms, starts, parallel, self.tolerance, accelerate=True, curvature=curvature)
+        rise = partial(climb, problem, terms, tolerance=self.tolerance, accelerate=True, norm=self.norm)
+        climbed = rise(starts, parallel, curvature=curvature)
         if start is None and _may_have_several_optima(likelihood, targets):
             mixture = mixture_terms(likelihood, targets)
             begin, _, _ = climb(problem, mixture, [problem.no_sites], self.max_steps, _NEAR_MIXTURE)
-            other = climb(problem, terms, [lambda: begin.sites], parallel, self.tolerance, accelerate=True)
-            climbed = _higher(problem, terms, climbed, other)
+            climbed = _higher(problem, terms, climbed, rise([lambda: begin.sites], parallel))
         iterate, steps, status = climbed
         if sequential:
             steps = []  # they belong to the start
@@ -131,7 +137,7 @@ class KL(Rule):
         left = self.max_steps - len(steps)
         sites, sweeps = sweep_sequentially(problem, terms, terms_at, iterate, left, self.tolerance)
         left -= len(sweeps)
-        iterate, rest, status = climb(problem, terms, [lambda: sites], left, self.tolerance, accelerate=True)
+        iterate, rest, status = rise([lambda: sites], left)
         return conclude(problem, local, name, iterate, status, [*steps, *sweeps, *rest])
 
     def _curvature(self, likelihood: Any, targets: Tensor) -> Curvature | None:

@@ -88,7 +88,8 @@ def fit(
     and step sizes stay constant. Time and memory of the sample do not depend on N.
 
     While a LatentGP is trained on the full batch, its rule infers no more exactly than the tolerance of the objective
-    asks for: KL, CAVI and EP, whose evidence errs by the square of their tolerance, to 1e-3 at most; Laplace to 1e-6.
+    asks for: KL, CAVI and EP, whose evidence errs by the square of their tolerance, to 1e-3 at most (KL to a root mean
+    square of 3e-3); Laplace to 1e-6.
     The inference at the end, of which the result tells, is by the rule as it is.
 
     Minibatches of a LatentGP with neighbours are blocks, regions of space of at most `batch_size` data. A step infers

@@ -157,6 +157,30 @@ def test_a_batch_decides_for_each_posterior_alone():
         torch.testing.assert_close(together.log_evidence[i], alone.log_evidence, rtol=1e-8, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["bernoulli_logit", "poisson", "student_t", "multinomial"])
+def test_the_root_mean_square_bounds_the_evidence(name):
+    likelihood, prior, y = CASES[name].problem(40)
+    exact = KL(tolerance=1e-8).infer(prior(), likelihood, y)
+    steps = {}
+    for norm in ("max", "rms"):
+        for tolerance in (1e-1, 1e-2, 1e-3):
+            result = KL(tolerance=tolerance, norm=norm).infer(prior(), likelihood, y)
+            assert result.status is Status.CONVERGED
+            left = float((exact.log_evidence - result.log_evidence).detach())
+            assert -1e-8 < left < 3 * exact.sites.shift.numel() * tolerance**2
+            steps[norm, tolerance] = result.num_steps
+    assert steps["rms", 1e-3] <= steps["max", 1e-3]
+
+
+def test_a_batch_has_the_root_mean_square_of_each_posterior():
+    likelihood, prior, y = CASES["student_t"].problem(15)
+    rule = KL(tolerance=1e-3, norm="rms")
+    exact = KL().infer(prior(), likelihood, y)
+    together = rule.infer(prior(), likelihood, torch.stack([y, 30 * y]), start=None)
+    assert together.log_evidence.shape == (2,)
+    assert abs(float((together.log_evidence[0] - exact.log_evidence).detach())) < 3 * 15 * 1e-6
+
+
 def test_errors_say_what_to_do():
     likelihood, prior, y = CASES["bernoulli_logit"].problem(10)
     p = prior()
@@ -170,6 +194,8 @@ def test_errors_say_what_to_do():
         KL().infer(p, gpytorch.likelihoods.SoftmaxLikelihood(num_classes=2, mixing_weights=False), y)
     with pytest.raises(ValueError, match="schedule"):
         KL(schedule="both").infer(p, likelihood, y)
+    with pytest.raises(ValueError, match="norm must be 'max' or 'rms'; got 'mean'"):
+        KL(norm="mean")
     with pytest.raises(ValueError, match="shape"):
         KL().infer(p, likelihood, y[:-1])
     with pytest.raises(ValueError, match=r"\{0, 1\}"):

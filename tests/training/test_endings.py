@@ -164,16 +164,16 @@ def test_a_rule_that_maximises_a_bound_goes_on_at_the_next_evaluation():
 
     class Watched(KL):
         def infer(self, *arguments, **options):
-            seen.append((self.max_steps, self.tolerance))
+            seen.append((self.max_steps, self.tolerance, self.norm))
             return super().infer(*arguments, **options)
 
     model = Curve(x, y, StudentTLikelihood(), rule := Watched())
     fitted(x, y, model.likelihood, model=model, max_steps=3)
-    rough = latent_inference.ROUGHEST
+    rough = 1e-3, "rms"  # the square of the tolerance's hundredth, 1e-6
     assert model.inference is rule
-    assert seen[0] == (rule.max_steps, rough)
-    assert seen[-1] == (rule.max_steps, rule.tolerance)  # at the end
-    assert set(seen) == {seen[0], (latent_inference.MOST_STEPS, rough), seen[-1]}
+    assert seen[0] == (rule.max_steps, *rough)
+    assert seen[-1] == (rule.max_steps, rule.tolerance, "max")  # at the end
+    assert set(seen) == {seen[0], (latent_inference.MOST_STEPS, *rough), seen[-1]}
 
 
 @pytest.mark.parametrize("rule", [KL(), CAVI(), EP()], ids=lambda rule: type(rule).__name__)
@@ -182,8 +182,10 @@ def test_rough_inference_while_training_finds_the_optimum_of_the_exact_one(rule,
     chance = torch.rand(60, dtype=F64, generator=torch.Generator().manual_seed(1))
     targets = (chance < (2 * y).sigmoid()).to(F64)
     objectives = []
-    for roughest in (latent_inference.ROUGHEST, 0.0):
-        monkeypatch.setattr(latent_inference, "ROUGHEST", roughest)
+    for is_rough in (True, False):
+        if not is_rough:
+            monkeypatch.setattr(latent_inference, "ROUGHEST", 0.0)
+            monkeypatch.setattr(latent_inference, "ROUGHEST_RMS", 0.0)
         model = Curve(x, targets, BernoulliLogitLikelihood(), rule)
         mll = LatentMarginalLogLikelihood(model.likelihood, model)
         result = fit(mll, x, targets, tolerance=1e-7, progress=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from gpext.posteriors import Posterior
 from gpext.sites import BlockSites, GaussianSites
 
 Terms = Callable[[Tensor, Tensor], LocalTerms]
+Norm = Literal["max", "rms"]
 S = TypeVar("S", GaussianSites, BlockSites)
 
 _MEMORY = 10
@@ -154,11 +155,13 @@ def climb(
     *,
     accelerate: bool = False,
     curvature: Curvature | None = None,
+    norm: Norm = "max",
 ) -> Climb:
     """Maximise F from the first of `starts` where it is finite; return the last iterate, F after each step, and how.
 
     Converged when no site would move its own marginal's mean by more than `tolerance` standard deviations, or its
-    variance by more than that fraction, if it alone were replaced by its best value.
+    variance by more than that fraction, if it alone were replaced by its best value; or, with the norm "rms", when the
+    root mean square of these is less.
 
     Args:
         problem: prior, likelihood and targets.
@@ -168,6 +171,7 @@ def climb(
         tolerance: of the residual.
         accelerate: whether to mix the last steps.
         curvature: couples the latents of a datum, see :func:`coupled_target`.
+        norm: of the residuals of a posterior.
     """
     iterate = first_finite(problem, terms, starts)
     trace: list[Tensor] = []
@@ -177,7 +181,10 @@ def climb(
     patience = Patience(_PATIENCE)
     improper = False  # since the last full step, a step has led to what is no posterior
     while len(trace) < max_steps:
-        if bool((iterate.residual < tolerance).all()):
+        residual = iterate.residual
+        if norm == "rms":
+            residual = residual.square().flatten(iterate.value.dim()).mean(-1).sqrt()
+        if bool((residual < tolerance).all()):
             status = Status.CONVERGED
             break
         if patience.is_lost(iterate.value, iterate.residual):
