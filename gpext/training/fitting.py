@@ -139,8 +139,9 @@ def fit(
             follow, to the same optimum if there is one alone. Steps on subsets count, and are in the trace; whatever
             happens there, the model has its own data again. The message says how many data it began on. "curvature",
             for parameters that another training has found, moves nothing on a subset: a random quarter of more than
-            400 data tells the second derivatives there, by P + 1 gradients for up to 100 parameters, and the first
-            steps on all data are Newton's. So does "subset" where its first steps have not told them.
+            400 data tells the second derivatives there, by P + 1 gradients for up to 100 parameters and one latent
+            function, and the first steps on all data are Newton's. So does "subset" where its first steps have not
+            told them.
 
     Returns:
         The result, also where numbers overflow or a covariance is not positive definite: its status says how training

@@ -412,6 +412,16 @@ def test_few_data_and_many_parameters_have_no_curvature(few, monkeypatch):
     assert set(sizes) == {NUM_DATA}
 
 
+def test_a_quarter_tells_nothing_of_several_latents(few, monkeypatch):
+    x, y = data()
+    classes = y.long() + (x[:, 0] > 3)
+    mll = objective(x, classes, MultinomialLogitLikelihood(3))
+    sizes = count_sizes(mll)
+    _, curvature = learned(mll, x, classes, monkeypatch, max_steps=2)
+    assert curvature.root is None
+    assert set(sizes) == {NUM_DATA}
+
+
 @pytest.mark.parametrize("initial", ["subset", "curvature"])
 def test_an_interrupt_while_the_curvature_is_measured_keeps_the_parameters(few, initial, monkeypatch):
     x, y = data()
