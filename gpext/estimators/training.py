@@ -230,9 +230,9 @@ def _train_once(task: Task, settings: Settings) -> Trained:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)  # the other rule may converge
             result = _fit(objective, task.inputs, task.targets, task, settings.rough, initial=initial)
-        if result.status is FitStatus.INTERRUPTED:
-            return Trained(model, task.likelihood, result)
         model.inference, initial = rules.train, known
+        if result.status is FitStatus.INTERRUPTED:
+            return Trained(model, task.likelihood, result, _conclude(model, task))
     result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
     return Trained(model, task.likelihood, result, _conclude(model, task))
 

@@ -179,14 +179,15 @@ def test_seeds_and_copies(data):
         assert str(twin.report_) == str(model.report_)
 
 
-def test_an_interrupted_fit_predicts(data, monkeypatch):
+@pytest.mark.parametrize("when", [5, 40])  # under the first rule
+def test_an_interrupted_fit_predicts(data, monkeypatch, when):
     x, y = data
     kind = gpext.likelihoods.StudentTLikelihood
     plain, calls = kind.unchecked_log_prob, []
 
     def interrupted(self, *args):
         calls.append(0)
-        if len(calls) == 40:
+        if len(calls) == when:
             raise KeyboardInterrupt
         return plain(self, *args)
 
@@ -194,6 +195,8 @@ def test_an_interrupted_fit_predicts(data, monkeypatch):
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = GPRegressor("student_t").fit(x, y)
     assert np.isfinite(model.predict(x)).all()
+    assert isinstance(model.model_.inference, KL)
+    assert any("inference by KL" in choice for choice in model.report_.choices)
 
 
 def test_nothing_is_predicted_before_training():
