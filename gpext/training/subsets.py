@@ -67,7 +67,7 @@ def draw_subsets(
 ) -> tuple[list[Tensor], str]:
     """Return the indices of random subsets, each of which has the one before, and a clause that names their sizes.
 
-    If no parameter moves on them, it is one subset, whose curvature is of use.
+    If no parameter moves on them, it is one subset, whose curvature is of use, or none where it tells no curvature.
     """
     targets = mll.model.train_targets
     is_own = isinstance(mll.likelihood, LatentLikelihood)
@@ -76,6 +76,8 @@ def draw_subsets(
     if not sizes:
         return [], f"no subset of {num_data} data: at most {_MOST} are all used from the first step"
     order = torch.randperm(num_data, generator=generator, device="cpu")
+    if not moves and not _tells_curvature(mll):
+        return [], f"without a curvature, of more than {_MOST_PARAMETERS} parameters or of several latent functions"
     if not moves:
         return [order[: sizes[0]]], f"with the curvature of {sizes[0]} random data of {num_data}"
     return [order[:size] for size in sizes], f"begun on {sizes[0]}, then {sizes[1]} random data of {num_data}"
@@ -101,7 +103,7 @@ def begin_on_subsets(
                 strategy.start_from(sites.take(index))
             try:
                 status = maximise(run, x, y, max(_ROUGHER * tolerance, _ROUGH), curvature, max_restarts=0)
-                if status is FitStatus.CONVERGED and curvature.root is None and _tells_curvature(run):
+                if status is FitStatus.CONVERGED and curvature.root is None and _tells_curvature(run.mll):
                     status = measure_curvature(run.mll, x, y, tolerance, curvature) or status
             except BREAKDOWNS as error:
                 notes.append(f"the evidence of {len(index)} data broke down: {str(error).rstrip('.')}")
@@ -122,7 +124,7 @@ def measure_on_subset(
 
     Return how training has ended there, or None, and a note.
     """
-    if not (subsets and _tells_curvature(run)):
+    if not subsets:
         return None, ""
     (index,) = subsets
     strategy = run.mll.model.variational_strategy
@@ -131,15 +133,17 @@ def measure_on_subset(
         if sites is not None:
             strategy.start_from(sites.take(index))
         try:
-            return measure_curvature(run.mll, x, y, tolerance, curvature), ""
+            ended, why = measure_curvature(run.mll, x, y, tolerance, curvature), "their evidence breaks down nearby"
         except BREAKDOWNS as error:
-            return None, f"the curvature of {len(index)} data is not known: {str(error).rstrip('.')}"
+            ended, why = None, str(error).rstrip(".")
+    is_known = ended is not None or curvature.root is not None
+    return ended, "" if is_known else f"the curvature of {len(index)} data is not known: {why}"
 
 
-def _tells_curvature(run: Run) -> bool:
+def _tells_curvature(mll: LatentMarginalLogLikelihood) -> bool:
     """Return whether the gradient of a subset may be compared along each parameter: there are few, of one latent.
 
     Of several latents, as of eleven classes, a subset has too few data each: training took 1.6 times as long by it.
     """
-    number = sum(p.numel() for p in run.mll.parameters() if p.requires_grad)
-    return number <= _MOST_PARAMETERS and num_latents(run.mll.likelihood) is None
+    number = sum(p.numel() for p in mll.parameters() if p.requires_grad)
+    return number <= _MOST_PARAMETERS and num_latents(mll.likelihood) is None

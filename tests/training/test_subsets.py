@@ -92,6 +92,12 @@ def assert_has_all(mll, x, y):
     torch.testing.assert_close(model.eval()(x).mean, fresh(x).mean, rtol=1e-6, atol=1e-6)
 
 
+def break_down_on_subsets(mll):
+    """Let the prior of fewer data than all be nan, until `forward` of the model is deleted."""
+    forward = mll.model.forward
+    mll.model.forward = lambda x: forward(x if len(x) == NUM_DATA else x * torch.tensor(float("nan")))
+
+
 def test_it_ends_at_the_same_optimum_after_fewer_evaluations_of_all_data():
     x, y = data(420)
     ends, sizes = {}, {}
@@ -309,12 +315,11 @@ def test_a_class_may_be_absent_from_the_subsets(few):
 def test_a_subset_that_breaks_down_is_left_and_the_message_says_so(few):
     x, y = data()
     mll = objective(x, y)
-    forward = mll.model.forward
-    mll.model.forward = lambda x: forward(x if len(x) == NUM_DATA else x * torch.tensor(float("nan")))
+    break_down_on_subsets(mll)
     result = fit(mll, x, y, initial="subset", progress=False)
     assert result.status is FitStatus.CONVERGED
     assert all(f"the evidence of {size} data broke down" in result.message for size in SIZES)
-    mll.model.forward = forward
+    del mll.model.forward
     assert_has_all(mll, x, y)
 
 
@@ -407,9 +412,11 @@ def test_few_data_and_many_parameters_have_no_curvature(few, monkeypatch):
     mll = objective(x, y)
     monkeypatch.setattr(subsets, "_MOST_PARAMETERS", 2)
     sizes = count_sizes(mll)
-    _, curvature = learned(mll, x, y, monkeypatch, max_steps=2)
+    result, curvature = learned(mll, x, y, monkeypatch, max_steps=2)
     assert curvature.root is None
     assert set(sizes) == {NUM_DATA}
+    assert "without a curvature" in result.message
+    assert "with the curvature" not in result.message
 
 
 def test_a_quarter_tells_nothing_of_several_latents(few, monkeypatch):
@@ -417,9 +424,10 @@ def test_a_quarter_tells_nothing_of_several_latents(few, monkeypatch):
     classes = y.long() + (x[:, 0] > 3)
     mll = objective(x, classes, MultinomialLogitLikelihood(3))
     sizes = count_sizes(mll)
-    _, curvature = learned(mll, x, classes, monkeypatch, max_steps=2)
+    result, curvature = learned(mll, x, classes, monkeypatch, max_steps=2)
     assert curvature.root is None
     assert set(sizes) == {NUM_DATA}
+    assert "without a curvature" in result.message
 
 
 @pytest.mark.parametrize("initial", ["subset", "curvature"])
@@ -453,11 +461,18 @@ def test_an_interrupt_while_the_curvature_is_measured_keeps_the_parameters(few, 
 def test_a_curvature_that_is_not_known_is_told(few):
     x, y = data()
     mll = objective(x, y)
-    forward = mll.model.forward
-    mll.model.forward = lambda x: forward(x if len(x) == NUM_DATA else x * torch.tensor(float("nan")))
+    break_down_on_subsets(mll)
     result = fit(mll, x, y, initial="curvature", progress=False)
     assert result.status is FitStatus.CONVERGED
     assert "the curvature of 30 data is not known" in result.message
+
+
+def test_a_curvature_that_breaks_down_nearby_is_told(few, monkeypatch):
+    x, y = data()
+    monkeypatch.setattr(Curvature, "measure", lambda *args: None)  # as where an evaluation nearby fails
+    result = fit(objective(x, y), x, y, initial="curvature", progress=False)
+    assert result.status is FitStatus.CONVERGED
+    assert "the curvature of 30 data is not known: their evidence breaks down nearby" in result.message
 
 
 def test_an_exact_gp_is_refused_by_name():

@@ -20,7 +20,7 @@ from torch.distributions import Normal
 from gpext.distributions.predictive.compound import CompoundDistribution
 from gpext.distributions.predictive.correlated_latents import in_every
 from gpext.distributions.predictive.newton_quantiles import check_probability
-from gpext.distributions.predictive.normal_mixture_quantiles import normal_mixture_quantiles
+from gpext.distributions.predictive.normal_mixture_quantiles import AT_ONCE, normal_mixture_quantiles
 from gpext.distributions.predictive.normal_plus_student_t import (
     DIGITS,
     NormalPlusStudentT,
@@ -33,7 +33,6 @@ _REACH = 7.5  # of the rule over g, in standard deviations
 _ANGLES = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.1, 1.3, 1.45)  # of e^{2g} off the real line
 _HIGHEST, _DENSEST = 8.0, 100.0  # imaginary part of u, nodes a standard deviation
 _IN_CACHE = 2**14  # values of a distribution function at a time
-_AT_ONCE = 2**18  # normals in the search for quantiles
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -118,7 +117,7 @@ class CompoundLocationScale(CompoundDistribution):
             order = density.argsort()  # similar numbers of nodes together
             while len(order):
                 most = _num_nodes(density[order[-1:]], rest[-1], digits)
-                size = max(_AT_ONCE // (math.prod(most) * len(levels)), 1)
+                size = max(AT_ONCE // (math.prod(most) * len(levels)), 1)
                 order, now = order[:-size], order[-size:]
                 part, q_now = [field[now] for field in rest], levels[:, now]
                 near = normal_mixture_quantiles(q_now, *_normals(digits, [k // 2 + 1 for k in most], *part))

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpext.callers import warn_caller
 from gpext.quadrature import QuadratureWarning
 
+AT_ONCE = 2**18  # normals in one search
 _MAX_STEPS = 200
 _LAST = 1e-7  # of a normal score: the step from there squares it
 _LONGEST = 3.0  # of a step in u, where Newton's method is not to be trusted

@@ -20,7 +20,7 @@ from torch.distributions import constraints
 from gpext.distributions.drawing import drawn_from
 from gpext.distributions.predictive.compound import AdditiveNoisePredictive
 from gpext.distributions.predictive.newton_quantiles import check_probability
-from gpext.distributions.predictive.normal_mixture_quantiles import normal_mixture_quantiles
+from gpext.distributions.predictive.normal_mixture_quantiles import AT_ONCE, normal_mixture_quantiles
 from gpext.distributions.with_cdf import StudentT
 from gpext.quadrature import student_t_log_normalizer
 from gpext.quadrature.softmax import gumbel
@@ -28,7 +28,6 @@ from gpext.special import exp_remainder
 
 DIGITS = 28.0  # -log of the error of the sum over w
 _FAR = 1e300  # of z^2, where the distribution function is 0 or 1 to float64
-_AT_ONCE = 2**18  # normals in the search for quantiles
 
 
 class NormalPlusStudentT(Distribution):
@@ -100,7 +99,7 @@ class NormalPlusStudentT(Distribution):
             low, high, step = mixing_range(a, digits)
             num_nodes = int(((high - low) / step).max().ceil()) + 1
             fields = torch.stack([levels, v, a, noise, low, high])
-            found = [_quantiles(part, num_nodes) for part in fields.split(max(_AT_ONCE // num_nodes, 1), -1)]
+            found = [_quantiles(part, num_nodes) for part in fields.split(max(AT_ONCE // num_nodes, 1), -1)]
             return (loc + torch.cat(found)).view(q.shape).to(q)
 
     def sample(
