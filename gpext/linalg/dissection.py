@@ -1,8 +1,8 @@
 r"""Nested dissection of a sparse symmetric matrix whose indices are points in space [George 1973].
 
-The matrix is a sum of small blocks, each on a few indices, which it connects. The
-points are halved along an axis; a separator, taken from one side of it, holds every index that shares a block with the
-other side, so that without it Q is a matrix of two independent blocks, which are halved in turn:
+The matrix is a sum of small blocks, each on a few indices, which it connects. The points are halved by a straight cut;
+a separator, the fewest indices without which no block has indices on both sides, leaves two independent blocks, which
+are halved in turn:
 
     Q = [Q_1   0   Q_1s; 0   Q_2   Q_2s; Q_s1   Q_s2   Q_ss]
 
@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
 from torch import Tensor
 
 _LEAF = 96  # indices that are not divided further
@@ -88,27 +91,34 @@ def _partition(points: Tensor, cell: Tensor, lists: list[Tensor]) -> tuple[Tenso
     """
     n, roots = len(points), int(cell.max()) + 1
     level = torch.full((n,), -1, device="cpu")
-    depth, cell = 0, cell.clone()
+    depth, cell, along = 0, cell.clone(), _directions(points)
     while bool((level < 0).any()):
         active, cells = level < 0, roots * 2**depth
         count = torch.bincount(cell[active], minlength=cells)
-        best = count.clone()
-        side, separator = torch.zeros(n, dtype=torch.bool, device="cpu"), active.clone()
-        for axis in range(points.size(-1)):
-            upper = _upper_halves(points[:, axis], cell, active, count)
-            low, high = _connected(upper, active, lists)
-            sizes = torch.stack([torch.bincount(cell[marked], minlength=cells) for marked in (low, high)])
-            smaller, which = sizes.min(0)
-            takes = (smaller < best) & (count > _LEAF) & (smaller < _LARGE * count)
-            best = torch.where(takes, smaller, best)
-            of_axis = takes[cell]
-            side = torch.where(of_axis, upper, side)
-            separator = torch.where(of_axis, torch.where(which[cell] == 0, low, high), separator)
+        fewest, upper = count, torch.zeros(n, dtype=torch.bool, device="cpu")
+        for x in along:
+            halves = _upper_halves(x, cell, active, count)
+            sides = _connected(halves, active, lists)
+            smaller = torch.stack([torch.bincount(cell[marked], minlength=cells) for marked in sides]).min(0).values
+            upper = torch.where((smaller < fewest)[cell], halves, upper)
+            fewest = torch.minimum(smaller, fewest)
+        cover = _smallest_cover(upper, active, lists)
+        divides = (count > _LEAF) & (torch.bincount(cell[cover], minlength=cells) < _LARGE * count)
+        separator = torch.where(divides[cell], cover, active)
         level[separator] = depth
         remains = active & ~separator
-        cell[remains] = 2 * cell[remains] + side[remains].long()
+        cell[remains] = 2 * cell[remains] + upper[remains].long()
         depth += 1
     return level, cell
+
+
+def _directions(points: Tensor) -> list[Tensor]:
+    """Return the coordinates of the points (n,) along each direction in which they may be halved."""
+    axes = list(points.unbind(-1))
+    if len(axes) != 2:
+        return axes
+    x, y = axes
+    return [x, y, x + y, x - y]
 
 
 def _upper_halves(x: Tensor, cell: Tensor, active: Tensor, count: Tensor) -> Tensor:
@@ -127,10 +137,47 @@ def _connected(upper: Tensor, active: Tensor, lists: list[Tensor]) -> tuple[Tens
     """Return which active indices of the lower and of the upper halves share a group with the other half (n,)."""
     marked = torch.zeros_like(active)
     for groups in lists:
-        there, above = active[groups], upper[groups]
-        across = (there & above).any(-1) & (there & ~above).any(-1)
-        marked[groups[across].flatten()] = True
+        marked[_crossing(upper, active, groups)[0].flatten()] = True
     return marked & active & ~upper, marked & active & upper
+
+
+def _crossing(upper: Tensor, active: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the groups with active indices in both halves, and which of these indices are in the lower and the upper.
+
+    All are (R, E).
+    """
+    there, above = active[groups], upper[groups]
+    low, high = there & ~above, there & above
+    both = low.any(-1) & high.any(-1)
+    return groups[both], low[both], high[both]
+
+
+def _smallest_cover(upper: Tensor, active: Tensor, lists: list[Tensor]) -> Tensor:
+    """Return the fewest active indices that share in every connection between the halves (n,).
+
+    They are as many as the connections of a largest matching. Of all walks from its unmatched lower indices, upwards
+    along any connection and back along the matching, they are the lower indices that none reaches, and the upper ones
+    that one does [Konig 1931].
+    """
+    n = len(active)
+    pairs = []
+    for groups in lists:
+        crossing, low, high = _crossing(upper, active, groups)
+        group, i, j = (low.unsqueeze(-1) & high.unsqueeze(-2)).nonzero().unbind(-1)
+        pairs.append(crossing[group, i] * n + crossing[group, j])
+    pair = torch.cat(pairs).unique()
+    low, high = (pair // n).numpy(), (pair % n).numpy()
+    connected = csr_matrix((np.ones(len(low), dtype=bool), (low, high)), shape=(n, n))
+    matched = maximum_bipartite_matching(connected, perm_type="column")  # of each lower index, or -1
+    lower, reached = np.zeros(n, dtype=bool), np.zeros(n + 1, dtype=bool)
+    lower[low] = True
+    free, back = np.flatnonzero(lower & (matched < 0)), np.flatnonzero(matched >= 0)
+    start = np.full(len(free), n)  # one more node, before the free ones
+    rows, columns = np.concatenate([low, matched[back], start]), np.concatenate([high, back, free])
+    walks = csr_matrix((np.ones(len(rows), dtype=bool), (rows, columns)), shape=(n + 1, n + 1))
+    reached[breadth_first_order(walks, n, return_predecessors=False)] = True
+    is_upper = upper.numpy()
+    return torch.from_numpy(np.where(is_upper, reached[:n], lower & ~reached[:n]))
 
 
 def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device) -> Dissection:
