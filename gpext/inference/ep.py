@@ -28,6 +28,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from gpext.inference.drivers.fixed_point import Norm, check_norm
 from gpext.inference.ep_internals.joint_matching import JointMatch
 from gpext.inference.ep_internals.joint_search import JointSearch
 from gpext.inference.ep_internals.moment_matching import Match
@@ -56,6 +57,9 @@ class EP(Rule):
         tolerance: converged when every marginal's mean matches to this many standard deviations, and its variance to
             this fraction.
         jitter: added to the diagonal of the prior covariance; none is needed.
+        norm: "max" if the tolerance is for every marginal; "rms" if it is for the root mean square over the data of
+            the larger of the two, which bounds how far the evidence is from its stationary value: :func:`gpext.fit`
+            asks for it while it trains.
 
     Example:
         >>> import torch
@@ -72,18 +76,21 @@ class EP(Rule):
     max_steps: int = 1000
     tolerance: float = 1e-6
     jitter: float = 0.0
+    norm: Norm = "max"
 
     def __post_init__(self) -> None:
         check_options(self.jitter, self.max_steps, self.tolerance)
+        check_norm(self.norm)
         for name in ("power", "damping"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1]; got {getattr(self, name)!r}.")
 
     def _solve(self, problem: Problem, start: Start) -> InferenceResult:
+        options = self.power, self.damping, self.max_steps, self.tolerance
         if problem.num_latents is not None:
-            joint = JointSearch(problem, self.power, self.damping, self.max_steps, self.tolerance)
+            joint = JointSearch(problem, *options, norm=self.norm)
             return self._conclude(problem, joint, joint.run(start), joint.log_normalizers)
-        search = Search(problem, self.power, self.damping, self.max_steps, self.tolerance)
+        search = Search(problem, *options, norm=self.norm)
         return self._conclude(problem, search, self._find(search, start), partial(self._log_normalizers, problem))
 
     def _conclude(

@@ -21,7 +21,7 @@ from gpext.bounds import Bound, Quadrature
 from gpext.bounds.contracts import HasMultinomialTerms
 from gpext.inference.cavi import mixture_terms
 from gpext.inference.conjugate import exact_result
-from gpext.inference.drivers.fixed_point import Climb, Norm, Terms, climb, conclude, visit
+from gpext.inference.drivers.fixed_point import Climb, Norm, Terms, check_norm, climb, conclude, visit
 from gpext.inference.drivers.sequential import sweep_sequentially
 from gpext.inference.drivers.single_site import solve_scalar
 from gpext.inference.drivers.softmax_curvature import Curvature, exact_curvature, log_sum_exp_curvature
@@ -88,9 +88,8 @@ class KL(Rule):
             )
         if self.schedule not in ("auto", "parallel", "sequential"):
             raise ValueError(f"schedule must be 'auto', 'parallel' or 'sequential'; got {self.schedule!r}.")
-        if self.norm not in ("max", "rms"):
-            raise ValueError(f"norm must be 'max' or 'rms'; got {self.norm!r}.")
         check_options(self.jitter, self.max_steps, self.tolerance)
+        check_norm(self.norm)
 
     def _solve(self, problem: Problem, start: GaussianSites | JointSites | None) -> InferenceResult:
         likelihood, targets = problem.likelihood, problem.targets

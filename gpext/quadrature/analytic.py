@@ -153,6 +153,8 @@ def _fixed_moments(function: Function, mean: Tensor, variance: Tensor, width: fl
         resolved = (change <= _ALIKE) & (share[0] + share[-1] <= _CUT)
         centre = (share * z).sum(0)
         offset = z - centre
-        moments = [sd**k * (share * offset**k).sum(0) for k in (2, 3, 4)]
+        squares = share * offset.square()
+        cubes = squares * offset
+        moments = [sd**2 * squares.sum(0), sd**3 * cubes.sum(0), sd**4 * cubes.mul_(offset).sum(0)]
         shifted = mean.double() + sd * centre
     return torch.stack([log_normalizer, shifted, *moments]), resolved

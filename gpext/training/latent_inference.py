@@ -19,8 +19,8 @@ from gpext.training.result import FitStatus
 
 MOST_STEPS = 20  # of a rule that maximises a bound, or finds a mode, in one evaluation after the first
 _MODE = 1e-6  # tolerance of Laplace there
-ROUGHEST = 1e-3  # tolerance of other rules there
-ROUGHEST_RMS = 3e-3  # of KL's root mean square
+ROUGHEST = 1e-3  # tolerance of CAVI and, as a root mean square, of EP there
+ROUGHEST_RMS = 3e-3  # of KL, whose errors all have one sign
 _SAFETY = 10  # of their squared tolerance, in the error of the evidence a datum
 _SAFETY_RMS = 100  # likewise, of a root mean square
 _FOUND = (Status.CONVERGED, Status.REDUCED_POWER)
@@ -46,12 +46,14 @@ class LatentInference:
             tolerance: of the objective a datum, at which training ends.
         """
         rough = min(math.sqrt(tolerance / _SAFETY), ROUGHEST)
-        rough_rms = min(math.sqrt(tolerance / _SAFETY_RMS), ROUGHEST_RMS)
         for model in self.models:
             rule = model.inference
-            if isinstance(rule, KL) and rule.tolerance <= rough_rms:
-                model.inference = replace(rule, tolerance=rough_rms, norm="rms")
-            if isinstance(rule, CAVI | EP) and rule.tolerance < rough:
+            if isinstance(rule, KL | EP):
+                roughest = ROUGHEST_RMS if isinstance(rule, KL) else ROUGHEST
+                rough_rms = min(math.sqrt(tolerance / _SAFETY_RMS), roughest)
+                if rule.tolerance <= rough_rms:
+                    model.inference = replace(rule, tolerance=rough_rms, norm="rms")
+            if isinstance(rule, CAVI) and rule.tolerance < rough:
                 model.inference = replace(rule, tolerance=rough)
             if isinstance(rule, Laplace) and rule.tolerance < _MODE:
                 model.inference = replace(rule, tolerance=_MODE)

@@ -145,6 +145,24 @@ def first_finite(problem: Problem, terms: Terms, starts: Sequence[Callable[[], G
     return iterate
 
 
+def check_norm(norm: str) -> None:
+    """Raise an error unless it is one of `Norm`."""
+    if norm not in ("max", "rms"):
+        raise ValueError(f"norm must be 'max' or 'rms'; got {norm!r}.")
+
+
+def over_sites(residual: Tensor, norm: Norm, batch: int) -> Tensor:
+    """Return the norm (...) over the sites of their residuals (..., N) or (..., D, N).
+
+    Args:
+        residual: nonnegative.
+        norm: the largest, or the root mean square.
+        batch: number of leading dimensions that are kept.
+    """
+    flat = residual.flatten(batch)
+    return flat.amax(-1) if norm == "max" else flat.square().mean(-1).sqrt()
+
+
 @torch.no_grad()
 def climb(
     problem: Problem,
@@ -181,10 +199,7 @@ def climb(
     patience = Patience(_PATIENCE)
     improper = False  # since the last full step, a step has led to what is no posterior
     while len(trace) < max_steps:
-        residual = iterate.residual
-        if norm == "rms":
-            residual = residual.square().flatten(iterate.value.dim()).mean(-1).sqrt()
-        if bool((residual < tolerance).all()):
+        if bool((over_sites(iterate.residual, norm, iterate.value.dim()) < tolerance).all()):
             status = Status.CONVERGED
             break
         if patience.is_lost(iterate.value, iterate.residual):

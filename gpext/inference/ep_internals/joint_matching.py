@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpext.inference.drivers.fixed_point import Norm, over_sites
 from gpext.inference.problem import Problem
 from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors import DensePrior, JointPosterior
@@ -42,6 +43,7 @@ class JointMatch:
     proper: Tensor  # (...): there is a posterior, and every cavity is a distribution
     value: Tensor  # log Z (...), -inf where improper
     power: float
+    norm: Norm = "max"
 
     @property
     def variance(self) -> Tensor:
@@ -50,19 +52,21 @@ class JointMatch:
 
     @property
     def size(self) -> Tensor:
-        """The largest residual (...), inf where improper."""
+        """The norm of the residuals (...), inf where improper."""
         L = torch.linalg.cholesky(self.blocks.movedim(-1, -3))
         moved = torch.linalg.solve_triangular(L, (self.tilted.mean - self.mean).mT.unsqueeze(-1), upper=False)
         half = torch.linalg.solve_triangular(L, self.tilted.covariance.movedim(-1, -3), upper=False)
         ratio = torch.linalg.solve_triangular(L, half.mT, upper=False)
         unit = torch.eye(L.size(-1), dtype=L.dtype, device=L.device)
-        largest = torch.maximum(moved.abs().amax((-3, -2, -1)), (ratio - unit).abs().amax((-3, -2, -1)))
-        return torch.where(self.proper & largest.isfinite(), largest, torch.inf)
+        return self._normed(torch.maximum(moved.abs().amax((-2, -1)), (ratio - unit).abs().amax((-2, -1))))
 
     def toward(self, proposal: BlockSites) -> Tensor:
-        """Return how far other sites would move the marginals, at most (...), inf where improper."""
-        move = self.sites.motion_to(proposal, self.mean, self.blocks).amax(-1)
-        return torch.where(self.proper & move.isfinite(), move, torch.inf)
+        """Return the norm of how far other sites would move the marginals (...), inf where improper."""
+        return self._normed(self.sites.motion_to(proposal, self.mean, self.blocks))
+
+    def _normed(self, residual: Tensor) -> Tensor:
+        size = over_sites(residual, self.norm, self.value.dim())
+        return torch.where(self.proper & size.isfinite(), size, torch.inf)
 
     @property
     def proposal(self) -> BlockSites:
@@ -85,7 +89,7 @@ JointAt = Callable[[BlockSites], JointMatch]
 
 
 @torch.no_grad()
-def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockSites) -> JointMatch:
+def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockSites, norm: Norm = "max") -> JointMatch:
     """Return where some sites stand: one conditioning, the marginal blocks, and one tilted integral a datum."""
     two_dense = isinstance(problem.prior, DensePrior) and sites.shift.size(-2) == 2
     # Of two latents a block is diagonal plus rank one: O(N^3) instead of O((2 N)^3).
@@ -110,7 +114,7 @@ def match_jointly(problem: Problem, tilt: JointTilt, power: float, sites: BlockS
     value = peak + (tilted.log_normalizer - replaced).sum(-1) / power
     proper = proper & value.isfinite()  # tilted integrals overflow in a cavity of enormous scale
     value = torch.where(proper, value, -torch.inf)
-    return JointMatch(posterior, sites, mean, blocks, cavity_mean, cavity, tilted, proper, value, power)
+    return JointMatch(posterior, sites, mean, blocks, cavity_mean, cavity, tilted, proper, value, power, norm)
 
 
 def _is_definite(blocks: Tensor) -> Tensor:

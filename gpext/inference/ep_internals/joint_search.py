@@ -86,7 +86,7 @@ class JointSearch(Stages):
 
     def at(self, power: float) -> JointAt:
         """Return the function that evaluates sites at a power."""
-        return partial(match_jointly, self.problem, partial(self._tilt, power), power)
+        return partial(match_jointly, self.problem, partial(self._tilt, power), power, norm=self.norm)
 
     def _tilt(self, power: float, mean: Tensor, covariance: Tensor) -> JointMoments:
         return self.problem.likelihood.joint_tilted_moments(self.problem.targets, mean, covariance, power)

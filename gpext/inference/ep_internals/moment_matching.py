@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpext.inference.drivers.fixed_point import Norm, over_sites
 from gpext.inference.problem import Problem
 from gpext.likelihoods.tilted_moments import Tilt
 from gpext.posteriors import Posterior
@@ -38,6 +39,7 @@ class Match:
     proper: Tensor  # (...): there is a posterior, and every cavity is a distribution
     value: Tensor  # log Z (...), -inf where improper
     power: float
+    norm: Norm = "max"
 
     @property
     def sites(self) -> GaussianSites:
@@ -56,14 +58,17 @@ class Match:
 
     @property
     def size(self) -> Tensor:
-        """The largest residual (...), inf where improper."""
-        largest = torch.maximum(self.shift_residual.abs(), self.width_residual.abs()).amax(-1)
-        return torch.where(self.proper & largest.isfinite(), largest, torch.inf)
+        """The norm of the residuals (...), inf where improper."""
+        residual = torch.maximum(self.shift_residual.abs(), self.width_residual.abs())
+        return self._normed(residual)
 
     def toward(self, proposal: GaussianSites) -> Tensor:
-        """Return how far other sites would move the marginals, at most (...), inf where improper."""
-        move = self.sites.motion_to(proposal, self.mean, self.variance).amax(-1)
-        return torch.where(self.proper & move.isfinite(), move, torch.inf)
+        """Return the norm of how far other sites would move the marginals (...), inf where improper."""
+        return self._normed(self.sites.motion_to(proposal, self.mean, self.variance))
+
+    def _normed(self, residual: Tensor) -> Tensor:
+        size = over_sites(residual, self.norm, self.value.dim())
+        return torch.where(self.proper & size.isfinite(), size, torch.inf)
 
     @property
     def positive_proposal(self) -> GaussianSites:
@@ -89,7 +94,7 @@ At = Callable[[GaussianSites], Match]
 
 
 @torch.no_grad()
-def match(problem: Problem, tilt: Tilt, power: float, sites: GaussianSites) -> Match:
+def match(problem: Problem, tilt: Tilt, power: float, sites: GaussianSites, norm: Norm = "max") -> Match:
     """Return where some sites stand: one factorisation, the marginal variances, and one tilted integral a datum."""
     posterior = problem.condition(sites)
     mean, variance = posterior.mean, posterior.variance
@@ -109,4 +114,4 @@ def match(problem: Problem, tilt: Tilt, power: float, sites: GaussianSites) -> M
     replaced = 0.5 * safe_rest.log() - 0.5 * power**2 * cavity_variance * weights.square()
     value = posterior.log_peak + (tilted.log_normalizer - replaced).sum(-1) / power
     value = torch.where(proper & value.isfinite(), value, -torch.inf)
-    return Match(posterior, safe_mean, safe_variance, cavity_mean, cavity_variance, tilted, proper, value, power)
+    return Match(posterior, safe_mean, safe_variance, cavity_mean, cavity_variance, tilted, proper, value, power, norm)

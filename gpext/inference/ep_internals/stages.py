@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.cavi import CAVI
+from gpext.inference.drivers.fixed_point import Norm
 from gpext.inference.ep_internals.arclength import follow_arc
 from gpext.inference.ep_internals.cavities import Path
 from gpext.inference.ep_internals.continuation import follow, proper_near
@@ -55,7 +56,8 @@ class Stages:
         power: eta, asked for.
         damping: delta of the sweeps.
         max_steps: maximum number of site evaluations.
-        tolerance: of the residuals.
+        tolerance: of the norm of the residuals.
+        norm: of sweeps and second-order steps; branches go by the largest residual.
     """
 
     problem: Problem
@@ -65,6 +67,7 @@ class Stages:
     tolerance: float
     trace: list[Tensor] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
+    norm: Norm = "max"
 
     def note(self, stage: str, power: float, trace: list[Tensor]) -> None:
         """Record a stage with log Z after each of its evaluations."""
@@ -325,7 +328,7 @@ class Search(Stages):
 
     def at(self, power: float, widening: float = 1.0) -> At:
         """Return the function that evaluates sites at a power, of a likelihood that is widened."""
-        return partial(match, self.problem, self._tilt(power, widening), power)
+        return partial(match, self.problem, self._tilt(power, widening), power, norm=self.norm)
 
     def _better(self, one: Match, other: Match | None) -> Match:
         """Return the match that has converged, preferring a larger power, or else has the smaller residuals."""
