@@ -22,6 +22,8 @@ _STEPS_PER_PARAMETER = 2  # that tell the curvature
 _TYPICAL = 0.4  # second derivative along its gradient of a log evidence a datum, in the coordinates of a run
 _APART = 0.05  # points whose gradients are compared, in those coordinates
 _FLATTEST = 1e-3  # least eigenvalue of a Hessian there that gradients at few points tell
+_FRUITLESS = 8  # evaluations
+_NO_GAIN = 0.1  # times the tolerance
 
 
 class Outcome(Enum):
@@ -36,6 +38,10 @@ class Outcome(Enum):
     MAX_STEPS = "stopped at max_steps"
     STALLED = "the line search found no better point"
     STOPPED = "stopped by the callback"
+
+
+class _FruitlessError(Exception):
+    """Many evaluations in a row are as good as the best, and none is better: what they show is rounding."""
 
 
 class Curvature:
@@ -148,9 +154,10 @@ def minimize_lbfgs(
         parameters: what is optimised.
         max_steps: maximum number of iterations, of all runs together.
         tolerance: a run has converged when three successive iterations improve the objective by less than this each,
-            the last by no more than the first (a run that begins with tiny steps gains more with each), and the
-            minimisation when a whole run improves it by less than three times this. In a known curvature an iteration
-            ends the run if a quadratic function has less than this to gain along it, and by a Newton step after it.
+            the last by no more than the first (a run that begins with tiny steps gains more with each), or eight
+            successive evaluations differ by less than a tenth of this, and the minimisation when a whole run improves
+            the objective by less than three times this. In a known curvature an iteration ends the run if a quadratic
+            function has less than this to gain along it, and by a Newton step after it.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
         on_best: called after each evaluation that is better than all before it, at the parameters there, so
@@ -158,8 +165,8 @@ def minimize_lbfgs(
         max_restarts: how often to start again from where a run has ended.
         memory: number of curvature pairs kept.
         curvature: of earlier minimisations; if it is known, its coordinates take the place of those above in the first
-            run, which is the last if it converges and gains no more than twice what a quadratic function of this
-            curvature would. It follows every run.
+            run, which is the last if it converges, and either gains no more than twice what a quadratic function of
+            this curvature would or has made two iterations a parameter. It follows every run.
 
     Raises:
         torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the starting point.
@@ -188,7 +195,8 @@ def minimize_lbfgs(
         curvature.learn(run.points, run.gradients, gained=gained, foretold=foretold)
         if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
             break
-        if outcome is Outcome.CONVERGED and root is not None and (foretold or not gained):
+        is_told = foretold or not gained or run.tells_curvature
+        if outcome is Outcome.CONVERGED and root is not None and is_told:
             break
         if not gained and root is None:
             # A run that starts where another has ended is ended by rounding, whatever its outcome, unless a breakdown
@@ -231,7 +239,8 @@ class _Run:
         from scipy.optimize import minimize
 
         start = self._best_point
-        values: list[float] = []
+        values: list[float] = []  # of the iterates
+        evaluated: list[float] = []
         outcome: Outcome | None = None
         self.has_broken_down = False
         at_start = self.evaluate(start)
@@ -251,6 +260,10 @@ class _Run:
 
         def evaluate(z: Array) -> tuple[float, Array]:
             value, gradient = self.evaluate(place(z)) if z.any() else at_start
+            evaluated.append(value)
+            recent = evaluated[-_FRUITLESS:]
+            if len(recent) == _FRUITLESS and max(recent) - min(recent) < _NO_GAIN * self.tolerance:
+                raise _FruitlessError
             return value, root * gradient if root.ndim == 1 else root.T @ gradient
 
         def after_iteration(intermediate_result: OptimizeResult) -> None:
@@ -273,6 +286,7 @@ class _Run:
                 outcome = Outcome.CONVERGED
                 raise StopIteration
 
+        result = None
         try:
             result = minimize(
                 evaluate,
@@ -282,14 +296,21 @@ class _Run:
                 callback=after_iteration,
                 options={"maxiter": max_steps, "maxcor": memory, "ftol": 0.0, "gtol": 1e-9, "maxls": 10},
             )
+        except _FruitlessError:
+            outcome = Outcome.CONVERGED
         finally:  # also after an interrupt
             _unflatten(self._best_point, self.parameters)
         self.gain = at_start[0] - self._best_value
-        if outcome is not None:
-            return outcome
+        if result is None or outcome is not None:
+            return outcome or Outcome.CONVERGED
         if result.nit >= max_steps:
             return Outcome.MAX_STEPS
         return Outcome.CONVERGED if result.success else Outcome.STALLED
+
+    @property
+    def tells_curvature(self) -> bool:
+        """Whether the steps of this run are enough to tell the curvature along every parameter."""
+        return len(self.points) > _STEPS_PER_PARAMETER * len(self._best_point)
 
     def _to_gain(self, curvature: Array, gain: float) -> float:
         """Return what there is to gain by the last step, which gained this, or by a Newton step from here.

@@ -118,3 +118,29 @@ def test_regions_have_trees_of_their_own():
     assert several.work < one.work  # which has to separate what overlaps
     for front in several.fronts:
         assert len(region[torch.cat([front.own, front.boundary])].unique()) <= 1
+
+
+def test_a_separator_is_the_smallest_cover_of_the_connections_across_a_cut():
+    """Against every subset: of few points, some in large groups, some connected to one other alone."""
+    generator = torch.Generator().manual_seed(0)
+    active = torch.ones(10, dtype=torch.bool)
+    active[[2, 7]] = False
+    upper = torch.arange(10) >= 5
+    sizes = []
+    for _ in range(30):
+        groups = torch.randint(10, (4, 3), generator=generator)
+        pairs = torch.randint(10, (3, 2), generator=generator)
+        found = dissection._smallest_cover(upper, active, [groups, pairs])
+        edges = [
+            {int(i), int(j)}
+            for group in (*groups, *pairs)
+            for i in group
+            for j in group
+            if active[i] and active[j] and upper[i] != upper[j]
+        ]
+        covers = [bits for bits in range(2**10) if all(any(bits >> i & 1 for i in edge) for edge in edges)]
+        assert all(bool(found[list(edge)].any()) for edge in edges)
+        assert int(found.sum()) == min(bits.bit_count() for bits in covers)
+        assert not bool((found & ~active).any())
+        sizes.append(int(found.sum()))
+    assert len(set(sizes)) > 2

@@ -426,3 +426,20 @@ def test_the_first_step_in_a_known_curvature_is_no_longer_than_one(distance):
 
     minimise([tensor(0.0, 0.0)], bowl, curvature=known, tolerance=1e-12)
     torch.testing.assert_close(tried[1], tensor(min(distance, 1.0), 0.0), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [0.9, 1.1])
+def test_eight_evaluations_that_differ_by_less_than_a_tenth_of_the_tolerance_are_enough(size):
+    """A slope that no value bears out, as rounding leaves one: else the line search tries again and again."""
+    calls = []
+    x = torch.nn.Parameter(tensor(0.0, 0.0))
+
+    def objective():
+        calls.append(x.detach().clone())
+        x.grad = tensor(1e-3, -1e-3)
+        return torch.tensor(size * 1e-5 * (len(calls) % 2), dtype=F64)
+
+    outcome = minimize_lbfgs(objective, [x], max_steps=50, tolerance=1e-4)
+    assert (len(calls) == 8) == (size < 1)
+    assert size > 1 or outcome is Outcome.CONVERGED
+    torch.testing.assert_close(x.detach(), calls[1], rtol=0, atol=0)  # the first of the lower values
