@@ -343,3 +343,23 @@ def test_next_to_an_optimum_of_kl_there_is_a_solution_at_a_small_power():
     assert search.has_converged(found)
     assert found.power == 0.002
     assert "second-order steps at power 0.002" in search.name(found)
+
+
+def test_the_norm_over_the_data_is_the_one_asked_for():
+    """At the end of a rough run the root mean square is below the tolerance, and it takes no more steps."""
+    x = torch.linspace(-3, 3, 200, dtype=F64)
+    y = (x > 0).to(F64)
+    y[20] = 1  # one that the others contradict
+    prior = gaussian(smooth(x.unsqueeze(-1), 0.3, 10.0))
+    likelihood = BernoulliLogitLikelihood().double()
+    problem, moments = Problem.of(prior, likelihood, y, 0.0), tilt(likelihood, y, 1.0)
+    steps = {}
+    for norm in ("max", "rms"):
+        result = EP(tolerance=1e-3, norm=norm).infer(prior, likelihood, y)
+        assert result.status is Status.CONVERGED
+        steps[norm] = result.num_steps
+        assert bool(match(problem, moments, 1.0, result.conditioned.sites, norm).size < 1e-3)
+    assert steps["rms"] < steps["max"]
+    assert bool(match(problem, moments, 1.0, result.conditioned.sites).size > 1e-3)
+    with pytest.raises(ValueError, match="norm must be 'max' or 'rms'; got 'mean'"):
+        EP(norm="mean")
