@@ -14,6 +14,8 @@ result of an operation (a factor, a solve, a product), read or written once. For
 * Gibbs sweep: a Cholesky factor n^3 / 3 a chain, and 8 n^2: two triangular solves, two products with K and one with its
   root, the last three of them of n^2 multiplications and additions.
 * EP: for each evaluation of sites a Cholesky factor and the inverse of a triangle, 2 n^3 / 3.
+* evidence: a Cholesky factor n^3 / 3 for each Newton step and at the mode, and there an inverse of a triangle, whose
+  square the derivatives take, 2 n^3 / 3. With neighbours, the factors of the sparse precision alone.
 * Polya-Gamma draws: none are counted (a draw takes a random number of steps); its bytes are count, tilt and draw.
 """
 
@@ -67,6 +69,16 @@ def gibbs_sweep(n: int, num_chains: int) -> Work:
 def ep(n: int, num_looks: int) -> Work:
     """Return the work of one inference in float64."""
     return Work(2 * n**3 / 3, 8.0 * 5 * n**2) * num_looks
+
+
+def evidence(n: int, num_steps: int) -> Work:
+    """Return the work of an evidence and its derivatives after a number of Newton steps, in float64."""
+    return Work((num_steps + 1) * n**3 / 3 + 2 * n**3 / 3, 8.0 * 2 * n**2 * (num_steps + 3))
+
+
+def sparse_evidence(multiplications: float, stored: int, num_steps: int) -> Work:
+    """Return the work of the sparse factors of an evidence after a number of Newton steps, in float64."""
+    return Work(2 * multiplications, 8.0 * stored) * (num_steps + 1)
 
 
 def polya_gamma() -> Work:

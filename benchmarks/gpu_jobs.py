@@ -25,19 +25,22 @@ from linear_operator.utils.linear_cg import linear_cg
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+import gpext
 from benchmarks import gpu_counts
 from benchmarks.device_times import in_turns, limits
 from benchmarks.gpu_counts import Work
-from benchmarks.gpu_peers import gpytorch_draw, variational_posterior
+from benchmarks.gpu_peers import gaussian_evidence, gpytorch_draw, variational_posterior
 from benchmarks.kernel_matvec import PROFILES, form_and_derivatives, product, product_and_derivatives
 from benchmarks.ledger import Row
 from benchmarks.mixing_draws import sum_of_gammas
 from benchmarks.step_time import STEPS_A_ROUND, next_step, synthetic_problem
 from gpext.distributions import PolyaGamma
-from gpext.inference import EP
+from gpext.inference import EP, Laplace
 from gpext.kernels import keops
 from gpext.likelihoods import BernoulliLogitLikelihood
+from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.samplers import GibbsSampler
+from gpext.sites import GaussianSites
 from gpext.solvers import SolveStatus, conjugate_gradients
 
 OURS = "gpext"
@@ -59,15 +62,17 @@ class Sizes:
     gibbs: int
     chains: int
     ep: int
+    evidence: int
+    field: int  # of nearest neighbours
     draws: int
     with_keops: bool  # compiling takes some ten seconds a formula; else gpytorch's stored matrices
     seconds: float  # for the turns of one job
 
 
 SIZES = {
-    "gpu": Sizes(8192, 2**31, 200_000, 1000, 4000, 100_000, 50_000, 2000, 8, 2000, 10_000_000, True, 8.0),
-    "cpu": Sizes(512, 2**28, 50_000, 200, 1000, 5000, 5000, 500, 4, 500, 200_000, True, 2.0),
-    "quick": Sizes(128, 2**20, 1000, 20, 100, 200, 200, 30, 2, 30, 5000, False, 0.1),
+    "gpu": Sizes(8192, 2**31, 200_000, 1000, 4000, 100_000, 50_000, 2000, 8, 2000, 4000, 20_000, 10_000_000, True, 8.0),
+    "cpu": Sizes(512, 2**28, 50_000, 200, 1000, 5000, 5000, 500, 4, 500, 1000, 5000, 200_000, True, 2.0),
+    "quick": Sizes(128, 2**20, 1000, 20, 100, 200, 200, 30, 2, 30, 40, 60, 5000, False, 0.1),
 }
 DIMENSION = 8
 
@@ -200,19 +205,23 @@ def solve(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 # ---- inference ------------------------------------------------------------------------------------------------------
 
 
-def classes(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs (n, d), the covariance of f there (n, n) and classes (n,), float64, the same on every device."""
+def classes(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return inputs (n, d) and classes (n,), float64, the same on every device."""
     x = inputs(n, torch.device("cpu"), torch.float64)
-    covariance = torch.exp(-0.5 * torch.cdist(x, x).square() / DIMENSION)
     y = (x[:, 0] + 0.5 * columns(n, 1, x.device, x.dtype)[0, :, 0] > 0).double()
-    return x.to(device), covariance.to(device), y.to(device)
+    return x.to(device), y.to(device)
+
+
+def covariance_of(x: Tensor) -> Tensor:
+    """Return the covariance of f at inputs (n, n)."""
+    return torch.exp(-0.5 * torch.cdist(x, x).square() / DIMENSION)
 
 
 def gibbs(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
     """Return Gibbs sweeps of a logit model; gpytorch's draw of f given the same w alone, without drawing w."""
     n, chains, sweeps = sizes.gibbs, sizes.chains, 5
-    x, covariance, y = classes(n, device)
-    sampler = GibbsSampler(MultivariateNormal(y.new_zeros(n), covariance), BernoulliLogitLikelihood(), y)
+    x, y = classes(n, device)
+    sampler = GibbsSampler(MultivariateNormal(y.new_zeros(n), covariance_of(x)), BernoulliLogitLikelihood(), y)
     generator = torch.Generator(device).manual_seed(0)
     calls: Calls = {
         OURS: (lambda: sampler.run(sweeps, chains, 0, generator=generator, progress=False), sweeps),
@@ -224,8 +233,8 @@ def gibbs(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
 def ep(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
     """Return EP on a logit model; gpytorch's natural gradients, all data inducing, until its bound has converged."""
     n = sizes.ep
-    x, covariance, y = classes(n, device)
-    prior, likelihood = MultivariateNormal(y.new_zeros(n), covariance), BernoulliLogitLikelihood()
+    x, y = classes(n, device)
+    prior, likelihood = MultivariateNormal(y.new_zeros(n), covariance_of(x)), BernoulliLogitLikelihood()
     found = EP().infer(prior, likelihood, y)
     calls: Calls = {
         OURS: (lambda: EP().infer(prior, likelihood, y), 1),
@@ -233,6 +242,56 @@ def ep(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
     }
     about = f"n = {n}, logit, {found.num_steps} site evaluations, {found.status.name.lower()}"
     return Job(calls, gpu_counts.ep(n, found.num_steps), "inference", about)
+
+
+class _Latent(gpext.models.LatentGP):
+    def __init__(self, x: Tensor, y: Tensor, neighbours: int | None) -> None:
+        super().__init__(x, y, BernoulliLogitLikelihood(), Laplace(), neighbours=neighbours)
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).to(x)
+        self.covar_module.base_kernel.lengthscale = math.sqrt(x.size(-1)) if neighbours is None else 0.3
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior at x."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _evidence(model: _Latent) -> Callable[[], float]:
+    """Return a function that infers from no sites, and differentiates the evidence; it returns the evidence a datum."""
+    (x,), y = model.train_inputs, model.train_targets
+    mll, none = LatentMarginalLogLikelihood(model.likelihood, model), GaussianSites(torch.zeros_like(y), y * 0)
+
+    def evaluate() -> float:
+        model.train().zero_grad()
+        model.variational_strategy.start_from(none)
+        value = mll(model(x), y)
+        value.backward()
+        return value.item()
+
+    return evaluate
+
+
+def evidence(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
+    """Return Laplace's evidence of a logit model and its derivatives; gpytorch's with Gaussian noise, without steps."""
+    n = sizes.evidence
+    x, y = classes(n, device)
+    model = _Latent(x, y, None)
+    num_steps = model.eval().result.num_steps
+    calls: Calls = {OURS: (_evidence(model), 1), "gpytorch, Gaussian noise": (gaussian_evidence(x, y), 1)}
+    about = f"n = {n}, d = {DIMENSION}, logit, Laplace, {num_steps} Newton steps"
+    return Job(calls, gpu_counts.evidence(n, num_steps), "evaluation", about)
+
+
+def sparse_evidence(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
+    """Return the same in the plane, of 20 nearest neighbours; neither gpytorch nor KeOps has any."""
+    n, k = sizes.field, 20
+    x, y = classes(n, device)
+    model = _Latent(x[:, :2], y, k)
+    num_steps = model.eval().result.num_steps
+    tree = model.variational_strategy.prior_distribution.lazy_covariance_matrix.graph.dissection
+    work = gpu_counts.sparse_evidence(tree.work, tree.stored, num_steps)
+    about = f"n = {n}, d = 2, logit, Laplace, {k} neighbours, {num_steps} Newton steps"
+    return Job({OURS: (_evidence(model), 1)}, work, "evaluation", about)
 
 
 def polya_gamma(device: torch.device, sizes: Sizes, dtype: torch.dtype) -> Job:
@@ -256,6 +315,8 @@ _JOBS: dict[str, tuple[Callable[[torch.device, Sizes, torch.dtype], Job], tuple[
     "CG": (solve, ("float64",)),
     "Gibbs sweep": (gibbs, ("float64",)),
     "EP": (ep, ("float64",)),
+    "evidence": (evidence, ("float64",)),
+    "sparse evidence": (sparse_evidence, ("float64",)),
     "Polya-Gamma": (polya_gamma, ("float64",)),
 }
 JOBS = {f"{name} {dtype}": (make, dtype) for name, (make, dtypes) in _JOBS.items() for dtype in dtypes}

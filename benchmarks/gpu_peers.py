@@ -26,8 +26,8 @@ def _rbf(x: Tensor) -> gpytorch.kernels.Kernel:
 
 
 class _Exact(gpytorch.models.ExactGP):
-    def __init__(self, x: Tensor, y: Tensor, noise: Tensor) -> None:
-        super().__init__(x, y, FixedNoiseGaussianLikelihood(noise=noise))
+    def __init__(self, x: Tensor, y: Tensor, likelihood: gpytorch.likelihoods.GaussianLikelihood) -> None:
+        super().__init__(x, y, likelihood)
         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), _rbf(x)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -49,9 +49,25 @@ def gpytorch_draw(x: Tensor, y: Tensor, num_chains: int) -> Callable[[], Tensor]
     def draw() -> Tensor:
         settings = gpytorch.settings
         with settings.max_cholesky_size(n + 1), settings.debug(False), settings.fast_computations(False, False, False):
-            return _Exact(at, targets, 1 / w).eval()(at).rsample()
+            noise = FixedNoiseGaussianLikelihood(noise=1 / w)
+            return _Exact(at, targets, noise).eval()(at).rsample()
 
     return draw
+
+
+def gaussian_evidence(x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+    """Return a function that returns the evidence a datum with Gaussian noise, differentiated; by a dense factor."""
+    model = _Exact(x, y, gpytorch.likelihoods.GaussianLikelihood().to(x)).train()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+
+    def evaluate() -> Tensor:
+        model.zero_grad()
+        with gpytorch.settings.max_cholesky_size(len(y) + 1):
+            value = mll(model(x), y)
+        value.backward()
+        return value.detach()
+
+    return evaluate
 
 
 class _Variational(gpytorch.models.ApproximateGP):

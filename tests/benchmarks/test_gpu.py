@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import gpu, gpu_counts, gpu_laws
 from benchmarks.bounded import Ended, ended
 from benchmarks.device_times import in_turns, limits
-from benchmarks.gpu_jobs import JOBS, OURS, SIZES, classes, measure
-from benchmarks.gpu_peers import gpytorch_draw, variational_posterior
+from benchmarks.gpu_jobs import JOBS, OURS, SIZES, classes, covariance_of, measure
+from benchmarks.gpu_peers import gaussian_evidence, gpytorch_draw, variational_posterior
 from benchmarks.step_time import floor_step, synthetic_problem
 from gpext.inference import EP
 from gpext.likelihoods import BernoulliLogitLikelihood
@@ -195,7 +195,8 @@ def test_limits_are_positive():
 
 
 def test_gpytorch_draws_f_given_the_same_sites():
-    x, covariance, y = classes(3, CPU)
+    x, y = classes(3, CPU)
+    covariance = covariance_of(x)
     draws = gpytorch_draw(x, y, 20_000)()
     posterior = torch.linalg.inv(torch.linalg.inv(covariance) + 0.25 * torch.eye(3).double())
     variance = posterior.diagonal()
@@ -206,11 +207,20 @@ def test_gpytorch_draws_f_given_the_same_sites():
 
 
 def test_the_bound_of_gpytorch_is_below_the_evidence_and_near():
-    x, covariance, y = classes(20, CPU)
+    x, y = classes(20, CPU)
+    covariance = covariance_of(x)
     bound = variational_posterior(x, y)
     evidence = EP().infer(MultivariateNormal(y.new_zeros(20), covariance), BernoulliLogitLikelihood(), y).log_evidence
     evidence = float(evidence)
     assert evidence - 0.5 < len(y) * bound < evidence
+
+
+def test_the_evidence_of_gpytorch_is_differentiated():
+    x, y = classes(20, CPU)
+    value = gaussian_evidence(x, y)()
+    noise = torch.nn.functional.softplus(torch.zeros(())).double() + 1e-4
+    exact = MultivariateNormal(y.new_zeros(20), covariance_of(x) + noise * torch.eye(20).double()).log_prob(y)
+    assert float(value) == pytest.approx(float(exact) / 20)
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
