@@ -14,6 +14,7 @@ points whose blocks are local has O(sqrt(n)) indices, so that a Cholesky factor 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,19 +22,10 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
 from torch import Tensor
 
+from gpext.linalg.front_batches import Batch, Front, batches_of
+
 _LEAF = 96  # indices that are not divided further
 _LARGE = 0.5  # share of a block above which a separator is not worth its division
-
-
-@dataclass(frozen=True)
-class Front:
-    """A node of the tree."""
-
-    own: Tensor  # indices that are eliminated here (s,)
-    boundary: Tensor  # indices of separators above that these and those below are connected with (b,)
-    parent: int | None  # its place in the list of fronts, after this one
-    above: Tensor  # places of the boundary in the parent's own and boundary (b,)
-    parts: tuple[tuple[Tensor, Tensor], ...]  # of each list, the groups added here (R,), in own and boundary (R, E)
 
 
 @dataclass(frozen=True)
@@ -43,20 +35,35 @@ class Dissection:
     size: int  # n
     fronts: tuple[Front, ...]
     node: Tensor  # the front that eliminates each index (n,)
+    together: bool  # whether fronts of a level are eliminated at once
 
     @classmethod
-    def of(cls, points: Tensor, *groups: Tensor, region: Tensor | None = None) -> Dissection:
+    def of(
+        cls, points: Tensor, *groups: Tensor, region: Tensor | None = None, together: bool | None = None
+    ) -> Dissection:
         """Return a tree, or one of each region, for lists of groups that connect points.
 
         Args:
             points: (n, d), in whose space connected points are near each other; any d columns if there is no space.
             groups: indices of the points of each group (R, E), repeated where one has fewer.
             region: the number from 0 of each point's region (n,), where no group connects points of two; None for one.
+            together: whether fronts of a level are eliminated at once; None for where this is faster, not on a CPU.
         """
+        together = points.device.type != "cpu" if together is None else together
         lists = [group.cpu() for group in groups]
         start = torch.zeros(len(points), dtype=torch.long, device="cpu") if region is None else region.cpu()
         level, cell = _partition(points.double().cpu(), start, lists)
-        return _tree(level, cell, lists, points.device)
+        return cls(len(points), *_tree(level, cell, lists, points.device), together)
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """The fronts as they are eliminated."""
+        return batches_of(self.fronts, self.size, self.node.device, together=self.together)
+
+    def batches_on_paths(self, index: Tensor) -> list[int]:
+        """Return the batches that hold any of the :meth:`paths`."""
+        visited = self.paths(index)
+        return [j for j, batch in enumerate(self.batches) if not visited.isdisjoint(batch.fronts)]
 
     def paths(self, index: Tensor) -> set[int]:
         """Return the fronts that eliminate these indices, and all above them."""
@@ -180,7 +187,8 @@ def _smallest_cover(upper: Tensor, active: Tensor, lists: list[Tensor]) -> Tenso
     return torch.from_numpy(np.where(is_upper, reached[:n], lower & ~reached[:n]))
 
 
-def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device) -> Dissection:
+def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device) -> tuple[tuple[Front, ...], Tensor]:
+    """Return the fronts, from the leaves to the root, and the one that eliminates each index (n,)."""
     n, depth = len(level), int(level.max()) + 1
     none = torch.zeros(0, dtype=torch.long, device="cpu")
     lowest = [_lowest(level, cell, groups) for groups in lists]
@@ -209,10 +217,9 @@ def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device
         node[own_index] = number[at_level, c]
         _number(place, torch.cat([own_index, boundary_index]))
         here = [each.get(at_level << 40 | c, none) for each in added]
-        parts = tuple((i.to(device), place[groups[i]].to(device)) for i, groups in zip(here, lists, strict=True))
-        own_index, boundary_index, above = (part.to(device) for part in (own_index, boundary_index, above))
-        fronts.append(Front(own_index, boundary_index, number.get(parent), above, parts))
-    return Dissection(n, tuple(fronts), node.to(device))
+        parts = tuple((i, place[groups[i]]) for i, groups in zip(here, lists, strict=True))
+        fronts.append(Front(own_index, boundary_index, at_level, number.get(parent), above, parts))
+    return tuple(fronts), node.to(device)
 
 
 def _lowest(level: Tensor, cell: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:

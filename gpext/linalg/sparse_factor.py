@@ -11,7 +11,8 @@ and from the root to the leaves, with G = L^-T X, the entries of Z = Q^-1 where 
 
     Z_ob = -G Z_bb,     Z_oo = (L L')^-1 - Z_ob G'
 
-All of it is products of dense blocks. Q must be positive definite; its parts c, t and the blocks have any sign.
+All of it is products of dense blocks, of a batch of fronts at once (:mod:`gpext.linalg.front_batches`). Q must be
+positive definite; its parts c, t and the blocks have any sign.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.linalg.dissection import Dissection, Front
+from gpext.linalg.dissection import Dissection
+from gpext.linalg.front_batches import Batch
 
 
 @dataclass(frozen=True)
 class SparseFactor:
-    """L and X of every front."""
+    """L and X of every batch of fronts."""
 
     dissection: Dissection
-    chol: tuple[Tensor, ...]  # L (..., s, s)
-    across: tuple[Tensor, ...]  # X (..., s, b)
+    chol: tuple[Tensor, ...]  # L (..., B, s, s)
+    across: tuple[Tensor, ...]  # X (..., B, s, b)
     positive_definite: Tensor  # (...)
 
     @property
     def log_det(self) -> Tensor:
         """log|Q| (...)."""
-        return 2 * torch.stack([L.diagonal(dim1=-2, dim2=-1).log().sum(-1) for L in self.chol]).sum(0)
+        return 2 * torch.stack([_diagonal(L).log().sum((-2, -1)) for L in self.chol]).sum(0)
 
     def solve(self, right: Tensor) -> Tensor:
         """Return Q^-1 right (..., n, R)."""
-        return self._backward(self.half_solve(right))
+        return self._backward(self._forward(right))
 
     def half_solve(self, right: Tensor, touched: Tensor | None = None) -> Tensor:
         """Return H right (..., n, R) with H'H = Q^-1: the squared norms of its columns are right' Q^-1 right.
@@ -51,52 +53,62 @@ class SparseFactor:
             right: (..., n, R).
             touched: indices where it has entries, if they are few; None for any.
         """
-        x = self._spread(right)
-        visited = set(range(len(self.chol))) if touched is None else self.dissection.paths(touched)
-        for i in sorted(visited):
-            front, L, X = self.dissection.fronts[i], self.chol[i], self.across[i]
-            done = torch.linalg.solve_triangular(L, x[..., front.own, :], upper=False)
-            x[..., front.own, :] = done
-            x[..., front.boundary, :] -= X.mT @ done
-        return x
+        return self._forward(right, touched)[..., : self.dissection.size, :]
 
     def transposed_half_solve(self, right: Tensor) -> Tensor:
         """Return H' right (..., n, R): of standard normal numbers, draws from N(0, Q^-1)."""
         return self._backward(self._spread(right))
 
-    def inverse_entries(self) -> Iterator[tuple[Front, Tensor]]:
-        """Yield for each front, from the root to the leaves, the entries of Q^-1 of its own and its boundary."""
-        children = Counter(front.parent for front in self.dissection.fronts)
-        waiting: dict[int, Tensor] = {}  # of fronts with children to come
-        for i in reversed(range(len(self.chol))):
-            front, L, X = self.dissection.fronts[i], self.chol[i], self.across[i]
-            own, parent = len(front.own), front.parent
-            Z = L.new_empty(*L.shape[:-2], own + len(front.boundary), own + len(front.boundary))
-            Z[..., :own, :own] = torch.cholesky_inverse(L) if own else 0.0
-            if parent is not None:
-                Z_bb = submatrix(waiting[parent], front.above)
+    def inverse_entries(self) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield for each batch, from the root to the leaves, the entries of Q^-1 of own and boundary (..., B, S, S)."""
+        batches = self.dissection.batches
+        waiting: dict[int, Tensor] = {}  # Z_bb of batches to come
+        for j in reversed(range(len(batches))):
+            batch, L, X = batches[j], self.chol[j], self.across[j]
+            s, b = X.shape[-2:]
+            new = L.new_zeros if self.dissection.together else L.new_empty  # what is missing is finite
+            Z = new(*L.shape[:-2], batch.size, batch.size)
+            Z_oo = torch.cholesky_inverse(L) if s else L
+            if j in waiting:
+                Z_bb = waiting.pop(j)
                 G = torch.linalg.solve_triangular(L.mT, X, upper=True)
                 Z_ob = -(G @ Z_bb)
-                Z[..., :own, :own] -= Z_ob @ G.mT
-                Z[..., :own, own:], Z[..., own:, :own], Z[..., own:, own:] = Z_ob, Z_ob.mT, Z_bb
-                children[parent] -= 1
-                if not children[parent]:
-                    del waiting[parent]
-            if children[i]:
-                waiting[i] = Z
-            yield front, Z
+                Z_oo = _less_product(Z_oo, Z_ob, G.mT)
+                Z[..., :s, s : s + b], Z[..., s : s + b, :s], Z[..., s : s + b, s : s + b] = Z_ob, Z_ob.mT, Z_bb
+            Z[..., :s, :s] = Z_oo
+            for child in batch.children:
+                found = entries_at(Z, child.parent, child.above)
+                if child.front is None:
+                    waiting[child.batch] = found
+                    continue
+                if child.batch not in waiting:
+                    lead = L.shape[:-3]
+                    waiting[child.batch] = L.new_zeros(*lead, len(batches[child.batch].own), *found.shape[-2:])
+                waiting[child.batch][..., child.front, :, :] = found
+            yield batch, Z
 
     def _spread(self, right: Tensor) -> Tensor:
-        """Return a copy of right with the batch dimensions of the factor."""
-        batch = torch.broadcast_shapes(right.shape[:-2], self.positive_definite.shape)
-        return right.expand(*batch, *right.shape[-2:]).clone()
+        """Return a copy of right with the batch dimensions of the factor, and a zero for what is missing."""
+        lead = torch.broadcast_shapes(right.shape[:-2], self.positive_definite.shape)
+        right = right.expand(*lead, *right.shape[-2:])
+        return torch.nn.functional.pad(right, (0, 0, 0, 1)) if self.dissection.together else right.clone()
+
+    def _forward(self, right: Tensor, touched: Tensor | None = None) -> Tensor:
+        x, tree = self._spread(right), self.dissection
+        visited = range(len(tree.batches)) if touched is None else tree.batches_on_paths(touched)
+        for j in visited:
+            batch, L, X = tree.batches[j], self.chol[j], self.across[j]
+            done = torch.linalg.solve_triangular(L, x[..., batch.own, :], upper=False)
+            x[..., batch.own, :] = done
+            if X.size(-1):
+                x.index_add_(-2, batch.boundary.flatten(), (X.mT @ done).flatten(-3, -2), alpha=-1)
+        return x
 
     def _backward(self, x: Tensor) -> Tensor:
-        for i in reversed(range(len(self.chol))):
-            front, L, X = self.dissection.fronts[i], self.chol[i], self.across[i]
-            right = x[..., front.own, :] - X @ x[..., front.boundary, :]
-            x[..., front.own, :] = torch.linalg.solve_triangular(L.mT, right, upper=True)
-        return x
+        for batch, L, X in reversed(list(zip(self.dissection.batches, self.chol, self.across, strict=True))):
+            right = x[..., batch.own, :] - X @ x[..., batch.boundary, :]
+            x[..., batch.own, :] = torch.linalg.solve_triangular(L.mT, right, upper=True)
+        return x[..., : self.dissection.size, :]
 
 
 def factorise_sparse(
@@ -112,32 +124,56 @@ def factorise_sparse(
         blocks: of the second list of groups, (..., P, D, D), symmetric, of any signs.
     """
     given = [t for t in (diagonal, None if blocks is None else blocks[..., 0, 0]) if t is not None]
-    batch = torch.broadcast_shapes(weights.shape[:-2], scale.shape[:-1], *(t.shape[:-1] for t in given))
+    lead = torch.broadcast_shapes(weights.shape[:-2], scale.shape[:-1], *(t.shape[:-1] for t in given))
+    tree, n = dissection, dissection.size
     chol: list[Tensor] = []
     across: list[Tensor] = []
-    left: dict[int, list[tuple[Front, Tensor]]] = {}
-    positive = torch.ones(batch, dtype=torch.bool, device=weights.device)
-    for i, front in enumerate(dissection.fronts):
-        own, size = len(front.own), len(front.own) + len(front.boundary)
-        F = weights.new_zeros(*batch, size, size)
-        rows, places = front.parts[0]
-        r = weights[..., rows, :]
-        _add_at(F, places, (scale[..., rows].unsqueeze(-1) * r).unsqueeze(-1) * r.unsqueeze(-2))
+    rests: dict[int, Tensor] = {}
+    waited_for = Counter(child.batch for batch in tree.batches for child in batch.children)
+    positive = torch.ones(lead, dtype=torch.bool, device=weights.device)
+    for j, batch in enumerate(tree.batches):
+        count, s = batch.own.shape
+        b = batch.boundary.size(-1)
+        F = weights.new_zeros(*lead, count, batch.size, batch.size)
+        of_rows = batch.parts[0]
+        r = weights[..., of_rows.groups, :]
+        outer = (scale[..., of_rows.groups].unsqueeze(-1) * r).unsqueeze(-1) * r.unsqueeze(-2)
+        _add_at(F, of_rows.front, of_rows.places, outer)
+        on_diagonal = _diagonal(F)[..., :s]
+        if tree.together:
+            on_diagonal.add_(batch.own == n)
         if diagonal is not None:
-            F[..., :own, :own].diagonal(dim1=-2, dim2=-1).add_(diagonal[..., front.own])
+            padded = torch.nn.functional.pad(diagonal, (0, 1)) if tree.together else diagonal
+            on_diagonal.add_(padded[..., batch.own])
         if blocks is not None:
-            groups, places = front.parts[1]
-            _add_at(F, places, blocks[..., groups, :, :])
-        for child, rest in left.pop(i, []):
-            _add_at(F, child.above, rest)
-        L, info = torch.linalg.cholesky_ex(F[..., :own, :own])
-        positive = positive & (info == 0) & (L.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
-        X = torch.linalg.solve_triangular(L, F[..., :own, own:], upper=False)
-        if front.parent is not None:
-            left.setdefault(front.parent, []).append((front, F[..., own:, own:] - X.mT @ X))
+            of_blocks = batch.parts[1]
+            _add_at(F, of_blocks.front, of_blocks.places, blocks[..., of_blocks.groups, :, :])
+        for child in batch.children:
+            rest = rests[child.batch]
+            _add_at(F, child.parent, child.above, rest if child.front is None else rest[..., child.front, :, :])
+            waited_for[child.batch] -= 1
+            if not waited_for[child.batch]:
+                del rests[child.batch]
+        L, info = torch.linalg.cholesky_ex(F[..., :s, :s])
+        positive = positive & ((info == 0) & (_diagonal(L) > 0).all(-1)).all(-1)
+        X = torch.linalg.solve_triangular(L, F[..., :s, s : s + b], upper=False)
+        if waited_for[j]:
+            rests[j] = _less_product(F[..., s : s + b, s : s + b], X.mT, X)
         chol.append(L)
         across.append(X)
     return SparseFactor(dissection, tuple(chol), tuple(across), positive)
+
+
+def entries_at(matrices: Tensor, which: Tensor | None, index: Tensor) -> Tensor:
+    """Return the rows and columns (..., R, k, k) at an index (R, k), each of one of the matrices (..., B, S, S).
+
+    Args:
+        matrices: contiguous.
+        which: of them, for each (R,); None for the first.
+        index: (R, k).
+    """
+    at = _flat(matrices.size(-1), which, index)
+    return matrices.flatten(-3).index_select(-1, at.flatten()).unflatten(-1, at.shape)  # faster than two indices
 
 
 def columns_at(index: Tensor, entries: Tensor, size: int) -> Tensor:
@@ -148,14 +184,24 @@ def columns_at(index: Tensor, entries: Tensor, size: int) -> Tensor:
     return flat.unflatten(-1, (size, count))
 
 
-def submatrix(matrix: Tensor, index: Tensor) -> Tensor:
-    """Return the rows and columns (..., *R, k, k) of a matrix (..., n, n) at an index (*R, k)."""
-    at = index.unsqueeze(-1) * matrix.size(-1) + index.unsqueeze(-2)
-    return matrix.flatten(-2).index_select(-1, at.flatten()).unflatten(-1, at.shape)  # faster than two indices
+def _add_at(matrices: Tensor, which: Tensor | None, index: Tensor, entries: Tensor) -> None:
+    """Add entries (..., R, k, k) to rows and columns, see :func:`entries_at`."""
+    at = _flat(matrices.size(-1), which, index)
+    entries = entries.expand(*matrices.shape[:-3], *at.shape).flatten(matrices.dim() - 3)
+    matrices.view(*matrices.shape[:-3], -1).index_add_(-1, at.flatten(), entries)
 
 
-def _add_at(matrix: Tensor, index: Tensor, entries: Tensor) -> None:
-    """Add entries (..., *R, k, k) to the rows and columns of a contiguous matrix (..., n, n) at an index (*R, k)."""
-    at = index.unsqueeze(-1) * matrix.size(-1) + index.unsqueeze(-2)
-    entries = entries.expand(*matrix.shape[:-2], *at.shape).flatten(matrix.dim() - 2)
-    matrix.view(*matrix.shape[:-2], -1).index_add_(-1, at.flatten(), entries)
+def _less_product(matrices: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return M - A B (..., B, k, l), without a copy of A B."""
+    M, A, B = (each.flatten(0, -3) for each in (matrices, left, right))
+    return torch.baddbmm(M, A, B, alpha=-1).view(matrices.shape)
+
+
+def _flat(size: int, which: Tensor | None, index: Tensor) -> Tensor:
+    """Return the places (R, k, k) of rows and columns (R, k) of matrices (B, S, S) among all of their entries."""
+    at = index.unsqueeze(-1) * size + index.unsqueeze(-2)
+    return at if which is None else at + (which * size**2).view(-1, 1, 1)
+
+
+def _diagonal(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1)

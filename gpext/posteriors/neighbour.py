@@ -32,7 +32,7 @@ from torch import Tensor
 from gpext.distributions import LatentNormal
 from gpext.linalg.gathered import gathered_times
 from gpext.linalg.lazy_covariance import LazyCovariance
-from gpext.linalg.sparse_factor import SparseFactor, columns_at, factorise_sparse, submatrix
+from gpext.linalg.sparse_factor import SparseFactor, columns_at, entries_at, factorise_sparse
 from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph, NeighbourLinearOperator
 from gpext.posteriors.gaussian import GaussianPosterior
 from gpext.posteriors.neighbour_joint import (
@@ -244,11 +244,14 @@ class NeighbourPosterior(GaussianPosterior):
         """1 - tau v (..., N), where sites are sharp from Q^-1 K~^-1 = I - Q^-1 T."""
         r, tau = self.regressions, self.sites.precision
         graph = r.graph
+        sharp = are_sharp(tau, r)[..., graph.point]
+        if not bool(sharp.any()):
+            return 1 - tau * self.variance
         of_point = r.sum_over_rows(self._inverse[1] * r.weights / r.variance.unsqueeze(-1))
         of_point = of_point - graph.sum_over_data(tau) * self._low_rank.square().sum(-1)
         others = graph.sum_over_data(tau)[..., graph.point] - tau
         share = of_point[..., graph.point] + others * self.variance
-        return torch.where(are_sharp(tau, r)[..., graph.point], share, 1 - tau * self.variance)
+        return torch.where(sharp, share, 1 - tau * self.variance)
 
     @property
     def covariance(self) -> LazyCovariance:
@@ -339,13 +342,15 @@ class NeighbourPosterior(GaussianPosterior):
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor]:
         """The diagonal of Q^-1 (..., P), and Q^-1 b_i (..., P, E)."""
-        b = self.regressions.weights.expand(*self.factor.positive_definite.shape, *self.regressions.weights.shape[-2:])
-        variance, product = torch.empty_like(b[..., 0]), torch.empty_like(b)
-        for front, Z in self.factor.inverse_entries():
-            variance[..., front.own] = Z.diagonal(dim1=-2, dim2=-1)[..., : len(front.own)]
-            rows, places = front.parts[0]
-            product[..., rows, :] = (submatrix(Z, places) @ b[..., rows, :].unsqueeze(-1)).squeeze(-1)
-        return variance, product
+        lead, (size, width) = self.factor.positive_definite.shape, self.regressions.weights.shape[-2:]
+        b = self.regressions.weights.expand(*lead, size, width)
+        variance, product = b.new_empty(*lead, size + 1), torch.empty_like(b)  # one more for what batches may lack
+        for batch, Z in self.factor.inverse_entries():
+            variance[..., batch.own] = Z.diagonal(dim1=-2, dim2=-1)[..., : batch.own.size(-1)]
+            part = batch.parts[0]
+            near = entries_at(Z, part.front, part.places)
+            product[..., part.groups, :] = (near @ b[..., part.groups, :].unsqueeze(-1)).squeeze(-1)
+        return variance[..., :size], product
 
 
 def condition_neighbours(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpext.distributions import MultitaskLatentNormal
 from gpext.linalg.lazy_covariance import LazyCovariance
-from gpext.linalg.sparse_factor import SparseFactor, columns_at, factorise_sparse, submatrix
+from gpext.linalg.sparse_factor import SparseFactor, columns_at, entries_at, factorise_sparse
 from gpext.operators.neighbour_covariance import LocalRegressions
 from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.sites import JointSites
@@ -164,14 +164,15 @@ class NeighbourJointPosterior(JointPosterior):
     @cached_property
     def _inverse(self) -> tuple[Tensor, Tensor]:
         """The blocks (..., D, D, P), and V b_di (..., D, P, E)."""
-        batch, latents = self.positive_definite.shape, self.prior_mean.size(-2)
+        lead, latents = self.positive_definite.shape, self.prior_mean.size(-2)
         size, width = self.regressions.weights.shape[-2:]
-        b = self.regressions.weights.expand(*batch, latents, size, width).flatten(-3, -2)
-        blocks, product = b.new_empty(*batch, size, latents, latents), torch.empty_like(b)
-        for front, Z in self.factor.inverse_entries():
-            (rows, places), (points, own) = front.parts
-            product[..., rows, :] = (submatrix(Z, places) @ b[..., rows, :].unsqueeze(-1)).squeeze(-1)
-            blocks[..., points, :, :] = submatrix(Z, own)
+        b = self.regressions.weights.expand(*lead, latents, size, width).flatten(-3, -2)
+        blocks, product = b.new_empty(*lead, size, latents, latents), torch.empty_like(b)
+        for batch, Z in self.factor.inverse_entries():
+            rows, points = batch.parts
+            near = entries_at(Z, rows.front, rows.places)
+            product[..., rows.groups, :] = (near @ b[..., rows.groups, :].unsqueeze(-1)).squeeze(-1)
+            blocks[..., points.groups, :, :] = entries_at(Z, points.front, points.places)
         return blocks.movedim(-3, -1), product.unflatten(-2, (latents, size))
 
 

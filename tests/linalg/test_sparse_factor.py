@@ -5,7 +5,7 @@ import torch
 
 from gpext.linalg import dissection
 from gpext.linalg.dissection import Dissection
-from gpext.linalg.sparse_factor import columns_at, factorise_sparse, submatrix
+from gpext.linalg.sparse_factor import columns_at, factorise_sparse
 from tests.members import F64
 
 N = 60
@@ -20,7 +20,7 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def problem(*, batch=(), parts=1, seed=0, named=False):
+def problem(*, batch=(), parts=1, seed=0, named=False, together=None):
     """A tree, the parts of Q, and Q: rows of near points, of several clouds of points that no row connects.
 
     With `named` the tree is told which they are.
@@ -29,7 +29,7 @@ def problem(*, batch=(), parts=1, seed=0, named=False):
     points = torch.rand(N, 2, generator=generator, dtype=F64) + 5 * (torch.arange(N) % parts).unsqueeze(-1)
     near = torch.cdist(points, points).argsort(-1)[:, :5]
     pairs = torch.stack([torch.arange(N), near[:, 1]], -1)
-    tree = Dissection.of(points, near, pairs, region=torch.arange(N) % parts if named else None)
+    tree = Dissection.of(points, near, pairs, region=torch.arange(N) % parts if named else None, together=together)
     weights, scale = randn(*batch, N, 5, seed=1), 1 + randn(*batch, N, seed=2).square()
     diagonal = 0.5 - randn(*batch, N, seed=3).square().clamp_max(1)
     blocks = randn(*batch, N, 2, 2, seed=4)
@@ -43,7 +43,18 @@ def problem(*, batch=(), parts=1, seed=0, named=False):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"batch": (2,)}, {"parts": 3}, {"parts": N}, {"parts": 3, "named": True}], ids=str
+    "options",
+    [
+        {},
+        {"batch": (2,)},
+        {"parts": 3},
+        {"parts": N},
+        {"parts": 3, "named": True},
+        {"together": True},
+        {"together": True, "batch": (2,)},
+        {"together": True, "parts": 3, "named": True},
+    ],
+    ids=str,
 )
 def test_everything_is_that_of_the_dense_matrix(options):
     tree, parts, Q = problem(**options)
@@ -59,20 +70,26 @@ def test_everything_is_that_of_the_dense_matrix(options):
     half = factor.half_solve(torch.eye(N, dtype=F64))
     torch.testing.assert_close(half.mT @ half, inverse)
     torch.testing.assert_close(factor.transposed_half_solve(right), half.mT @ right)
-    seen = torch.zeros(N, dtype=torch.bool)
-    for front, Z in factor.inverse_entries():
-        index = torch.cat([front.own, front.boundary])
-        torch.testing.assert_close(Z, submatrix(inverse.contiguous(), index))
-        seen[front.own] = True
-    assert bool(seen.all())
+    seen = torch.zeros(N + 1, dtype=torch.bool)
+    around = torch.nn.functional.pad(inverse, (0, 1, 0, 1))
+    for batch, Z in factor.inverse_entries():
+        index = torch.cat([batch.own, batch.boundary], -1)
+        there = (index < N).unsqueeze(-1) & (index < N).unsqueeze(-2)
+        found = Z[..., : index.size(-1), : index.size(-1)]
+        torch.testing.assert_close(found[..., there], around[..., index.unsqueeze(-1), index.unsqueeze(-2)][..., there])
+        seen[batch.own] = True
+    assert bool(seen[:N].all())
+    assert options.get("together", False) == bool(seen[N])
 
 
-def test_few_columns_visit_their_own_paths_alone():
-    tree, parts, Q = problem()
+@pytest.mark.parametrize("together", [False, True])
+def test_few_columns_visit_their_own_paths_alone(together):
+    tree, parts, Q = problem(together=together)
     factor = factorise_sparse(tree, *parts)
     index = tree.fronts[0].own[:1]
     right = torch.zeros(N, 1, dtype=F64).index_fill(0, index, 1.0)
     assert len(tree.paths(index)) < len(tree.fronts)
+    assert len(tree.batches_on_paths(index)) < len(tree.batches)
     torch.testing.assert_close(factor.half_solve(right, index).square().sum(), torch.linalg.inv(Q)[index, index].sum())
 
 
