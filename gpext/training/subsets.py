@@ -75,7 +75,7 @@ def draw_subsets(
     sizes = subset_sizes(num_data)
     if not sizes:
         return [], f"no subset of {num_data} data: at most {_MOST} are all used from the first step"
-    order = torch.randperm(num_data, generator=generator, device="cpu")
+    order = torch.randperm(num_data, generator=generator, device="cpu").to(targets.device)
     if not moves and not _tells_curvature(mll):
         return [], f"without a curvature, of more than {_MOST_PARAMETERS} parameters or of several latent functions"
     if not moves:

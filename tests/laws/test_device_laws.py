@@ -21,6 +21,7 @@ from gpext.solvers import (
     unbiased_cg,
 )
 from gpext.solvers.choose_preconditioner import share_of_steps, with_neighbours
+from gpext.training import subsets
 from tests import accelerator
 from tests.accelerator import accelerated, sent
 from tests.latent_cases import CASES, NO_DISTRIBUTION, PAIRS, RULES
@@ -167,6 +168,23 @@ def test_training_of_a_latent_gp(options):
         found = trained(moved(Latent(targets("counts"), likelihoods.PoissonLikelihood(), **options)))(sent(NEW))
         assert_there(found.mean.detach(), expected.mean.detach())
         assert_there(found.variance.detach(), expected.variance.detach())
+
+
+@pytest.mark.parametrize("initial", ["subset", "curvature"])
+@pytest.mark.parametrize("rule", ["laplace", "kl", "ep", "cavi"])
+def test_training_on_subsets(initial, rule, monkeypatch):
+    monkeypatch.setattr(subsets, "_MOST", 8)
+    monkeypatch.setattr(subsets, "_LEAST", 4)
+
+    def trained(send):
+        model = send(Latent(targets("binary", 40), likelihoods.BernoulliLogitLikelihood(), RULES[rule], neighbours=3))
+        mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
+        x, y = model.train_inputs[0], model.train_targets
+        return gpext.fit(mll, x, y, max_steps=6, initial=initial, progress=False).objective
+
+    expected = trained(lambda model: model)
+    with accelerated():
+        assert trained(moved) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
