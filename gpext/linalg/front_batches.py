@@ -8,6 +8,7 @@ its matrices.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,31 +77,33 @@ def batches_of(fronts: Sequence[Front], missing: int, device: torch.device, *, t
         together: whether fronts of a level make batches; else each is one.
     """
     members = _levels(fronts) if together else [[i] for i in range(len(fronts))]
-    at = {i: (j, k) for j, batch in enumerate(members) for k, i in enumerate(batch)}
+    place = {i: (j, k) for j, batch in enumerate(members) for k, i in enumerate(batch)}
+    s = [max(len(fronts[i].own) for i in batch) for batch in members]
+    b = [max(len(fronts[i].boundary) for i in batch) for batch in members]
+    children: list[list[Children]] = [[] for _ in members]
+    for child, batch in enumerate(members):
+        families = defaultdict[int, list[tuple[int, int]]](list)  # by the batch of the parents
+        for i in batch:
+            parent = fronts[i].parent
+            if parent is not None:
+                families[place[parent][0]].append((i, parent))
+        for j, pairs in families.items():
+            above = [_padded(_shifted(fronts[i].above, fronts[up], s[j]), b[child], s[j] + b[j]) for i, up in pairs]
+            of_child = _places([place[i][1] for i, _ in pairs], range(len(batch)), device)
+            of_parent = _places([place[up][1] for _, up in pairs], [0] * len(pairs), device)
+            children[j].append(Children(child, of_child, of_parent, torch.stack(above).to(device)))
     batches = []
-    for batch in members:
-        widths = [max(len(each) for each in sides) for sides in zip(*(_sides(fronts[i]) for i in batch), strict=True)]
-        s, size = widths[0], sum(widths) + together
-        own, boundary = (
-            torch.stack([_padded(_sides(fronts[i])[side], widths[side], missing) for i in batch]).to(device)
-            for side in (0, 1)
-        )
-        parts = tuple(_part(fronts, batch, which, s, device) for which in range(len(fronts[0].parts)))
-        inside = set(batch)
-        below = [i for i, front in enumerate(fronts) if front.parent in inside]
-        children = []
-        for j in sorted({at[i][0] for i in below}):
-            these = [i for i in below if at[i][0] == j]
-            width = max(len(fronts[i].boundary) for i in members[j])
-            places = [_shifted(fronts[i].above, fronts[_parent(fronts[i])], s) for i in these]
-            above = torch.stack([_padded(each, width, size - 1) for each in places]).to(device)
-            in_order = [at[i][1] for i in these] == list(range(len(members[j])))
-            front = None if in_order else torch.tensor([at[i][1] for i in these], device=device)
-            parents = [at[_parent(fronts[i])][1] for i in these]
-            parent = torch.tensor(parents, device=device) if any(parents) else None
-            children.append(Children(j, front, parent, above))
-        batches.append(Batch(own, boundary, size, parts, tuple(children), tuple(batch)))
+    for j, batch in enumerate(members):
+        own = torch.stack([_padded(fronts[i].own, s[j], missing) for i in batch]).to(device)
+        boundary = torch.stack([_padded(fronts[i].boundary, b[j], missing) for i in batch]).to(device)
+        parts = tuple(_part(fronts, batch, which, s[j], device) for which in range(len(fronts[0].parts)))
+        batches.append(Batch(own, boundary, s[j] + b[j] + together, parts, tuple(children[j]), tuple(batch)))
     return tuple(batches)
+
+
+def _places(places: list[int], usual: Sequence[int], device: torch.device) -> Tensor | None:
+    """Return places (C,), or None for the usual ones."""
+    return None if places == list(usual) else torch.tensor(places, device=device)
 
 
 def _levels(fronts: Sequence[Front]) -> list[list[int]]:
@@ -119,15 +122,6 @@ def _levels(fronts: Sequence[Front]) -> list[list[int]]:
             batch.append(i)
         batches.append(batch)
     return batches
-
-
-def _sides(front: Front) -> tuple[Tensor, Tensor]:
-    return front.own, front.boundary
-
-
-def _parent(front: Front) -> int:
-    assert front.parent is not None
-    return front.parent
 
 
 def _padded(index: Tensor, size: int, value: int) -> Tensor:
