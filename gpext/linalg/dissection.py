@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
 from torch import Tensor
 
 from gpext.linalg.front_batches import Batch, Front, batches_of
+
+Array = Any  # a NumPy array: torch's threads would wait for each other at every small step
 
 _LEAF = 96  # indices that are not divided further
 _LARGE = 0.5  # share of a block above which a separator is not worth its division
@@ -50,10 +53,11 @@ class Dissection:
             together: whether fronts of a level are eliminated at once; None for where this is faster, not on a CPU.
         """
         together = points.device.type != "cpu" if together is None else together
-        lists = [group.cpu() for group in groups]
-        start = torch.zeros(len(points), dtype=torch.long, device="cpu") if region is None else region.cpu()
-        level, cell = _partition(points.double().cpu(), start, lists)
-        return cls(len(points), *_tree(level, cell, lists, points.device), together)
+        lists = [group.cpu().numpy() for group in groups]
+        start = np.zeros(len(points), dtype=np.int64) if region is None else region.cpu().numpy()
+        level, cell = _partition(points.double().cpu().numpy(), start, lists)
+        fronts, node = _tree(level, cell, lists)
+        return cls(len(points), fronts, torch.from_numpy(node).to(points.device), together)
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -88,7 +92,7 @@ class Dissection:
         return sum(len(f.own) * (len(f.own) + len(f.boundary)) for f in self.fronts)
 
 
-def _partition(points: Tensor, cell: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _partition(points: Array, cell: Array, lists: list[Array]) -> tuple[Array, Array]:
     """Return for each index the level of the separator or leaf that it belongs to, the roots' being 0, and its cell.
 
     Args:
@@ -97,58 +101,56 @@ def _partition(points: Tensor, cell: Tensor, lists: list[Tensor]) -> tuple[Tenso
         lists: of the groups.
     """
     n, roots = len(points), int(cell.max()) + 1
-    level = torch.full((n,), -1, device="cpu")
-    depth, cell, along = 0, cell.clone(), _directions(points)
-    while bool((level < 0).any()):
+    level = np.full(n, -1)
+    depth, cell, along = 0, cell.copy(), _directions(points)
+    while (level < 0).any():
         active, cells = level < 0, roots * 2**depth
-        count = torch.bincount(cell[active], minlength=cells)
-        fewest, upper = count, torch.zeros(n, dtype=torch.bool, device="cpu")
+        count = np.bincount(cell[active], minlength=cells)
+        fewest, upper = count, np.zeros(n, dtype=bool)
         for x in along:
             halves = _upper_halves(x, cell, active, count)
             sides = _connected(halves, active, lists)
-            smaller = torch.stack([torch.bincount(cell[marked], minlength=cells) for marked in sides]).min(0).values
-            upper = torch.where((smaller < fewest)[cell], halves, upper)
-            fewest = torch.minimum(smaller, fewest)
+            smaller = np.minimum(*(np.bincount(cell[marked], minlength=cells) for marked in sides))
+            upper = np.where((smaller < fewest)[cell], halves, upper)
+            fewest = np.minimum(smaller, fewest)
         cover = _smallest_cover(upper, active, lists)
-        divides = (count > _LEAF) & (torch.bincount(cell[cover], minlength=cells) < _LARGE * count)
-        separator = torch.where(divides[cell], cover, active)
+        divides = (count > _LEAF) & (np.bincount(cell[cover], minlength=cells) < _LARGE * count)
+        separator = np.where(divides[cell], cover, active)
         level[separator] = depth
         remains = active & ~separator
-        cell[remains] = 2 * cell[remains] + upper[remains].long()
+        cell[remains] = 2 * cell[remains] + upper[remains]
         depth += 1
     return level, cell
 
 
-def _directions(points: Tensor) -> list[Tensor]:
+def _directions(points: Array) -> list[Array]:
     """Return the coordinates of the points (n,) along each direction in which they may be halved."""
-    axes = list(points.unbind(-1))
-    if len(axes) != 2:
-        return axes
-    x, y = axes
+    if points.shape[1] != 2:
+        return list(points.T)
+    x, y = points.T
     return [x, y, x + y, x - y]
 
 
-def _upper_halves(x: Tensor, cell: Tensor, active: Tensor, count: Tensor) -> Tensor:
+def _upper_halves(x: Array, cell: Array, active: Array, count: Array) -> Array:
     """Return which active indices are above the median of their cell (n,)."""
-    index = active.nonzero().squeeze(-1)
-    order = index[x[index].argsort(stable=True)]
-    order = order[cell[order].argsort(stable=True)]
+    index = np.flatnonzero(active)
+    order = index[np.lexsort((x[index], cell[index]))]
     of_cell = cell[order]
-    rank = torch.arange(len(order), device="cpu") - (count.cumsum(0) - count)[of_cell]
-    upper = torch.zeros_like(active)
+    rank = np.arange(len(order)) - (count.cumsum() - count)[of_cell]
+    upper = np.zeros_like(active)
     upper[order] = 2 * rank >= count[of_cell]
     return upper
 
 
-def _connected(upper: Tensor, active: Tensor, lists: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _connected(upper: Array, active: Array, lists: list[Array]) -> tuple[Array, Array]:
     """Return which active indices of the lower and of the upper halves share a group with the other half (n,)."""
-    marked = torch.zeros_like(active)
+    marked = np.zeros_like(active)
     for groups in lists:
-        marked[_crossing(upper, active, groups)[0].flatten()] = True
+        marked[_crossing(upper, active, groups)[0]] = True
     return marked & active & ~upper, marked & active & upper
 
 
-def _crossing(upper: Tensor, active: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _crossing(upper: Array, active: Array, groups: Array) -> tuple[Array, Array, Array]:
     """Return the groups with active indices in both halves, and which of these indices are in the lower and the upper.
 
     All are (R, E).
@@ -159,7 +161,7 @@ def _crossing(upper: Tensor, active: Tensor, groups: Tensor) -> tuple[Tensor, Te
     return groups[both], low[both], high[both]
 
 
-def _smallest_cover(upper: Tensor, active: Tensor, lists: list[Tensor]) -> Tensor:
+def _smallest_cover(upper: Array, active: Array, lists: list[Array]) -> Array:
     """Return the fewest active indices that share in every connection between the halves (n,).
 
     They are as many as the connections of a largest matching. Of all walks from its unmatched lower indices, upwards
@@ -170,10 +172,9 @@ def _smallest_cover(upper: Tensor, active: Tensor, lists: list[Tensor]) -> Tenso
     pairs = []
     for groups in lists:
         crossing, low, high = _crossing(upper, active, groups)
-        group, i, j = (low.unsqueeze(-1) & high.unsqueeze(-2)).nonzero().unbind(-1)
+        group, i, j = np.nonzero(low[:, :, None] & high[:, None, :])
         pairs.append(crossing[group, i] * n + crossing[group, j])
-    pair = torch.cat(pairs).unique()
-    low, high = (pair // n).numpy(), (pair % n).numpy()
+    low, high = np.divmod(np.unique(np.concatenate(pairs)), n)
     connected = csr_matrix((np.ones(len(low), dtype=bool), (low, high)), shape=(n, n))
     matched = maximum_bipartite_matching(connected, perm_type="column")  # of each lower index, or -1
     lower, reached = np.zeros(n, dtype=bool), np.zeros(n + 1, dtype=bool)
@@ -183,57 +184,60 @@ def _smallest_cover(upper: Tensor, active: Tensor, lists: list[Tensor]) -> Tenso
     rows, columns = np.concatenate([low, matched[back], start]), np.concatenate([high, back, free])
     walks = csr_matrix((np.ones(len(rows), dtype=bool), (rows, columns)), shape=(n + 1, n + 1))
     reached[breadth_first_order(walks, n, return_predecessors=False)] = True
-    is_upper = upper.numpy()
-    return torch.from_numpy(np.where(is_upper, reached[:n], lower & ~reached[:n]))
+    return np.where(upper, reached[:n], lower & ~reached[:n])
 
 
-def _tree(level: Tensor, cell: Tensor, lists: list[Tensor], device: torch.device) -> tuple[tuple[Front, ...], Tensor]:
+def _tree(level: Array, cell: Array, lists: list[Array]) -> tuple[tuple[Front, ...], Array]:
     """Return the fronts, from the leaves to the root, and the one that eliminates each index (n,)."""
     n, depth = len(level), int(level.max()) + 1
-    none = torch.zeros(0, dtype=torch.long, device="cpu")
+    none = np.zeros(0, dtype=np.int64)
     lowest = [_lowest(level, cell, groups) for groups in lists]
-    found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # own and boundary, by level and cell
+    found: dict[tuple[int, int], tuple[Array, Array]] = {}  # own and boundary, by level and cell
     for at_level in reversed(range(depth)):
         pairs = []
         for groups, (deepest, at) in zip(lists, lowest, strict=True):
             below = deepest >= at_level
             front, members = at[below] >> (deepest[below] - at_level), groups[below]
-            pairs.append((front.unsqueeze(-1) * n + members)[level[members] < at_level])
-        keys = torch.cat(pairs).unique()
-        boundary = _grouped(keys % n, keys // n)
-        index = (level == at_level).nonzero().squeeze(-1)
+            pairs.append((front[:, None] * n + members)[level[members] < at_level])
+        front, members = np.divmod(np.unique(np.concatenate(pairs)), n)
+        boundary = _grouped(members, front)
+        index = np.flatnonzero(level == at_level)
         own = _grouped(index, cell[index])
         for c in sorted({*own, *boundary}):
             found[at_level, c] = own.get(c, none), boundary.get(c, none)
     number = {name: i for i, name in enumerate(found)}
-    added = [_grouped(torch.arange(len(at), device="cpu"), deepest << 40 | at) for deepest, at in lowest]
-    place, node = torch.zeros(n, dtype=torch.long, device="cpu"), torch.zeros(n, dtype=torch.long, device="cpu")
+    added = [_grouped(np.arange(len(at)), deepest << 40 | at) for deepest, at in lowest]
+    place, node = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     fronts: list[Front] = []
     for (at_level, c), (own_index, boundary_index) in found.items():
         parent, above = (at_level - 1, c >> 1), none
         if parent in found:
-            _number(place, torch.cat(found[parent]))
+            _number(place, np.concatenate(found[parent]))
             above = place[boundary_index]
         node[own_index] = number[at_level, c]
-        _number(place, torch.cat([own_index, boundary_index]))
+        _number(place, np.concatenate([own_index, boundary_index]))
         here = [each.get(at_level << 40 | c, none) for each in added]
-        parts = tuple((i, place[groups[i]]) for i, groups in zip(here, lists, strict=True))
-        fronts.append(Front(own_index, boundary_index, at_level, number.get(parent), above, parts))
-    return tuple(fronts), node.to(device)
+        parts = tuple(
+            (torch.from_numpy(i), torch.from_numpy(place[groups[i]])) for i, groups in zip(here, lists, strict=True)
+        )
+        sides = torch.from_numpy(own_index), torch.from_numpy(boundary_index)
+        fronts.append(Front(*sides, at_level, number.get(parent), torch.from_numpy(above), parts))
+    return tuple(fronts), node
 
 
-def _lowest(level: Tensor, cell: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+def _lowest(level: Array, cell: Array, groups: Array) -> tuple[Array, Array]:
     """Return the level and the cell of the lowest index of each group: all of a group are on one path to the root."""
-    deepest, which = level[groups].max(-1)
-    return deepest, cell[groups.gather(-1, which.unsqueeze(-1)).squeeze(-1)]
+    which = np.take_along_axis(groups, level[groups].argmax(-1, keepdims=True), -1)[:, 0]
+    return level[which], cell[which]
 
 
-def _number(place: Tensor, index: Tensor) -> None:
-    place[index] = torch.arange(len(index), device="cpu")
+def _number(place: Array, index: Array) -> None:
+    place[index] = np.arange(len(index))
 
 
-def _grouped(values: Tensor, groups: Tensor) -> dict[int, Tensor]:
+def _grouped(values: Array, groups: Array) -> dict[int, Array]:
     """Return the values of each group, by its number."""
-    order = groups.argsort(stable=True)
-    numbers, counts = groups[order].unique_consecutive(return_counts=True)
-    return dict(zip(numbers.tolist(), values[order].split(counts.tolist()), strict=True))
+    order = groups.argsort(kind="stable")
+    numbers, starts = np.unique(groups[order], return_index=True)
+    ends = [*starts[1:], len(order)]
+    return {c: values[order[i:j]] for c, i, j in zip(numbers.tolist(), starts, ends, strict=False)}

@@ -147,7 +147,8 @@ def test_a_separator_is_the_smallest_cover_of_the_connections_across_a_cut():
     for _ in range(30):
         groups = torch.randint(10, (4, 3), generator=generator)
         pairs = torch.randint(10, (3, 2), generator=generator)
-        found = dissection._smallest_cover(upper, active, [groups, pairs])
+        lists = [groups.numpy(), pairs.numpy()]
+        found = torch.from_numpy(dissection._smallest_cover(upper.numpy(), active.numpy(), lists))
         edges = [
             {int(i), int(j)}
             for group in (*groups, *pairs)
