@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
 from torch import Tensor
 
 from gpext.linalg.front_batches import Batch, Front, batches_of
@@ -168,6 +166,9 @@ def _smallest_cover(upper: Array, active: Array, lists: list[Array]) -> Array:
     along any connection and back along the matching, they are the lower indices that none reaches, and the upper ones
     that one does [Konig 1931].
     """
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
+
     n = len(active)
     pairs = []
     for groups in lists:
