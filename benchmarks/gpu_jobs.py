@@ -259,7 +259,8 @@ class _Latent(gpext.models.LatentGP):
 def _evidence(model: _Latent) -> Callable[[], float]:
     """Return a function that infers from no sites, and differentiates the evidence; it returns the evidence a datum."""
     (x,), y = model.train_inputs, model.train_targets
-    mll, none = LatentMarginalLogLikelihood(model.likelihood, model), GaussianSites(torch.zeros_like(y), y * 0)
+    mll = LatentMarginalLogLikelihood(model.likelihood, model)
+    none = GaussianSites(torch.zeros_like(y), torch.zeros_like(y))
 
     def evaluate() -> float:
         model.train().zero_grad()

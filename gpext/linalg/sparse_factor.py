@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gpext.linalg.dissection import Dissection
 from gpext.linalg.front_batches import Batch
@@ -91,7 +92,7 @@ class SparseFactor:
         """Return a copy of right with the batch dimensions of the factor, and a zero for what is missing."""
         lead = torch.broadcast_shapes(right.shape[:-2], self.positive_definite.shape)
         right = right.expand(*lead, *right.shape[-2:])
-        return torch.nn.functional.pad(right, (0, 0, 0, 1)) if self.dissection.together else right.clone()
+        return pad(right, (0, 0, 0, 1))
 
     def _forward(self, right: Tensor, touched: Tensor | None = None) -> Tensor:
         x, tree = self._spread(right), self.dissection
@@ -125,7 +126,9 @@ def factorise_sparse(
     """
     given = [t for t in (diagonal, None if blocks is None else blocks[..., 0, 0]) if t is not None]
     lead = torch.broadcast_shapes(weights.shape[:-2], scale.shape[:-1], *(t.shape[:-1] for t in given))
-    tree, n = dissection, dissection.size
+    tree = dissection
+    added = weights.new_zeros(tree.size) if diagonal is None else diagonal
+    added = pad(added, (0, 1), value=1.0)  # 1 for what is missing
     chol: list[Tensor] = []
     across: list[Tensor] = []
     rests: dict[int, Tensor] = {}
@@ -139,12 +142,7 @@ def factorise_sparse(
         r = weights[..., of_rows.groups, :]
         outer = (scale[..., of_rows.groups].unsqueeze(-1) * r).unsqueeze(-1) * r.unsqueeze(-2)
         _add_at(F, of_rows.front, of_rows.places, outer)
-        on_diagonal = _diagonal(F)[..., :s]
-        if tree.together:
-            on_diagonal.add_(batch.own == n)
-        if diagonal is not None:
-            padded = torch.nn.functional.pad(diagonal, (0, 1)) if tree.together else diagonal
-            on_diagonal.add_(padded[..., batch.own])
+        _diagonal(F)[..., :s].add_(added[..., batch.own])
         if blocks is not None:
             of_blocks = batch.parts[1]
             _add_at(F, of_blocks.front, of_blocks.places, blocks[..., of_blocks.groups, :, :])

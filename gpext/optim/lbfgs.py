@@ -286,7 +286,6 @@ class _Run:
                 outcome = Outcome.CONVERGED
                 raise StopIteration
 
-        result = None
         try:
             result = minimize(
                 evaluate,
@@ -301,8 +300,8 @@ class _Run:
         finally:  # also after an interrupt
             _unflatten(self._best_point, self.parameters)
         self.gain = at_start[0] - self._best_value
-        if result is None or outcome is not None:
-            return outcome or Outcome.CONVERGED
+        if outcome is not None:
+            return outcome
         if result.nit >= max_steps:
             return Outcome.MAX_STEPS
         return Outcome.CONVERGED if result.success else Outcome.STALLED

@@ -153,8 +153,9 @@ def _fixed_moments(function: Function, mean: Tensor, variance: Tensor, width: fl
         resolved = (change <= _ALIKE) & (share[0] + share[-1] <= _CUT)
         centre = (share * z).sum(0)
         offset = z - centre
-        squares = share * offset.square()
-        cubes = squares * offset
-        moments = [sd**2 * squares.sum(0), sd**3 * cubes.sum(0), sd**4 * cubes.mul_(offset).sum(0)]
+        moments, weighted = [], share * offset
+        for k in (2, 3, 4):
+            weighted = weighted * offset  # share offset^k
+            moments.append(sd**k * weighted.sum(0))
         shifted = mean.double() + sd * centre
     return torch.stack([log_normalizer, shifted, *moments]), resolved

@@ -215,7 +215,7 @@ def test_the_bound_of_gpytorch_is_below_the_evidence_and_near():
     assert evidence - 0.5 < len(y) * bound < evidence
 
 
-def test_the_evidence_of_gpytorch_is_differentiated():
+def test_the_evidence_of_gpytorch_is_a_normal_density():
     x, y = classes(20, CPU)
     value = gaussian_evidence(x, y)()
     noise = torch.nn.functional.softplus(torch.zeros(())).double() + 1e-4

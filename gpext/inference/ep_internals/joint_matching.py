@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpext.inference.drivers.fixed_point import Norm, over_sites
+from gpext.inference.drivers.fixed_point import Norm
+from gpext.inference.ep_internals.moment_matching import proper_size
 from gpext.inference.problem import Problem
 from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.posteriors import DensePrior, JointPosterior
@@ -58,15 +59,12 @@ class JointMatch:
         half = torch.linalg.solve_triangular(L, self.tilted.covariance.movedim(-1, -3), upper=False)
         ratio = torch.linalg.solve_triangular(L, half.mT, upper=False)
         unit = torch.eye(L.size(-1), dtype=L.dtype, device=L.device)
-        return self._normed(torch.maximum(moved.abs().amax((-2, -1)), (ratio - unit).abs().amax((-2, -1))))
+        residual = torch.maximum(moved.abs().amax((-2, -1)), (ratio - unit).abs().amax((-2, -1)))
+        return proper_size(self.norm, self.proper, residual)
 
     def toward(self, proposal: BlockSites) -> Tensor:
         """Return the norm of how far other sites would move the marginals (...), inf where improper."""
-        return self._normed(self.sites.motion_to(proposal, self.mean, self.blocks))
-
-    def _normed(self, residual: Tensor) -> Tensor:
-        size = over_sites(residual, self.norm, self.value.dim())
-        return torch.where(self.proper & size.isfinite(), size, torch.inf)
+        return proper_size(self.norm, self.proper, self.sites.motion_to(proposal, self.mean, self.blocks))
 
     @property
     def proposal(self) -> BlockSites:

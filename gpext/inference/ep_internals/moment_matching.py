@@ -26,6 +26,12 @@ from gpext.quadrature import TiltedMoments
 from gpext.sites import GaussianSites
 
 
+def proper_size(norm: Norm, proper: Tensor, residual: Tensor) -> Tensor:
+    """Return the norm of residuals (..., N), which are nonnegative: (...), inf where improper."""
+    size = over_sites(residual, norm, proper.dim())
+    return torch.where(proper & size.isfinite(), size, torch.inf)
+
+
 @dataclass(frozen=True)
 class Match:
     """Sites, what they make of the prior, and how far from matched the moments are."""
@@ -60,15 +66,11 @@ class Match:
     def size(self) -> Tensor:
         """The norm of the residuals (...), inf where improper."""
         residual = torch.maximum(self.shift_residual.abs(), self.width_residual.abs())
-        return self._normed(residual)
+        return proper_size(self.norm, self.proper, residual)
 
     def toward(self, proposal: GaussianSites) -> Tensor:
         """Return the norm of how far other sites would move the marginals (...), inf where improper."""
-        return self._normed(self.sites.motion_to(proposal, self.mean, self.variance))
-
-    def _normed(self, residual: Tensor) -> Tensor:
-        size = over_sites(residual, self.norm, self.value.dim())
-        return torch.where(self.proper & size.isfinite(), size, torch.inf)
+        return proper_size(self.norm, self.proper, self.sites.motion_to(proposal, self.mean, self.variance))
 
     @property
     def positive_proposal(self) -> GaussianSites:
