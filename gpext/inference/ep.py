@@ -106,5 +106,7 @@ class EP(Rule):
         return search.run(start)
 
     def _log_normalizers(self, problem: Problem, found: Match) -> Tensor:
+        if not any(parameter.requires_grad for parameter in problem.likelihood.parameters()):
+            return found.tilted.log_normalizer
         moments = tilt(problem.likelihood, problem.targets, found.power)
         return moments(found.cavity_mean, found.cavity_variance).log_normalizer

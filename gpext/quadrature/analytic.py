@@ -25,7 +25,7 @@ from gpext.quadrature.tilted import TiltedMoments, tilted_moments
 Part = Callable[[Tensor], tuple[Function, Tensor | None]]
 """Rows (n,) of the data -> their function, of f (Q, ..., n), and its knots (J, ..., n)."""
 
-_WIDTHS = (0.4, 1.0, 3.0)  # s / a up to which Gaussians have as many nodes
+_WIDTHS = (0.25, 0.4, 0.65, 1.0, 1.7, 3.0)  # s / a up to which Gaussians have as many nodes
 _DIGITS = 32.0  # -log of the error
 _REACH, _TILTED_REACH = 9.0, 12.0  # of the nodes; a tilted distribution may be some s away from the Gaussian
 _ALIKE = 1e-5  # relative difference of a rule and its every second node: the rule has about twice as many digits
@@ -148,7 +148,7 @@ def _fixed_moments(function: Function, mean: Tensor, variance: Tensor, width: fl
     exponent = log_weights + function(mean.double() + sd * z)
     log_normalizer = torch.logsumexp(exponent, 0)
     with torch.no_grad():
-        share = torch.softmax(exponent, 0)
+        share = (exponent - log_normalizer).exp_()
         change = (share[::2].sum(0) / log_weights[::2].exp().sum() - 1).abs()
         resolved = (change <= _ALIKE) & (share[0] + share[-1] <= _CUT)
         centre = (share * z).sum(0)

@@ -18,9 +18,12 @@ from gpext.inference.drivers.ascent import ROUNDING, height, rise
 from gpext.inference.expansion import Sites, expand
 from gpext.inference.problem import Problem
 from gpext.posteriors import JointPosterior, Posterior, precision_blocks
+from gpext.sites import GaussianSites
 
+NEAR = 1.0  # posterior standard deviations from rest, within which a Newton step of the means surely leads nearer
 _MOST_STEPS, _MOST_PRODUCTS = 12, 12  # of Newton, and of each of its steps
 _FORCING = 0.1  # of the residual that a step may leave; less close to the mode, where steps converge superlinearly
+_ROUGH = 0.3  # of the residual, that a single step may leave
 _ENOUGH = 0.1  # of the tolerance, that a step may leave
 _SHARP = 1e8  # U k_ii above which r - U0 z has few digits
 _LOSES_DIGITS = 1e6  # how much larger than (f - mu)' K^-1 (f - mu) its terms may be
@@ -43,11 +46,7 @@ def refine_mode(
         tolerance: in posterior standard deviations.
     """
     last = torch.full_like(problem.inner(f, f), torch.inf)
-    if isinstance(posterior, JointPosterior):
-        own = precision_blocks(posterior.sites).diagonal(dim1=-3, dim2=-2).mT
-    else:
-        own = posterior.sites.precision
-    if bool((own.abs() * problem.prior.variance.detach() > _SHARP).any()):
+    if _is_sharp(problem, posterior):
         return f, weights, last
     for _ in range(_MOST_STEPS):
         at = expand(problem.likelihood, problem.targets, f)
@@ -62,7 +61,7 @@ def refine_mode(
         if bool(ended.all()):
             break
         enough = (torch.minimum(torch.full_like(length, _FORCING), length) * length).clamp_min(_ENOUGH * tolerance)
-        move, turn = _newton_step(problem, posterior, at.sites, residual, first, enough)
+        move, turn = _step(problem, posterior, at.sites, residual, first, enough)
         slope = problem.inner(residual, move)
         if not bool((slope > 0).any()):
             break
@@ -71,6 +70,34 @@ def refine_mode(
             break
         f, weights = higher
     return f, weights, last
+
+
+@torch.no_grad()
+def newton_step(
+    problem: Problem, posterior: Posterior, sites: GaussianSites, residual: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a rough (K^-1 + T)^-1 residual, and its product with K^-1; zeros where sites are too sharp for products.
+
+    Args:
+        problem: for inner products.
+        posterior: the prior conditioned on sites nearby.
+        sites: of precisions T.
+        residual: (..., N).
+    """
+    if _is_sharp(problem, posterior):
+        return torch.zeros_like(residual), torch.zeros_like(residual)
+    first = posterior.solve(residual)
+    enough = _ROUGH * problem.inner(residual, first[0]).clamp_min(0).sqrt()
+    return _step(problem, posterior, sites, residual, first, enough)
+
+
+def _is_sharp(problem: Problem, posterior: Posterior | JointPosterior) -> bool:
+    """Return whether products with K^-1 have few digits, for any site."""
+    if isinstance(posterior, JointPosterior):
+        own = precision_blocks(posterior.sites).diagonal(dim1=-3, dim2=-2).mT
+    else:
+        own = posterior.sites.precision
+    return bool((own.abs() * problem.prior.variance.detach() > _SHARP).any())
 
 
 def _cancels(problem: Problem, f: Tensor, weights: Tensor) -> bool:
@@ -83,7 +110,7 @@ def _cancels(problem: Problem, f: Tensor, weights: Tensor) -> bool:
     return bool((problem.inner(apart.abs(), weights.abs()) > _LOSES_DIGITS * (1 + energy.abs())).any())
 
 
-def _newton_step(
+def _step(
     problem: Problem,
     posterior: Posterior | JointPosterior,
     sites: Sites,

@@ -1,9 +1,10 @@
 r"""Damped parallel sweeps of EP, accelerated, with every cavity kept proper [JVV11 Secs. 3.5, 4.1].
 
 x <- x + delta (x* - x) for all sites at once, or what Anderson's mixing makes of the last few such steps where that
-brings the marginals closer to rest. On a likelihood that is not log-concave x* may have negative precisions, with which
-cavities can become improper: such sites are held at precision zero until the others have settled, where all is safe,
-and only then set free. A step that leaves what is proper is halved until it does not.
+brings the marginals closer to rest. Once they are near it, x* is taken at the means after a Newton step. On a
+likelihood that is not log-concave x* may have negative precisions, with which cavities can become improper: such sites
+are held at precision zero until the others have settled, where all is safe, and only then set free. A step that leaves
+what is proper is halved until it does not.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def sweep_damped(
     mixing = Mixing(problem)
     best, least, reference, reference_at = current, torch.inf, torch.inf, 0
     proposal, motion = _propose(current, hold)
+    is_near = False
     while True:
         if motion < _PROGRESS * reference:
             reference, reference_at = motion, len(trace)
@@ -66,6 +68,10 @@ def sweep_damped(
         settled = hold and motion < _SETTLED and bool((proposal.precision == 0).any())
         if motion < tolerance or settled or len(trace) - reference_at > patience or len(trace) >= max_sweeps:
             return best, trace
+        near = current if isinstance(current, Match) and not hold and (is_near or current.is_near) else None
+        if near is not None:
+            mixing = mixing if is_near else Mixing(problem)  # of another map
+            is_near, proposal = True, near.proposal_ahead(problem)
         target = current.sites.lerp(proposal, damping)
         mixed: Any = mixing.mix(current.sites, current.variance, target)
         if mixed is not None:

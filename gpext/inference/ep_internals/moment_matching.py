@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.drivers.fixed_point import Norm, over_sites
+from gpext.inference.drivers.inexact_newton import NEAR, newton_step
 from gpext.inference.problem import Problem
 from gpext.likelihoods.tilted_moments import Tilt
 from gpext.posteriors import Posterior
@@ -44,6 +45,7 @@ class Match:
     tilted: TiltedMoments
     proper: Tensor  # (...): there is a posterior, and every cavity is a distribution
     value: Tensor  # log Z (...), -inf where improper
+    tilt: Tilt
     power: float
     norm: Norm = "max"
 
@@ -65,8 +67,16 @@ class Match:
     @property
     def size(self) -> Tensor:
         """The norm of the residuals (...), inf where improper."""
-        residual = torch.maximum(self.shift_residual.abs(), self.width_residual.abs())
-        return proper_size(self.norm, self.proper, residual)
+        return proper_size(self.norm, self.proper, self._residual)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether a Newton step of the means surely leads nearer to a match."""
+        return bool((self._residual < NEAR).all() and self.proper.all())
+
+    @property
+    def _residual(self) -> Tensor:
+        return torch.maximum(self.shift_residual.abs(), self.width_residual.abs())
 
     def toward(self, proposal: GaussianSites) -> Tensor:
         """Return the norm of how far other sites would move the marginals (...), inf where improper."""
@@ -90,6 +100,21 @@ class Match:
         precision = 1 / tilted.variance - 1 / self.variance
         shift = tilted.mean / tilted.variance - self.mean / self.variance
         return GaussianSites(self.sites.shift + shift / eta, self.sites.precision + precision / eta)
+
+    def proposal_ahead(self, problem: Problem) -> GaussianSites:
+        """Return the proposal at the means after a Newton step for all of them, with the variances c of cavities.
+
+        Cavity means are m - eta c w with w = K^-1 (m - mu), and tilted means those of the marginals where the residual
+        (m^ - m) / (eta v^) vanishes. Along a move of m by p and of w by K^-1 p it falls by K^-1 p + T p, with the
+        precisions T of the proposal.
+        """
+        tilted, eta, c = self.tilted, self.power, self.cavity_variance
+        residual = (tilted.mean - self.mean) / (eta * tilted.variance)
+        move, turn = newton_step(problem, self.posterior, self.proposal, residual)
+        cavity_mean = self.cavity_mean + move - eta * c * turn
+        there = self.tilt(cavity_mean, c)
+        shift, precision = there.mean / there.variance - cavity_mean / c, 1 / there.variance - 1 / c
+        return GaussianSites(shift / eta, precision / eta)
 
 
 At = Callable[[GaussianSites], Match]
@@ -116,4 +141,5 @@ def match(problem: Problem, tilt: Tilt, power: float, sites: GaussianSites, norm
     replaced = 0.5 * safe_rest.log() - 0.5 * power**2 * cavity_variance * weights.square()
     value = posterior.log_peak + (tilted.log_normalizer - replaced).sum(-1) / power
     value = torch.where(proper & value.isfinite(), value, -torch.inf)
-    return Match(posterior, safe_mean, safe_variance, cavity_mean, cavity_variance, tilted, proper, value, power, norm)
+    marginals = safe_mean, safe_variance, cavity_mean, cavity_variance
+    return Match(posterior, *marginals, tilted, proper, value, tilt, power, norm)
