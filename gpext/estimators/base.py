@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ROWS = 1000  # predicted at once
+_ROWS_BY_NEIGHBOURS = 4000  # likewise: they share work, and need less memory each
 _FEW = 400  # rows up to which predictions are averages over hyperparameters
 _TRIED = 300  # rows of the models that decide about a transform
 MODE = 1e-4  # tolerance of Laplace's mode while training, in posterior standard deviations
@@ -456,7 +457,8 @@ class GPEstimator(BaseEstimator):
     @torch.no_grad()
     def _by_rows(self, function: Callable[..., Tensor], *arrays: Tensor) -> np.ndarray:
         """Return a function of some rows of each array, put together for all rows (n, ...)."""
-        parts = zip(*(each.split(_ROWS) for each in arrays), strict=True)
+        nearest = isinstance(self.model_, DenseGP) and self.model_.variational_strategy.neighbours is not None
+        parts = zip(*(each.split(_ROWS_BY_NEIGHBOURS if nearest else _ROWS) for each in arrays), strict=True)
         return torch.cat([function(*some) for some in parts]).numpy()
 
     def _latent(self, x: Tensor, *, jointly: bool = False) -> MultivariateNormal:

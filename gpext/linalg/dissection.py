@@ -79,6 +79,52 @@ class Dissection:
                     waiting.append(parent)
         return found
 
+    def meeting(self, index: Tensor) -> Tensor:
+        """Return the first front below which, or in whose own and boundary, all indices of a group are.
+
+        On the way up from the lowest of the fronts that eliminate them.
+
+        Args:
+            index: (S, K).
+
+        Returns:
+            (S,), -1 where there is none: in trees of several roots.
+        """
+        given, up = index.cpu().numpy(), self._lineage
+        node, level = self.node.cpu().numpy()[given], np.array([front.level for front in self.fronts])
+        parent = np.array([-1 if front.parent is None else front.parent for front in self.fronts])
+        bounds = [front.boundary.numpy() + i * self.size for i, front in enumerate(self.fronts)]
+        bounded = np.sort(np.concatenate(bounds))
+        top = np.take_along_axis(node, level[node].argmax(-1, keepdims=True), -1)[:, 0]
+        waiting = np.arange(len(given))
+        while len(waiting):
+            t = top[waiting, None]
+            held = (up[node[waiting], level[t]] == t) | _contains(bounded, t * self.size + given[waiting])
+            waiting = waiting[~held.all(-1)]
+            top[waiting] = parent[top[waiting]]
+            waiting = waiting[top[waiting] >= 0]
+        return torch.from_numpy(top).to(self.node.device)
+
+    def ways(self, index: Tensor, top: int) -> list[int]:
+        """Return the fronts below a top one through which the ways from indices (K,) lead there, the lowest first."""
+        up, found = self._lineage, set[int]()
+        at = self.fronts[top].level
+        for i in self.node[index].unique().tolist():
+            if up[i, at] == top:
+                found.update(up[i, at + 1 : self.fronts[i].level + 1].tolist())
+        return sorted(found)
+
+    @cached_property
+    def _lineage(self) -> Array:
+        """The front of each level above each front, itself included; -1 below it (F, levels)."""
+        up = np.full((len(self.fronts), 1 + max(front.level for front in self.fronts)), -1)
+        for i in reversed(range(len(self.fronts))):
+            front = self.fronts[i]
+            if front.parent is not None:
+                up[i] = up[front.parent]
+            up[i, front.level] = i
+        return up
+
     @property
     def work(self) -> float:
         """The number of multiplications of a Cholesky factor."""
@@ -230,6 +276,13 @@ def _lowest(level: Array, cell: Array, groups: Array) -> tuple[Array, Array]:
     """Return the level and the cell of the lowest index of each group: all of a group are on one path to the root."""
     which = np.take_along_axis(groups, level[groups].argmax(-1, keepdims=True), -1)[:, 0]
     return level[which], cell[which]
+
+
+def _contains(ordered: Array, values: Array) -> Array:
+    """Return whether each of the values is among the ordered ones."""
+    if not len(ordered):
+        return np.zeros(values.shape, dtype=bool)
+    return ordered[np.searchsorted(ordered, values).clip(max=len(ordered) - 1)] == values
 
 
 def _number(place: Array, index: Array) -> None:

@@ -33,10 +33,10 @@ from gpext.distributions import LatentNormal
 from gpext.linalg.gathered import gathered_times
 from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.linalg.sparse_factor import SparseFactor, columns_at, entries_at, factorise_sparse
+from gpext.linalg.sparse_quadratics import sparse_covariances
 from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph, NeighbourLinearOperator
 from gpext.posteriors.gaussian import GaussianPosterior
 from gpext.posteriors.neighbour_joint import (
-    COLUMNS,
     NeighbourJointPosterior,
     are_sharp,
     condition_neighbours_joint,
@@ -294,25 +294,22 @@ class NeighbourPosterior(GaussianPosterior):
             rest: the variances of s (..., S).
             covariance: returns the covariance of s (..., S, S).
         """
-        graph = self.regressions.graph
         z, r = self._parts
         mean = test_mean.double() + (weights * r[..., nearest]).sum(-1) + (test_root @ z.unsqueeze(-1)).squeeze(-1)
-        order = graph.dissection.node[nearest[:, 0]].argsort()  # those together that depend on the same fronts
-        halves = (self._half(nearest[i], weights[..., i, :], test_root[..., i, :]) for i in order.split(COLUMNS))
-        squares = [of_r.square().sum(-2) + of_z.square().sum(-2) for of_r, of_z in halves]
-        variance = rest + torch.cat(squares, -1)[..., order.argsort()]
+        of_r = sparse_covariances(self.factor, nearest.unsqueeze(1), weights.unsqueeze(-2))[..., 0, 0]
+        of_z = self._turned(nearest, weights, test_root).square().sum(-1)
+        variance = rest + of_r + of_z
 
         def dense() -> Tensor:
-            of_r, of_z = self._half(nearest, weights, test_root)
-            return of_r.mT @ of_r + of_z.mT @ of_z + covariance()
+            of_r = self.factor.half_solve(columns_at(nearest, weights, self.factor.dissection.size), nearest)
+            of_z = self._turned(nearest, weights, test_root)
+            return of_r.mT @ of_r + of_z @ of_z.mT + covariance()
 
         return LatentNormal(mean.to(test_mean.dtype), LazyCovariance(variance.to(test_mean.dtype), dense=dense))
 
-    def _half(self, nearest: Tensor, weights: Tensor, test_root: Tensor) -> tuple[Tensor, Tensor]:
-        """Return matrices (..., P, S) and (..., M, S) whose squares are the covariance of phi'z + a'r_N."""
-        columns = columns_at(nearest, weights, self.factor.dissection.size)
-        turned = test_root - (weights.unsqueeze(-1) * self.across[..., nearest, :]).sum(-2)
-        return self.factor.half_solve(columns, nearest), self._whitened(turned).mT
+    def _turned(self, nearest: Tensor, weights: Tensor, test_root: Tensor) -> Tensor:
+        """Return rows (..., S, M) whose products are the covariance of phi'z + a'r_N beyond that of a'r_N given z."""
+        return self._whitened(test_root - (weights.unsqueeze(-1) * self.across[..., nearest, :]).sum(-2))
 
     def _whitened(self, rows: Tensor) -> Tensor:
         """Return rows L^-T (..., S, M)."""

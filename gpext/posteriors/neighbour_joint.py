@@ -19,11 +19,10 @@ from torch import Tensor
 from gpext.distributions import MultitaskLatentNormal
 from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.linalg.sparse_factor import SparseFactor, columns_at, entries_at, factorise_sparse
+from gpext.linalg.sparse_quadratics import sparse_covariances
 from gpext.operators.neighbour_covariance import LocalRegressions
 from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.sites import JointSites
-
-COLUMNS = 128  # new inputs predicted at a time
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,8 @@ class NeighbourJointPosterior(JointPosterior):
         dtype = test_mean.dtype
         mean = test_mean.double() + (weights * self.residual_mean[..., nearest]).sum(-1)
         weights = weights.expand(*mean.shape, weights.size(-1))
-        order = self.factor.dissection.node[nearest[:, 0]].argsort()  # those together that depend on the same fronts
-        halves = (self._half(nearest[i], weights[..., i, :]) for i in order.split(COLUMNS))
-        squares = [torch.einsum("...kdn,...ken->...den", half, half) for half in halves]
-        blocks = torch.cat(squares, -1)[..., order.argsort()]
+        index = self._indices(nearest).movedim(0, 1)
+        blocks = sparse_covariances(self.factor, index, weights.movedim(-3, -2)).movedim(-3, -1)
         blocks = blocks + torch.diag_embed(rest.expand(mean.shape).mT).movedim(-3, -1)
 
         def dense() -> Tensor:
