@@ -5,7 +5,7 @@ r"""Maximise a variational bound over the sites of all data at once: natural-gra
 The natural gradient of F in (nu, tau) is the distance to tau_i* = -2 dF_i/dv_i and nu_i* = dF_i/dm_i + tau_i* m_i, so F
 is stationary where the sites reproduce themselves, and x <- x + rate (x* - x) raises F for a small enough rate. A step
 costs one Cholesky factorisation and one triangular solve. Steps of length one converge linearly. Accelerated, they
-start with a Newton step of the means at the variances of before, by a few products with V, and Anderson mixes the last
+start with a rough Newton step of the means at the variances of before, by a product with V, and Anderson mixes the last
 of them [Walker & Ni 2011]: that takes about a third as many. What does not raise F is taken back: first the mixing,
 then half the step after half.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import LocalBound
-from gpext.inference.drivers.inexact_newton import NEAR, newton_step
+from gpext.inference.drivers.inexact_newton import NEAR, rough_newton_step
 from gpext.inference.drivers.softmax_curvature import Curvature
 from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem, is_lost
@@ -240,9 +240,9 @@ def climb(
 
 
 def target_ahead(problem: Problem, terms: Terms, iterate: Iterate) -> GaussianSites:
-    """Return the proposal at the means after a Newton step for all of them, with the variances as they are."""
+    """Return the proposal at the means after a rough Newton step for all of them, with the variances as they are."""
     residual = iterate.terms.mean_gradient - iterate.posterior.weights
-    move, _ = newton_step(problem, iterate.posterior, iterate.proposal, residual)
+    move, _ = rough_newton_step(problem, iterate.posterior, iterate.proposal, residual)
     mean = iterate.mean + move
     return terms(mean, iterate.variance).best_sites(mean)
 

@@ -23,7 +23,6 @@ from gpext.sites import GaussianSites
 NEAR = 1.0  # posterior standard deviations from rest, within which a Newton step of the means surely leads nearer
 _MOST_STEPS, _MOST_PRODUCTS = 12, 12  # of Newton, and of each of its steps
 _FORCING = 0.1  # of the residual that a step may leave; less close to the mode, where steps converge superlinearly
-_ROUGH = 0.3  # of the residual, that a single step may leave
 _ENOUGH = 0.1  # of the tolerance, that a step may leave
 _SHARP = 1e8  # U k_ii above which r - U0 z has few digits
 _LOSES_DIGITS = 1e6  # how much larger than (f - mu)' K^-1 (f - mu) its terms may be
@@ -61,7 +60,7 @@ def refine_mode(
         if bool(ended.all()):
             break
         enough = (torch.minimum(torch.full_like(length, _FORCING), length) * length).clamp_min(_ENOUGH * tolerance)
-        move, turn = _step(problem, posterior, at.sites, residual, first, enough)
+        move, turn = _newton_step(problem, posterior, at.sites, residual, first, enough)
         slope = problem.inner(residual, move)
         if not bool((slope > 0).any()):
             break
@@ -73,10 +72,13 @@ def refine_mode(
 
 
 @torch.no_grad()
-def newton_step(
+def rough_newton_step(
     problem: Problem, posterior: Posterior, sites: GaussianSites, residual: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return a rough (K^-1 + T)^-1 residual, and its product with K^-1; zeros where sites are too sharp for products.
+    """Return a move p, the first of a Newton step's by conjugate gradients, and K^-1 p.
+
+    It is along V0 residual, as long as leaves least of the residual; zero where sites are too sharp for products with
+    K^-1, or T so negative that there is no such length.
 
     Args:
         problem: for inner products.
@@ -84,11 +86,11 @@ def newton_step(
         sites: of precisions T.
         residual: (..., N).
     """
-    if _is_sharp(problem, posterior):
-        return torch.zeros_like(residual), torch.zeros_like(residual)
-    first = posterior.solve(residual)
-    enough = _ROUGH * problem.inner(residual, first[0]).clamp_min(0).sqrt()
-    return _step(problem, posterior, sites, residual, first, enough)
+    step, turn = posterior.solve(residual)
+    curvature = problem.inner(step, turn + sites.precision * step)
+    serves = (curvature > 0) & (not _is_sharp(problem, posterior))
+    rate = problem.per_value(torch.where(serves, problem.inner(residual, step) / curvature, 0.0))
+    return rate * step, rate * turn
 
 
 def _is_sharp(problem: Problem, posterior: Posterior | JointPosterior) -> bool:
@@ -110,7 +112,7 @@ def _cancels(problem: Problem, f: Tensor, weights: Tensor) -> bool:
     return bool((problem.inner(apart.abs(), weights.abs()) > _LOSES_DIGITS * (1 + energy.abs())).any())
 
 
-def _step(
+def _newton_step(
     problem: Problem,
     posterior: Posterior | JointPosterior,
     sites: Sites,

@@ -1,7 +1,7 @@
 r"""Damped parallel sweeps of EP, accelerated, with every cavity kept proper [JVV11 Secs. 3.5, 4.1].
 
 x <- x + delta (x* - x) for all sites at once, or what Anderson's mixing makes of the last few such steps where that
-brings the marginals closer to rest. Once they are near it, x* is taken at the means after a Newton step. On a
+brings the marginals closer to rest. Once they are near it, x* is taken at the means after a rough Newton step. On a
 likelihood that is not log-concave x* may have negative precisions, with which cavities can become improper: such sites
 are held at precision zero until the others have settled, where all is safe, and only then set free. A step that leaves
 what is proper is halved until it does not.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.drivers.fixed_point import Norm, over_sites
-from gpext.inference.drivers.inexact_newton import NEAR, newton_step
+from gpext.inference.drivers.inexact_newton import NEAR, rough_newton_step
 from gpext.inference.problem import Problem
 from gpext.likelihoods.tilted_moments import Tilt
 from gpext.posteriors import Posterior
@@ -102,7 +102,7 @@ class Match:
         return GaussianSites(self.sites.shift + shift / eta, self.sites.precision + precision / eta)
 
     def proposal_ahead(self, problem: Problem) -> GaussianSites:
-        """Return the proposal at the means after a Newton step for all of them, with the variances c of cavities.
+        """Return the proposal at the means after a rough Newton step, with the variances c of cavities as they are.
 
         Cavity means are m - eta c w with w = K^-1 (m - mu), and tilted means those of the marginals where the residual
         (m^ - m) / (eta v^) vanishes. Along a move of m by p and of w by K^-1 p it falls by K^-1 p + T p, with the
@@ -110,7 +110,7 @@ class Match:
         """
         tilted, eta, c = self.tilted, self.power, self.cavity_variance
         residual = (tilted.mean - self.mean) / (eta * tilted.variance)
-        move, turn = newton_step(problem, self.posterior, self.proposal, residual)
+        move, turn = rough_newton_step(problem, self.posterior, self.proposal, residual)
         cavity_mean = self.cavity_mean + move - eta * c * turn
         there = self.tilt(cavity_mean, c)
         shift, precision = there.mean / there.variance - cavity_mean / c, 1 / there.variance - 1 / c
