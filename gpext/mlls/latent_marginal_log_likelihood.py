@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
@@ -84,9 +85,13 @@ class LatentMarginalLogLikelihood(MarginalLogLikelihood):
         return value / function_dist.event_shape[-1]
 
     def log_evidence(self, function_dist: MultivariateNormal, target: Tensor) -> Tensor:
-        """Return log p(y) (...) of the training targets by the model's rule; arguments and errors as of `forward`."""
+        """Return log p(y) (...) of the training targets by the model's rule; arguments and errors as of `forward`.
+
+        Without gradients it is that of the model's result, inferred once while parameters stay as they are.
+        """
+        strategy = self.model.variational_strategy
         try:
-            result = self.model.variational_strategy.infer(function_dist, target)
+            result = strategy.infer(function_dist, target) if torch.is_grad_enabled() else strategy.result()
         except HyperparameterError as error:  # where a line search has gone too far: a lengthscale of zero, say
             raise NanError(str(error)) from error
         if result.status is Status.NOT_POSITIVE_DEFINITE:

@@ -195,8 +195,7 @@ def minimize_lbfgs(
         curvature.learn(run.points, run.gradients, gained=gained, foretold=foretold)
         if outcome in (Outcome.STOPPED, Outcome.MAX_STEPS):
             break
-        is_told = foretold or not gained or run.tells_curvature
-        if outcome is Outcome.CONVERGED and root is not None and is_told:
+        if outcome is Outcome.CONVERGED and root is not None:
             break
         if not gained and root is None:
             # A run that starts where another has ended is ended by rounding, whatever its outcome, unless a breakdown
@@ -278,11 +277,12 @@ class _Run:
                 outcome = Outcome.STOPPED
                 raise StopIteration
             gain = (values[-2] if len(values) > 1 else at_start[0]) - values[-1]
-            if curvature is not None and self._to_gain(curvature, gain) < self.tolerance:
-                outcome = Outcome.CONVERGED
-                raise StopIteration
             gains = -np.diff(values[-4:])
-            if len(gains) == 3 and max(gains) < self.tolerance and gains[-1] <= gains[0]:
+            has_settled = len(gains) == 3 and max(gains) < self.tolerance and gains[-1] <= gains[0]
+            if curvature is not None:
+                is_told = at_start[0] - values[-1] < 2 * self.foretold or self.tells_curvature
+                has_settled = (is_told or has_settled) and self._to_gain(curvature, gain) < self.tolerance
+            if has_settled:
                 outcome = Outcome.CONVERGED
                 raise StopIteration
 
@@ -304,7 +304,8 @@ class _Run:
             return outcome
         if result.nit >= max_steps:
             return Outcome.MAX_STEPS
-        return Outcome.CONVERGED if result.success else Outcome.STALLED
+        # A gradient that vanishes in the coordinates of a curvature, which may be wrong, need not vanish in others.
+        return Outcome.CONVERGED if result.success and curvature is None else Outcome.STALLED
 
     @property
     def tells_curvature(self) -> bool:
