@@ -11,11 +11,15 @@ A step of Adam draws one of B blocks, without replacement within an epoch, and t
 term, whose mean over blocks is the sum per datum. Step sizes are constant in the first half and fall as 1 / step in
 the second, which averages out the noise of blocks. Blocks and neighbours are those of the lengthscales at the start,
 then of those at the half: the objective is smooth in between. Sites of a block are kept as the start of its next visit.
+
+Of several ranks, which all have all data, each takes another block at every step, with 1 / R of the data that a step is
+to have, and the mean of their gradients is the step's.
 """
 
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
@@ -25,6 +29,7 @@ from gpext.inference import InferenceWarning
 from gpext.linalg.regions import regions
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
+from gpext.parallel import Ranks
 from gpext.sites import GaussianSites, JointSites
 from gpext.training.full_batch import BREAKDOWNS, hyperparameters
 from gpext.training.minibatch import Minibatches, shortened
@@ -109,17 +114,26 @@ class Blocks:
 
 
 class BlockStepper:
-    """Adam along the gradient of one block's share of the objective."""
+    """Adam along the gradient of one block's share of the objective, or of the mean over a block of each rank."""
 
-    def __init__(self, mll: LatentMarginalLogLikelihood, learning_rate: float) -> None:
-        self.mll = mll
+    def __init__(self, mll: LatentMarginalLogLikelihood, learning_rate: float, ranks: Ranks | None = None) -> None:
+        self.mll, self.ranks = mll, Ranks.alone() if ranks is None else ranks
         self._num_data = mll.model.train_inputs[0].size(-2)
         self._parameters = hyperparameters(mll)
         self._good = [p.detach().clone() for p in self._parameters]
         self._adam = torch.optim.Adam(self._parameters, lr=learning_rate) if self._parameters else None
 
     def differentiate(self, blocks: Blocks, place: int) -> float:
-        """Leave the gradient of the negative objective, as one block estimates it, in `.grad`; return its value."""
+        """Leave the gradient of the negative objective, as the blocks estimate it, in `.grad`; return its value."""
+        value, *gradient = self.ranks.sum(
+            lambda: self._of_block(blocks, place), [torch.zeros((), dtype=torch.float64), *self._parameters]
+        )
+        for parameter, each in zip(self._parameters, gradient, strict=True):
+            parameter.grad = each / self.ranks.size
+        return float(value) / self.ranks.size + add_log_prior(self.mll, 1 / self._num_data, gradient=True)
+
+    def _of_block(self, blocks: Blocks, place: int) -> list[Tensor]:
+        """Return the share of a block in the objective, and the derivatives of its negative."""
         for parameter in self._parameters:
             parameter.grad = None
         with warnings.catch_warnings():  # only inference with the trained parameters matters
@@ -127,10 +141,10 @@ class BlockStepper:
             value = len(blocks) / self._num_data * blocks.log_evidence(place)
         if value.requires_grad:
             (-value).backward()
-        total = float(value.detach()) + add_log_prior(self.mll, 1 / self._num_data, gradient=True)
-        if not all(bool(p.grad.isfinite().all()) for p in self._parameters if p.grad is not None):
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        if not all(bool(each.isfinite().all()) for each in gradient):
             raise FloatingPointError("the gradient of the evidence of a block is not finite")
-        return total
+        return [value.detach().double().cpu(), *gradient]
 
     def step(self, blocks: Blocks, place: int, factor: float) -> float:
         """Take a step, its size multiplied by a factor, and return the objective before it.
@@ -157,35 +171,43 @@ def fit_blocks(
     batch_size: int,
     learning_rate: float,
     generator: torch.Generator,
+    ranks: Ranks,
     margin: float = MARGIN,
 ) -> FitResult:
-    """Take 200 steps, or as many as the run may, one block each; the objective is the mean of the second half.
+    """Take 200 steps, or as many as the run may, one block of each rank; the objective is the mean of the second half.
 
     Data and sites of the model are its own again whatever happens, and neighbours those of the trained lengthscales.
     """
     model = run.mll.model
-    stepper, num_steps = BlockStepper(run.mll, learning_rate), run.steps_left(_STEPS)
+    stepper, num_steps = BlockStepper(run.mll, learning_rate, ranks), run.steps_left(_STEPS)
     half, note = num_steps // 2, ""
+    size = -(-batch_size // ranks.size)
+    endings = (FitStatus.MAX_STEPS, FitStatus.STOPPED, FitStatus.INTERRUPTED)
     status = FitStatus.MAX_STEPS
+
+    def wish(value: float) -> int:
+        """Record a step, and return the place among the endings of what this rank wants."""
+        stops = run.step(value)
+        return 2 if run.interrupted() else int(stops)
+
     try:
         for first, last in ((0, half), (half, num_steps)):
             if first == last:
                 continue
-            blocks = Blocks(run.mll, batch_size, margin, generator)
-            note = f"{len(blocks)} blocks of at most {batch_size} data, with margins of {margin:g} typical distances"
+            blocks = Blocks(run.mll, size, margin, generator)
+            note = f"{len(blocks)} blocks of at most {size} data, with margins of {margin:g} typical distances"
             order = Minibatches(len(blocks), 1, generator)
             for number in range(first, last):
-                value = stepper.step(blocks, int(order.draw()), min(1.0, max(half, 1) / (number + 1)))
-                stops = run.step(value)
-                if run.interrupted():
-                    status = FitStatus.INTERRUPTED
-                elif stops:
-                    status = FitStatus.STOPPED
+                places = [int(order.draw()) for _ in range(ranks.size)]
+                value = stepper.step(blocks, places[ranks.rank], min(1.0, max(half, 1) / (number + 1)))
+                status = endings[ranks.most(partial(wish, value))]
                 if status is not FitStatus.MAX_STEPS:
                     break
             if status is not FitStatus.MAX_STEPS:
                 break
     except KeyboardInterrupt:
+        if ranks.size > 1:  # pressed twice; other ranks may be in another step
+            raise
         status = FitStatus.INTERRUPTED
     except BREAKDOWNS as error:
         status, note = FitStatus.BREAKDOWN, "; ".join(filter(None, [note, str(error).rstrip(".")]))

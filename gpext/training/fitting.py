@@ -94,7 +94,9 @@ def fit(
 
     Minibatches of a LatentGP with neighbours are blocks, regions of space of at most `batch_size` data. A step infers
     one block and the data of earlier blocks near it, and costs the same for any N; neighbours are chosen anew by the
-    lengthscales at the start, at the half and at the end. `tolerance` ends nothing there: all steps are taken.
+    lengthscales at the start, at the half and at the end. `tolerance` ends nothing there: all steps are taken. Of
+    several ranks each has all data, and takes a block of its own at every step, of `batch_size` divided by their
+    number.
 
     Args:
         mll: a gpytorch objective holding the likelihood and the model.
@@ -181,16 +183,20 @@ def fit(
             raise ValueError(f"initial must be 'given', 'data', 'subset' or 'curvature'; got {initial!r}.")
         if initial in ("subset", "curvature"):
             check_subsets(mll, x, y, f"{initial=}")
-        if batch_size is not None and trains_by_blocks(mll):
+        by_blocks = batch_size is not None and trains_by_blocks(mll)
+        if by_blocks:
             check_blocks(mll, x, y, initial, goes_on=goes_on)
-        if found[0] is None and ranks.size > 1:
+        if found[0] is None and ranks.size > 1 and not by_blocks:
             raise ValueError(
-                "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, train over "
-                "several ranks: give ranks=gpext.parallel.Ranks.alone() to train on each by itself."
+                "only models with a SiteVariationalStrategy, under an AugmentedELBO or a VariationalELBO, and a "
+                "LatentGP with neighbours by minibatches, train over several ranks: give "
+                "ranks=gpext.parallel.Ranks.alone() to train on each by itself."
             )
         return found
 
     sites, x = ranks.together(checked)
+    if batch_size is not None and trains_by_blocks(mll):
+        ranks.require_alike([x.detach().double(), y.detach().double()])
     # Tensors from which the data were computed are not trained: the first backward pass would free their graph.
     x, y = x.detach(), y.detach()
     share = number_of_inputs(x) if sites is None else number_of(sites.x)
@@ -235,7 +241,9 @@ def fit(
                     ranks=ranks,
                 )
             if trains_by_blocks(mll):
-                return fit_blocks(run, batch_size=batch_size, learning_rate=learning_rate, generator=generator)
+                return fit_blocks(
+                    run, batch_size=batch_size, learning_rate=learning_rate, generator=generator, ranks=ranks
+                )
             settings = {"batch_size": batch_size, "learning_rate": learning_rate}
             stepper: SiteStepper | ObjectiveStepper
             begin = None
