@@ -1,12 +1,21 @@
-"""Orderings of points, and the nearest neighbours of each point among those before it."""
+"""Orderings of points, and the nearest neighbours of each point among those before it.
+
+Nearest by distance in O(n log n), or strongest by any function of two points in O(n^2).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 _SPREAD = 20_000  # points of which each is the farthest from those before; the others follow at random
+_ENTRIES = 2**22  # of a function of two points, at a time
 _AT_ONCE = 8  # times the number of neighbours, a set that is searched without division
+
+Strength = Callable[[Tensor, Tensor], Tensor]
+"""Indices of points (r,) and (c,) -> how strongly each of the first goes with each of the second (r, c)."""
 
 
 def maximin_order(points: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -77,3 +86,34 @@ def nearest_before(points: Tensor, number: int, slack: float = 0.0) -> Tensor:
             wanting, sought = wanting[~enough], min(2 * sought, stop)
         stop = start
     return found
+
+
+def strongest_before(strength: Strength, order: Tensor, number: int) -> Tensor:
+    """Return the strongest of those before each point in an order (n, m), as :func:`previous_neighbours` the nearest.
+
+    Args:
+        strength: of the connection of points.
+        order: a permutation (n,).
+        number: of neighbours of a point.
+    """
+    n = len(order)
+    result = torch.arange(n, device=order.device).unsqueeze(-1).repeat(1, min(number, n - 1))
+    for place in _tiles(torch.arange(1, n, device=order.device), n):
+        stop = int(place[-1])  # none is before itself
+        found = strength(order[place], order[:stop])
+        found = found.masked_fill(place.unsqueeze(-1) <= torch.arange(stop, device=order.device), -torch.inf)
+        best = found.topk(min(number, stop), -1)
+        near = torch.where(best.values > -torch.inf, order[best.indices], order[place].unsqueeze(-1))
+        result[order[place], : near.size(-1)] = near
+    return result
+
+
+def strongest(strength: Strength, rows: Tensor, columns: Tensor, number: int) -> Tensor:
+    """Return the places (r, number) of the strongest columns (c,) of each of the rows (r,), the strongest first."""
+    found = [strength(some, columns).topk(number, -1).indices for some in _tiles(rows, len(columns))]
+    return torch.cat(found) if found else columns.new_zeros(0, number)
+
+
+def _tiles(rows: Tensor, columns: int) -> Iterator[Tensor]:
+    """Yield some of the rows at a time, so that they and all columns make a few million entries."""
+    yield from (tile for tile in rows.split(max(_ENTRIES // columns, 1)) if len(tile))

@@ -21,7 +21,7 @@ from gpext.inference.problem import check_support
 from gpext.likelihoods import LatentLikelihood
 from gpext.likelihoods.noise_floor import bound_noise
 from gpext.variational import LatentVariationalStrategy, check_columns, check_dtype
-from gpext.variational.neighbour_choice import NeighbourChoice, Ordering, RegionSize
+from gpext.variational.neighbour_choice import NeighbourChoice, NeighboursBy, Ordering, RegionSize
 
 
 class LatentGP(ApproximateGP):
@@ -61,6 +61,8 @@ class LatentGP(ApproximateGP):
             a step takes O(N R^2). None for one region, as suits one to three columns; "auto" for regions of 2000 where
             a factor of the whole takes more than twice the operations: from some 3000 data on in ten columns, and
             more than 10^5 in two. See :class:`gpext.variational.neighbour_choice.NeighbourChoice`.
+        neighbours_by: "distance", in lengthscales, or "correlation" by the kernel, which takes O(N^2) operations at
+            each choice. It is for kernels of which distances do not tell, as with a period; of others it is no better.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.
@@ -97,6 +99,7 @@ class LatentGP(ApproximateGP):
         neighbours: int | None = None,
         ordering: Ordering = "maximin",
         region_size: RegionSize = "auto",
+        neighbours_by: NeighboursBy = "distance",
     ) -> None:
         train_inputs = _columns("inputs", train_inputs)
         if not isinstance(likelihood, Likelihood):
@@ -114,7 +117,9 @@ class LatentGP(ApproximateGP):
                     f"{tuple(inducing_inputs.shape)}."
                 )
         rule = KL() if inference is None else inference
-        chosen = None if neighbours is None else _neighbours(neighbours, ordering, region_size, train_inputs, design)
+        chosen = None
+        if neighbours is not None:
+            chosen = _neighbours(neighbours, ordering, region_size, neighbours_by, train_inputs, design)
         super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design, chosen))
         self.likelihood = likelihood
         bound_noise(likelihood, train_targets)
@@ -269,6 +274,7 @@ def restricted_to(model: LatentGP, index: Tensor) -> Iterator[tuple[Tensor, Tens
     """
     strategy, targets = model.variational_strategy, model.train_targets
     inputs, design, sites = strategy.inducing_points, strategy.design, strategy.sites
+    chosen = None if strategy.neighbours is None else strategy.neighbours.chosen
     index = index.to(inputs.device)
     some, rows = index, None
     if design is not None:
@@ -282,6 +288,8 @@ def restricted_to(model: LatentGP, index: Tensor) -> Iterator[tuple[Tensor, Tens
     finally:
         strategy.set_inputs(inputs, design)
         object.__setattr__(model, "_train_targets", targets)
+        if chosen is not None:
+            strategy.neighbours.chosen = chosen
         if sites is not None:
             strategy.start_from(sites)
 
@@ -295,13 +303,18 @@ def _columns(name: str, x: Any) -> Tensor:
 
 
 def _neighbours(
-    number: int, ordering: Ordering, region_size: RegionSize, inputs: Tensor, design: Design | None
+    number: int,
+    ordering: Ordering,
+    region_size: RegionSize,
+    by: NeighboursBy,
+    inputs: Tensor,
+    design: Design | None,
 ) -> NeighbourChoice:
     if inputs.dim() > 2:
         raise ValueError(f"neighbours take one set of inputs, (N, d); got a batch, {tuple(inputs.shape)}.")
     if design is not None:
         raise NotImplementedError("neighbours with a design are not served; leave one of the two out.")
-    return NeighbourChoice(number, inputs.size(-1), ordering, region_size=region_size)
+    return NeighbourChoice(number, inputs.size(-1), ordering, region_size=region_size, by=by, num_data=inputs.size(-2))
 
 
 def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:

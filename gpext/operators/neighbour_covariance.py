@@ -11,6 +11,7 @@ values before each as neighbours it is exact. With inducing inputs it is the pri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,9 @@ from torch import Tensor
 from gpext.linalg.dissection import Dissection
 from gpext.linalg.neighbours import previous_neighbours
 from gpext.linalg.regions import regions
+
+Nearest = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Indices of points (n,), an order of these (n,), a datum at each of all points (P,) -> neighbours of points (n, m)."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,14 @@ class NeighbourGraph:
     region: Tensor  # the number from 0 of the region of each point (P,), whose points have no neighbours elsewhere
 
     @classmethod
-    def of(cls, inputs: Tensor, number: int, order: Tensor, region_size: int | None = None) -> NeighbourGraph:
+    def of(
+        cls,
+        inputs: Tensor,
+        number: int,
+        order: Tensor,
+        region_size: int | None = None,
+        nearest: Nearest | None = None,
+    ) -> NeighbourGraph:
         """Return the graph of data at inputs.
 
         Args:
@@ -43,20 +54,25 @@ class NeighbourGraph:
             number: of neighbours of a point.
             order: of the data (N,), of which a point takes its first.
             region_size: the largest number of points of a region; None for one region.
+            nearest: returns the neighbours of points; None for the nearest in this space.
         """
         points, point = inputs.detach().unique(dim=0, return_inverse=True)
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         earliest = torch.full_like(order[: len(points)], len(order)).scatter_reduce_(0, point, rank, "amin")
         sequence = earliest.argsort()
-        own = torch.arange(len(points), device=order.device)
+        own, first = torch.arange(len(points), device=order.device), order[earliest]
         rows = own.unsqueeze(-1).repeat(1, 1 + min(number, len(points) - 1))
         region = torch.zeros_like(own)
         size = len(points) if region_size is None else region_size
         for i, part in enumerate(regions(points, points[:0], size)):
             index = part.points
-            near = previous_neighbours(points[index], earliest[index].argsort(), number)
-            rows[index, 1 : 1 + near.size(-1)], region[index] = index[near], i
-        return cls(points, rows, sequence, order[earliest], point, region)
+            inside = earliest[index].argsort()
+            if nearest is None:
+                near = index[previous_neighbours(points[index], inside, number)]
+            else:
+                near = nearest(index, inside, first)
+            rows[index, 1 : 1 + near.size(-1)], region[index] = near, i
+        return cls(points, rows, sequence, first, point, region)
 
     @cached_property
     def dissection(self) -> Dissection:

@@ -171,12 +171,15 @@ class LatentVariationalStrategy(_VariationalStrategy):
         """Replace the training inputs and the design; the sites start anew."""
         self.inducing_points, self.design = train_inputs, design
         self._variational_distribution = _Sites(self.num_data, train_inputs)
+        if self.neighbours is not None:
+            self.neighbours.reset(train_inputs.size(-2))
         self.variational_params_initialized.fill_(0)
         self._result = None
 
     def choose_neighbours(self) -> bool:
         """Choose neighbours by the current lengthscales, if the prior has any; return whether they have changed."""
-        return self.neighbours is not None and self.neighbours.choose(self.model, self.inducing_points)
+        known = self.neighbours
+        return known is not None and known.choose(self.model, self.inducing_points, self._root_of)
 
     @property
     def prior_distribution(self) -> MultivariateNormal:
@@ -291,7 +294,8 @@ class LatentVariationalStrategy(_VariationalStrategy):
         self._known.put(self._key(), self.inducing_points)
 
     def _key(self) -> list[Tensor]:
-        chosen = [] if self.neighbours is None else [self.neighbours.scale]
+        known = self.neighbours
+        chosen = [] if known is None else [t for t in (known.scale, known.chosen) if t is not None]
         return [*self.model.parameters(), *chosen, self.inducing_points, self.model.train_targets]
 
     @outside_inference_mode()

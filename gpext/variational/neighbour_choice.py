@@ -2,7 +2,8 @@ r"""The nearest neighbours of a model's data, and the prior and predictions that
 
 Inputs are near each other in units of the lengthscales l at which neighbours were chosen, |x / l - x' / l|. These stay
 as they are while the hyperparameters are trained, so that the objective is smooth; :meth:`NeighbourChoice.choose` takes
-the current ones.
+the current ones. Or the most correlated are the nearest, by the kernel at that time, as suits a period, of which
+distances do not tell; the order is by distances all the same.
 
 In many columns most data have neighbours across any plane, and a factor of the posterior's precision is nearly dense.
 Then the neighbours of a datum are those of its own region, a box of a few thousand data: regions are independent but
@@ -20,24 +21,28 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.functional import pad
 
 from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
 from gpext.linalg.gathered import gathered_gram
-from gpext.linalg.neighbours import maximin_order
+from gpext.linalg.neighbours import maximin_order, strongest, strongest_before
 from gpext.linalg.sparse_factor import columns_at
-from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator, regress
+from gpext.operators.neighbour_covariance import Nearest, NeighbourGraph, NeighbourLinearOperator, regress
 from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior
+from gpext.variational.correlations import correlations
 
 Ordering = Literal["maximin", "random", "coordinate", "middle"]
 RegionSize = int | Literal["auto"] | None
+NeighboursBy = Literal["distance", "correlation"]
 Prior = Callable[[Tensor], MultivariateNormal]
 Root = Callable[[Tensor], Tensor]
 
 _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivatives are
 _REGION = 2000  # data of a region, where there are several by "auto"
 _MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
+_OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by correlations
 _DEARER = 2.0  # times the operations of a factor by regions, from which on that of the whole is not worth it
 
 
@@ -54,12 +59,15 @@ class NeighbourChoice(Module):
         region_size: the largest number of data of a region, within which neighbours are chosen; None for one region;
             "auto" for regions of 2000 where a factor of the whole would take more than twice the operations. That
             is never so up to 2828 data, nor with 2000 neighbours or more.
+        by: "distance" in lengthscales, or "correlation".
+        num_data: N, for neighbours by correlation, which are part of the state dict.
 
     Raises:
-        TypeError, ValueError: a number or a size that is not positive, or an unknown ordering.
+        TypeError, ValueError: a number or a size that is not positive, or an unknown ordering or `by`.
     """
 
     scale: Tensor  # l (d,); zero before the first choice
+    chosen: Tensor | None  # of the points, by correlation (N, m); zero before the first choice
 
     def __init__(
         self,
@@ -68,8 +76,13 @@ class NeighbourChoice(Module):
         ordering: Ordering = "maximin",
         seed: int = 0,
         region_size: RegionSize = "auto",
+        by: NeighboursBy = "distance",
+        num_data: int = 0,
     ) -> None:
         super().__init__()
+        if by not in get_args(NeighboursBy):
+            raise ValueError(f"neighbours_by must be one of {get_args(NeighboursBy)}; got {by!r}.")
+        self.by = by
         self.number = whole_number("neighbours", number, 1)
         if ordering not in get_args(Ordering):
             raise ValueError(f"ordering must be one of {get_args(Ordering)}; got {ordering!r}.")
@@ -79,36 +92,56 @@ class NeighbourChoice(Module):
         self.ordering, self.seed = ordering, seed
         self.register_buffer("scale", torch.zeros(num_columns, dtype=torch.float64, device="cpu"))
         self._graph: tuple[Tensor, Tensor, NeighbourGraph] | None = None
+        self.register_buffer("chosen", None)
+        self.reset(num_data)
 
-    def choose(self, model: Module, x: Tensor) -> bool:
-        """Take the model's current lengthscales, and return whether the neighbours of any datum have changed.
+    def reset(self, num_data: int) -> None:
+        """Forget neighbours by correlation; others, of so many data, are chosen when they are needed."""
+        if self.by == "correlation":
+            width = max(min(self.number, num_data - 1), 0)
+            self.chosen = torch.zeros(num_data, width, dtype=torch.int32, device=self.scale.device)
 
-        Lengthscales whose ratios have changed by less than a quarter are not taken.
+    def choose(self, model: Module, x: Tensor, root_of: Root | None = None) -> bool:
+        """Take the model's current lengthscales, or correlations, and return whether neighbours have changed.
+
+        Lengthscales whose ratios have changed by less than a quarter are not taken, nor neighbours by correlation
+        unless a fifth of them are others.
 
         Args:
             model: the process, with kernels in its modules.
             x: its inputs (N, d).
+            root_of: see :meth:`prior`.
         """
         old, new = self.scale, lengthscales_of(model, x)
         if not bool(old.any()):
             self.scale = new
+            self.reset(len(x))
             return True
         ratio = new / old
-        if float(ratio.max() / ratio.min()) < _MOVED:  # distances in nearly the same order
+        has_moved = float(ratio.max() / ratio.min()) >= _MOVED  # else distances are in nearly the same order
+        if not has_moved and self.chosen is None:
             return False
-        before = self.graph(x).rows
-        self.scale = new
-        return not torch.equal(self.graph(x).rows, before)
+        before, chosen = self.graph(x, model, root_of).rows, self.chosen
+        self.scale = new if has_moved else old
+        self.reset(len(x))
+        changed = (self.graph(x, model, root_of).rows != before)[:, 1:]
+        if chosen is None:
+            return bool(changed.any())
+        if float(changed.double().mean()) > _OTHERS:
+            return True
+        self.scale, self.chosen = old, chosen
+        return False
 
     def rescale(self, model: Module, x: Tensor) -> Tensor:
         """Take the model's current lengthscales, without finding the neighbours by them yet, and return these (d,)."""
         self.scale = lengthscales_of(model, x)
+        self.reset(len(x))
         return self.scale
 
-    def graph(self, x: Tensor) -> NeighbourGraph:
-        """Return the neighbours of data at inputs (N, d)."""
+    def graph(self, x: Tensor, model: Module | None = None, root_of: Root | None = None) -> NeighbourGraph:
+        """Return the neighbours of data at inputs (N, d); by correlation those of a model, unless they are known."""
         kept = self._graph
-        if kept is None or kept[0] is not x or not torch.equal(kept[1], self.scale):
+        if kept is None or kept[0] is not x or not torch.equal(kept[1], self.scale) or not self._has_chosen(kept[2]):
             points = x.detach().double() / self.scale
             generator = torch.Generator().manual_seed(self.seed)
             if self.ordering == "maximin":
@@ -120,20 +153,44 @@ class NeighbourChoice(Module):
             else:
                 widest = int((points.amax(0) - points.amin(0)).argmax())
                 order = points[:, widest].argsort(stable=True)
-            kept = (x, self.scale, self._graph_of(points, order))
+            nearest = None
+            if self.chosen is not None:
+                nearest = self._nearest_of(self.chosen, x, model, root_of)
+            kept = (x, self.scale, self._graph_of(points, order, nearest))
             self._graph = kept
+            if self.chosen is not None and not self._has_chosen(kept[2]):
+                rows = kept[2].rows[:, 1:].to(self.chosen)
+                self.chosen = pad(rows, (0, self.chosen.size(-1) - rows.size(-1), 0, len(self.chosen) - len(rows)))
         return kept[2]
 
-    def _graph_of(self, points: Tensor, order: Tensor) -> NeighbourGraph:
+    def _has_chosen(self, graph: NeighbourGraph) -> bool:
+        """Return whether a graph is that of the neighbours chosen by correlation, if any are."""
+        if self.chosen is None:
+            return True
+        rows = graph.rows[:, 1:]
+        return torch.equal(self.chosen[: len(rows), : rows.size(-1)].to(rows), rows)
+
+    def _nearest_of(self, chosen: Tensor, x: Tensor, model: Module | None, root_of: Root | None) -> Nearest:
+        """Return what returns the neighbours of points by correlation, those of the last choice if there was one."""
+        if bool(chosen.any()):
+            return lambda index, order, first: chosen[index].to(index)
+        assert model is not None
+
+        def nearest(index: Tensor, order: Tensor, first: Tensor) -> Tensor:
+            return index[strongest_before(correlations(model.forward, x[first[index]], root_of), order, self.number)]
+
+        return nearest
+
+    def _graph_of(self, points: Tensor, order: Tensor, nearest: Nearest | None) -> NeighbourGraph:
         if self.region_size != "auto":
-            return NeighbourGraph.of(points, self.number, order, self.region_size)
-        graph = NeighbourGraph.of(points, self.number, order)
+            return NeighbourGraph.of(points, self.number, order, self.region_size, nearest)
+        graph = NeighbourGraph.of(points, self.number, order, nearest=nearest)
         count = len(graph.points)
         most = _DEARER * count * _REGION**2 / 6
         # A dense factor may be cheap enough, and is asked first: several latents have no use for the tree of one.
         if self.number >= _REGION or count**3 / 6 <= most or graph.dissection.work <= most:
             return graph
-        return NeighbourGraph.of(points, self.number, order, _REGION)
+        return NeighbourGraph.of(points, self.number, order, _REGION, nearest)
 
     def chosen_scale(self, model: Module, x: Tensor) -> Tensor:
         """Return the lengthscales (d,) by which neighbours are chosen, the model's current ones the first time."""
@@ -151,7 +208,7 @@ class NeighbourChoice(Module):
             several: whether `forward` returns a batch of latents.
         """
         self.chosen_scale(model, x)
-        graph, forward = self.graph(x), model.forward
+        graph, forward = self.graph(x, model, root_of), model.forward
         points = x[graph.first]
         blocks = _blocks(forward, points[graph.rows], several)
         if root_of is None:
@@ -179,8 +236,6 @@ class NeighbourChoice(Module):
         Raises:
             ValueError: a batch of inputs.
         """
-        from scipy.spatial import KDTree
-
         if new.dim() > 2:
             raise ValueError(
                 f"a model with neighbours predicts at one set of inputs, (S, d), not a batch; got {tuple(new.shape)}."
@@ -188,9 +243,7 @@ class NeighbourChoice(Module):
         graph = posterior.regressions.graph
         points = x[graph.first]
         number = min(self.number, len(points))
-        tree = KDTree((points.detach().double() / self.scale).cpu().numpy())
-        _, found = tree.query((new.detach().double() / self.scale).cpu().numpy(), number)
-        nearest = torch.as_tensor(found, dtype=torch.long, device=x.device).view(len(new), number)
+        nearest = self._nearest_to(new.detach(), forward, points.detach(), root_of, number)
         blocks = _blocks(
             forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), posterior.prior_mean.dim() > 1
         ).double()
@@ -214,6 +267,18 @@ class NeighbourChoice(Module):
             return rows @ K @ rows.mT
 
         return posterior.predict(forward(new).mean, nearest, weights, root[..., itself, :], rest, covariance)
+
+    def _nearest_to(self, new: Tensor, forward: Prior, points: Tensor, root_of: Root | None, number: int) -> Tensor:
+        """Return the points (S, number) nearest to new inputs (S, d), or most correlated with them."""
+        if self.chosen is not None:
+            strength = correlations(forward, torch.cat([points, new]), root_of)
+            every = torch.arange(len(points) + len(new), device=new.device)
+            return strongest(strength, every[len(points) :], every[: len(points)], number)
+        from scipy.spatial import KDTree
+
+        tree = KDTree((points.double() / self.scale).cpu().numpy())
+        _, found = tree.query((new.double() / self.scale).cpu().numpy(), number)
+        return torch.as_tensor(found, dtype=torch.long, device=new.device).view(len(new), number)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpext.linalg import neighbours
-from gpext.linalg.neighbours import maximin_order, previous_neighbours
+from gpext.linalg.neighbours import maximin_order, previous_neighbours, strongest, strongest_before
 from tests.members import F64
 
 
@@ -47,3 +47,20 @@ def test_equal_points_are_last():
     x = torch.cat([points(20), points(20)])
     order = maximin_order(x, torch.Generator().manual_seed(0))
     assert len({*(order[:20] % 20).tolist()}) == 20
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (2, 3), (7, 20), (90, 4)])
+def test_the_strongest_are_the_nearest_where_strength_falls_with_distance(n, k, monkeypatch):
+    monkeypatch.setattr(neighbours, "_ENTRIES", 5 * n)
+    x = points(n)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    found = strongest_before(lambda rows, columns: torch.exp(-torch.cdist(x[rows], x[columns])), order, k)
+    assert torch.equal(found, previous_neighbours(x, order, k))
+
+
+def test_the_strongest_of_all(monkeypatch):
+    monkeypatch.setattr(neighbours, "_ENTRIES", 100)
+    x, every = points(60), torch.arange(60)
+    found = strongest(lambda rows, columns: -torch.cdist(x[rows], x[columns]), every[40:], every[:40], 5)
+    assert torch.equal(found, torch.cdist(x[40:], x[:40]).argsort(-1)[:, :5])
+    assert strongest(lambda rows, columns: torch.cdist(x[rows], x[columns]), every[:0], every, 5).shape == (0, 5)
