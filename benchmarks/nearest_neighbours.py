@@ -1,6 +1,6 @@
 r"""Nearest-neighbour priors: beside GPBoost's Vecchia approximation, beside the prior of all data, and their cost in n.
 
-Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in seven parts:
+Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in eight parts:
 
 * `california`: longitude and latitude -> whether houses are above the median value, 5000 and 15,000 to train, 5640 to
   test; gpext by its rules, or trained under Laplace and then inferred by another one, and GPBoost (`vecchia`, 20
@@ -9,6 +9,8 @@ Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among
   train and 10,000 to test, likewise;
 * `neighbours`: the Kullback-Leibler divergence of the posterior from that of the exact prior, for k = 5 to 40 and the
   four orderings, at the lengthscale of the data and at five times that;
+* `kernels`: the divergence of the prior, with neighbours by distance and by correlation, of kernels with and without a
+  period;
 * `dense`: differences of posterior means, in posterior sd, and of the evidence from those of the exact prior;
 * `scaling`: seconds of one evaluation with its gradient, and peak memory;
 * `wind`: von Mises directions of the wind by the hour, Laplace: all hours with 20 neighbours, and 300 without;
@@ -35,12 +37,12 @@ import torch
 
 from benchmarks.gpboost_families import RULES, Data, Family, by_gpboost, by_gpext
 from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
-from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor, wind
+from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor, prior_divergence, wind
 from benchmarks.neighbour_problems import FIELDS, california, data_of_field
 from benchmarks.tables import table
 from gpext.inference import EP, KL
 
-PARTS = ("california", "neighbours", "dense", "fields", "scaling", "wind", "columns")
+PARTS = ("california", "neighbours", "kernels", "dense", "fields", "scaling", "wind", "columns")
 LAST = {  # trained under Laplace, predicted by these, means to a thousandth of their deviations
     "Laplace, then KL": KL(tolerance=1e-3),
     "Laplace, then EP": EP(tolerance=1e-3),
@@ -94,6 +96,13 @@ def _neighbours(ledger: Ledger, options: argparse.Namespace) -> None:
                 ledger.get(f"neighbours/{scale}/{rule}/{ordering}", measure)
 
 
+def _kernels(ledger: Ledger, options: argparse.Namespace) -> None:
+    size, numbers = (60, (5, 10)) if options.quick else (1500, (10, 20, 40))
+    for name in ("places x period", "places x period x time", "places x time", "places + time"):
+        for by in ("distance", "correlation"):
+            ledger.get(f"kernels/{name}/{by}", functools.partial(prior_divergence, name, by, size, numbers))
+
+
 def _dense(ledger: Ledger, options: argparse.Namespace) -> None:
     size = 60 if options.quick else 3000
     inducing = (20,) if options.quick else (200, 400, 800)
@@ -128,6 +137,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
     parts = {
         "california": _california,
         "neighbours": _neighbours,
+        "kernels": _kernels,
         "dense": _dense,
         "fields": _fields,
         "scaling": _scaling,
@@ -167,6 +177,10 @@ def report(ledger: Ledger) -> str:
         numbers = list(found[0]["divergence"])
         rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
         tables.append(table(["lengthscale", "rule", "ordering", *(f"k = {k}" for k in numbers)], rows))
+    if found := ledger.of("kernels/"):
+        numbers = list(found[0]["divergence"])
+        rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
+        tables.append(table(["kernel", "neighbours by", *(f"k = {k}" for k in numbers)], rows))
     if found := ledger.of("dense/"):
         rows = []
         for row in found:

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel
 from torch import Tensor
 
 from benchmarks.angle_methods import absolute_error
@@ -30,6 +32,7 @@ from gpext.linalg.neighbours import maximin_order
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.operators.neighbour_covariance import NeighbourGraph
 from gpext.variational import kmeans_inducing_points
+from gpext.variational.neighbour_choice import NeighbourChoice
 
 
 def true_model(field: Field, data: Data, rule: Rule, lengthscale: float, **options: Any) -> FieldModel:
@@ -69,6 +72,48 @@ def divergence(field: Field, data: Data, rule: Rule, lengthscale: float, orderin
         pair = (exact.mean, exact.covariance_matrix, near.mean, near.covariance_matrix)
         found[str(k)] = kl_divergence(*(part.detach() for part in pair))
     return {"divergence": found}
+
+
+def _kernels() -> dict[str, Kernel]:
+    """Kernels of two places in the unit square and a time in [0, 10]."""
+    places = MaternKernel(1.5, active_dims=(0, 1))
+    season, trend = PeriodicKernel(active_dims=(2,)), MaternKernel(1.5, active_dims=(2,))
+    places.lengthscale, trend.lengthscale, season.lengthscale, season.period_length = 0.3, 2.0, 0.5, 1.0
+    return {
+        "places x period": places * season,
+        "places x period x time": places * season * trend,
+        "places x time": places * trend,
+        "places + time": places + trend,
+    }
+
+
+def prior_divergence(name: str, by: str, size: int, numbers: Sequence[int]) -> Row:
+    """Return the divergence of the prior of each number of neighbours, by distance or correlation, from the exact one.
+
+    Of a random `size` of places and times, with a nugget of 1e-6.
+    """
+    x = torch.rand(size, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 2] *= 10
+    kernel = _kernels()[name].double()
+    zero, nugget = x.new_zeros(size), 1e-6 * torch.eye(size, dtype=torch.float64)
+    found = {}
+    for k in numbers:
+        choice = NeighbourChoice(k, 3, region_size=None, by=by, num_data=size)
+        model = _Prior(kernel)
+        with torch.no_grad():
+            near = choice.prior(model, x, None, several=False).covariance_matrix
+            exact = kernel(x).to_dense()
+        found[str(k)] = kl_divergence(zero, exact + nugget, zero, near + nugget)
+    return {"divergence": found}
+
+
+class _Prior(torch.nn.Module):
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        return MultivariateNormal(x.new_zeros(x.shape[:-1]), self.kernel(x))
 
 
 def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, sizes: Sequence[tuple[int, int]]) -> Row:

@@ -9,7 +9,7 @@ What `fit` does follows from the objective, the model and `batch_size`:
   gpytorch's IndependentMultitaskVariationalStrategy, or, under a VariationalELBO, an LMCVariationalStrategy; a `design`
   makes the data depend on linear functions of f.
 * LatentMarginalLogLikelihood of a LatentGP with neighbours. Without `batch_size`: as any other. With it: blocks of near
-  data, Adam, one block a step, with step sizes that fall.
+  data, Adam, one block of each rank a step, with step sizes that fall.
 * Any other gpytorch objective. Without `batch_size`: L-BFGS on the full batch; of a LatentGP, with `initial="subset"`,
   on a quarter and a half of the data first, or, with `initial="curvature"`, by the second derivatives of a quarter.
   With it: minibatches, Adam, and NGD where q(u) has natural parameters.
