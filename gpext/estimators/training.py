@@ -2,7 +2,8 @@
 
 Hyperparameters cost most where all data are used, and most of what is to be learned about them a part of the data can
 tell: `gpext.fit` begins on subsets, unless a model of as many rows has been trained before. Inducing points are doubled
-until the bound gains less than `WORTH` nats a datum by it. With many latents they are learned on a sample; q(u) of all
+until the bound gains less than `WORTH` nats a datum by it, each time from the hyperparameters of a model of all of a
+thousand rows. With many latents they are learned on a sample; q(u) of all
 data, with more inducing points, follows in closed-form steps that begin at the sites of the sample's model.
 """
 
@@ -19,6 +20,7 @@ from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
 from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
+from gpext.estimators.left_out import bring_back
 from gpext.estimators.models import DenseGP, SparseGP, hyperparameters_of, start_from
 from gpext.estimators.plan import Plan
 from gpext.estimators.rows import unweighted
@@ -36,6 +38,9 @@ WORTH = 0.003  # nats a datum
 _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
 _NEARLY_ALL, _MUCH = 0.8, 0.1  # of the variance of standardised targets
 _LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
+_GAIN = 0.001  # nats a row, for which columns that were left out are brought back
+_NO_SECOND_LOOK = (FitStatus.INTERRUPTED, FitStatus.BREAKDOWN, FitStatus.NO_POSTERIOR, FitStatus.STOPPED)
+_PART = 1000  # rows whose hyperparameters those of inducing points begin with
 Initial = Literal["data", "subset", "curvature"]
 
 _ROUGH = 0.01  # nats a datum, the tolerance of a training from which another one starts
@@ -225,16 +230,35 @@ def _train_once(task: Task, settings: Settings) -> Trained:
     sizes = subset_sizes(len(task.inputs))
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
     known: Initial = "curvature" if sizes else "data"
-    initial = "subset" if is_new else known
+    initial, reasons = "subset" if is_new else known, list[str]()
+
+    def trained(settings: Settings, initial: Initial) -> FitResult:
+        """Train, and once more where columns were left out that matter."""
+        result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
+        if not task.has_default_kernel or result.status in _NO_SECOND_LOOK:
+            return result
+        found = bring_back(objective, result.objective, _GAIN)
+        if found is None:
+            return result
+        value, columns = found
+        again = _fit(objective, task.inputs, task.targets, task, settings, initial=known)
+        reasons.append(
+            f"columns {', '.join(map(str, columns))} of the inputs, left out at first, were brought back: objective a "
+            f"row {result.objective:.4f}, then {value:.4f}, and after training {again.objective:.4f}"
+        )
+        return again
+
     if rules.first is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InferenceWarning)  # the other rule may converge
-            result = _fit(objective, task.inputs, task.targets, task, settings.rough, initial=initial)
+            result = trained(settings.rough, initial)
         model.inference, initial = rules.train, known
         if result.status is FitStatus.INTERRUPTED:
             return Trained(model, task.likelihood, result, _conclude(model, task))
-    result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
-    return Trained(model, task.likelihood, result, _conclude(model, task))
+        result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
+    else:
+        result = trained(settings, initial)
+    return Trained(model.eval(), task.likelihood, result, (*reasons, *_conclude(model, task)))
 
 
 def evidence_of(model: DenseGP) -> LatentMarginalLogLikelihood:
@@ -294,11 +318,24 @@ def _train_on_sample(task: Task, plan: Plan, size: int, settings: Settings) -> T
 
 
 def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
+    """Train with more and more inducing points, each time from the hyperparameters that a part of all data tells.
+
+    A few points lead hyperparameters to what these can follow: columns that matter less seem not to matter, and where
+    more points begin with that they gain nothing.
+    """
     assert plan.inducing is not None
-    size, values, objectives = plan.inducing, task.start, {}
+    size, start, objectives, reasons = plan.inducing, task.start, {}, list[str]()
     best: Trained | None = None
+    if plan.grows and task.start_rows < _PART:
+        first = _train_on_part(task, settings)
+        start = hyperparameters_of(first.model, first.likelihood)
+        reasons.append(f"hyperparameters were first learned from all of {len(first.model.train_inputs[0])} random rows")
+        if first.result.status is FitStatus.INTERRUPTED:
+            at_once = _fit_sparse(task, size, start, replace(settings, max_steps=1), plan.batch_size)
+            result = replace(at_once.result, status=FitStatus.INTERRUPTED, message=first.result.message)
+            return replace(at_once, result=result)
     while True:
-        trained = _fit_sparse(task, size, values, settings, plan.batch_size)
+        trained = _fit_sparse(task, size, start, settings, plan.batch_size)
         objectives[size] = trained.score
         gain = trained.score - (best.score if best is not None else -float("inf"))
         if best is None or gain > 0:
@@ -306,12 +343,20 @@ def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
         larger = min(2 * size, plan.most, len(task.inputs))
         if not plan.grows or gain < WORTH or larger <= size or trained.result.status is FitStatus.INTERRUPTED:
             break
-        values, size = hyperparameters_of(trained.model, trained.likelihood), larger
+        size = larger
     if not plan.grows:
         return best
     steps = ", ".join(f"{value:.4f} with {size}" for size, value in objectives.items())
-    reason = f"inducing points were doubled while the bound gained {WORTH} nats a datum by it: {steps}"
-    return replace(best, reasons=(reason,))
+    reasons.append(f"inducing points were doubled while the bound gained {WORTH} nats a datum by it: {steps}")
+    return replace(best, reasons=tuple(reasons))
+
+
+def _train_on_part(task: Task, settings: Settings) -> Trained:
+    """Train a model of all of a thousand random rows, roughly."""
+    order = torch.randperm(len(task.inputs), generator=torch.Generator().manual_seed(settings.seed))[:_PART]
+    likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))
+    part = replace(task, inputs=task.inputs[order], targets=_take(task, order), likelihood=likelihood, kernel=kernel)
+    return _train_once(replace(part, points=None, rules=task.rules.cheap), settings.rough)
 
 
 def _fit_sparse(

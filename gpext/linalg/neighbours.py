@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,18 +26,20 @@ def maximin_order(points: Tensor, generator: torch.Generator | None) -> Tensor:
     operations, so that of more than 20,000 points a random subset is in this order, and the others are after it.
     """
     chosen = torch.randperm(len(points), generator=generator, device="cpu")
-    x = points.double().cpu()[chosen[:_SPREAD]].contiguous()
-    order = torch.empty(len(x), dtype=torch.long, device="cpu")
-    i = int((x - x.mean(0)).square().sum(-1).argmin())
-    distance = torch.full((len(x),), torch.inf, dtype=x.dtype, device="cpu")
-    columns = x.mT.contiguous()
+    x = points.double().cpu()[chosen[:_SPREAD]].numpy()  # by NumPy: torch's threads would wait for each other at a step
+    order = np.empty(len(x), dtype=np.int64)
+    i = int(np.square(x - x.mean(0)).sum(-1).argmin())
+    distance = np.full(len(x), np.inf)
+    columns = np.ascontiguousarray(x.T)
+    moved, new = np.empty_like(columns), np.empty_like(distance)
     for step in range(len(x)):
         order[step] = i
-        new = (columns - columns[:, i : i + 1]).square_().sum(0)
-        torch.minimum(distance, new, out=distance)
+        np.subtract(columns, columns[:, i : i + 1], out=moved)
+        np.square(moved, out=moved).sum(0, out=new)
+        np.minimum(distance, new, out=distance)
         distance[i] = -1.0
         i = int(distance.argmax())
-    return torch.cat([chosen[:_SPREAD][order], chosen[_SPREAD:]]).to(points.device)
+    return torch.cat([chosen[:_SPREAD][torch.from_numpy(order)], chosen[_SPREAD:]]).to(points.device)
 
 
 def previous_neighbours(points: Tensor, order: Tensor, number: int) -> Tensor:

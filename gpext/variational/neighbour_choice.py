@@ -142,7 +142,7 @@ class NeighbourChoice(Module):
         """Return the neighbours of data at inputs (N, d); by correlation those of a model, unless they are known."""
         kept = self._graph
         if kept is None or kept[0] is not x or not torch.equal(kept[1], self.scale) or not self._has_chosen(kept[2]):
-            points = x.detach().double() / self.scale
+            points = self._scaled(x.detach())
             generator = torch.Generator().manual_seed(self.seed)
             if self.ordering == "maximin":
                 order = maximin_order(points, generator)
@@ -191,6 +191,13 @@ class NeighbourChoice(Module):
         if self.number >= _REGION or count**3 / 6 <= most or graph.dissection.work <= most:
             return graph
         return NeighbourGraph.of(points, self.number, order, _REGION, nearest)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Return inputs in a space of equal lengthscales, the shortest one unchanged.
+
+        So points of a grid that are equally far remain so, and rounding of lengthscales does not choose among them.
+        """
+        return x.double() / (self.scale / self.scale.min())
 
     def chosen_scale(self, model: Module, x: Tensor) -> Tensor:
         """Return the lengthscales (d,) by which neighbours are chosen, the model's current ones the first time."""
@@ -276,8 +283,8 @@ class NeighbourChoice(Module):
             return strongest(strength, every[len(points) :], every[: len(points)], number)
         from scipy.spatial import KDTree
 
-        tree = KDTree((points.double() / self.scale).cpu().numpy())
-        _, found = tree.query((new.double() / self.scale).cpu().numpy(), number)
+        tree = KDTree(self._scaled(points).cpu().numpy())
+        _, found = tree.query(self._scaled(new).cpu().numpy(), number)
         return torch.as_tensor(found, dtype=torch.long, device=new.device).view(len(new), number)
 
 

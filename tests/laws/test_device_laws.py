@@ -187,6 +187,22 @@ def test_training_on_subsets(initial, rule, monkeypatch):
         assert trained(moved) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"batch_size": 15, "max_steps": 4}, {"max_steps": 3}], ids=["blocks", "all"])
+@pytest.mark.parametrize("by", ["distance", "correlation"])
+def test_training_and_prediction_with_neighbours(by, options):
+    def trained(send):
+        model = send(Latent(targets("counts", 40), likelihoods.PoissonLikelihood(), neighbours=3, neighbours_by=by))
+        mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
+        objective = gpext.fit(mll, model.train_inputs[0], model.train_targets, progress=False, **options).objective
+        return objective, model.eval()(send(NEW)).mean
+
+    objective, mean = trained(lambda each: each)
+    with accelerated():
+        found, there = trained(lambda each: sent(each) if isinstance(each, torch.Tensor) else moved(each))
+        assert found == pytest.approx(objective, rel=1e-6)
+        assert_there(there.detach(), mean.detach())
+
+
 @pytest.mark.parametrize("name", MEMBERS)
 def test_gibbs(name):
     member = MEMBERS[name]

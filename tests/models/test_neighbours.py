@@ -20,6 +20,7 @@ from gpext.likelihoods import (
     StudentTLikelihood,
 )
 from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.variational.neighbour_choice import NeighbourChoice
 from tests.members import F64, tensor
 
 N = 40
@@ -352,3 +353,13 @@ def test_bad_input():
         Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5).eval()(new * torch.nan)
     with pytest.raises(ValueError, match="batch"):
         Model(x, y, PoissonLikelihood(), Laplace(), neighbours=5).eval()(new.expand(2, -1, -1))
+
+
+def test_rounding_of_a_lengthscale_does_not_choose_among_equally_near_data():
+    line = torch.linspace(0, 1, 12, dtype=F64)
+    x, found = torch.cartesian_prod(line, line), []
+    for lengthscale in (0.05, 0.05 * (1 + 2**-52), 0.17, 0.3):
+        choice = NeighbourChoice(6, 2)
+        choice.scale = tensor(lengthscale, lengthscale)
+        found.append(choice.graph(x).rows)
+    assert all(torch.equal(rows, found[0]) for rows in found)
