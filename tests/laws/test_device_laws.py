@@ -190,8 +190,13 @@ def test_training_on_subsets(initial, rule, monkeypatch):
 @pytest.mark.parametrize("options", [{"batch_size": 15, "max_steps": 4}, {"max_steps": 3}], ids=["blocks", "all"])
 @pytest.mark.parametrize("by", ["distance", "correlation"])
 def test_training_and_prediction_with_neighbours(by, options):
+    """At places whose distances all differ: rounding chooses among equal ones. Adam, of blocks, amplifies rounding."""
+    tolerance = 1e-4 if "batch_size" in options else 1e-6
+
     def trained(send):
-        model = send(Latent(targets("counts", 40), likelihoods.PoissonLikelihood(), neighbours=3, neighbours_by=by))
+        model = Latent(targets("counts", 40), likelihoods.PoissonLikelihood(), neighbours=3, neighbours_by=by)
+        model.set_train_data(inputs(40) ** 1.5)
+        model = send(model)
         mll = gpext.mlls.LatentMarginalLogLikelihood(model.likelihood, model)
         objective = gpext.fit(mll, model.train_inputs[0], model.train_targets, progress=False, **options).objective
         return objective, model.eval()(send(NEW)).mean
@@ -199,8 +204,9 @@ def test_training_and_prediction_with_neighbours(by, options):
     objective, mean = trained(lambda each: each)
     with accelerated():
         found, there = trained(lambda each: sent(each) if isinstance(each, torch.Tensor) else moved(each))
-        assert found == pytest.approx(objective, rel=1e-6)
-        assert_there(there.detach(), mean.detach())
+        assert_there(there.detach())
+    assert found == pytest.approx(objective, rel=tolerance)
+    torch.testing.assert_close(there.detach().cpu(), mean.detach(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
