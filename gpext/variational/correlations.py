@@ -1,4 +1,4 @@
-"""How strongly values of a prior are correlated, for neighbours that distances do not tell."""
+"""Correlations of the values of a prior, for neighbours that distances do not tell."""
 
 from __future__ import annotations
 
