@@ -37,7 +37,7 @@ import torch
 
 from benchmarks.gpboost_families import RULES, Data, Family, by_gpboost, by_gpext
 from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
-from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor, prior_divergence, wind
+from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor, kernels, prior_divergence, wind
 from benchmarks.neighbour_problems import FIELDS, california, data_of_field
 from benchmarks.tables import table
 from gpext.inference import EP, KL
@@ -98,7 +98,7 @@ def _neighbours(ledger: Ledger, options: argparse.Namespace) -> None:
 
 def _kernels(ledger: Ledger, options: argparse.Namespace) -> None:
     size, numbers = (60, (5, 10)) if options.quick else (1500, (10, 20, 40))
-    for name in ("places x period", "places x period x time", "places x time", "places + time"):
+    for name in kernels():
         for by in ("distance", "correlation"):
             ledger.get(f"kernels/{name}/{by}", functools.partial(prior_divergence, name, by, size, numbers))
 
@@ -173,14 +173,11 @@ def report(ledger: Ledger) -> str:
     for prefix, score in (("california", "missed"), ("fields", "rmse")):
         if ledger.of(f"{prefix}/"):
             tables.append(_beside_gpboost(ledger, prefix, score))
-    if found := ledger.of("neighbours/"):
-        numbers = list(found[0]["divergence"])
-        rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
-        tables.append(table(["lengthscale", "rule", "ordering", *(f"k = {k}" for k in numbers)], rows))
-    if found := ledger.of("kernels/"):
-        numbers = list(found[0]["divergence"])
-        rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
-        tables.append(table(["kernel", "neighbours by", *(f"k = {k}" for k in numbers)], rows))
+    for prefix, head in (("neighbours", ["lengthscale", "rule", "ordering"]), ("kernels", ["kernel", "neighbours by"])):
+        if found := ledger.of(f"{prefix}/"):
+            numbers = list(found[0]["divergence"])
+            rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
+            tables.append(table([*head, *(f"k = {k}" for k in numbers)], rows))
     if found := ledger.of("dense/"):
         rows = []
         for row in found:

@@ -74,7 +74,7 @@ def divergence(field: Field, data: Data, rule: Rule, lengthscale: float, orderin
     return {"divergence": found}
 
 
-def _kernels() -> dict[str, Kernel]:
+def kernels() -> dict[str, Kernel]:
     """Kernels of two places in the unit square and a time in [0, 10]."""
     places = MaternKernel(1.5, active_dims=(0, 1))
     season, trend = PeriodicKernel(active_dims=(2,)), MaternKernel(1.5, active_dims=(2,))
@@ -94,7 +94,7 @@ def prior_divergence(name: str, by: str, size: int, numbers: Sequence[int]) -> R
     """
     x = torch.rand(size, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, 2] *= 10
-    kernel = _kernels()[name].double()
+    kernel = kernels()[name].double()
     zero, nugget = x.new_zeros(size), 1e-6 * torch.eye(size, dtype=torch.float64)
     found = {}
     for k in numbers:

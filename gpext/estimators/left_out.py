@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import torch
 from gpytorch.kernels import Kernel
-from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpext.kernels.columns import stationary_kernels
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
+from gpext.training.full_batch import BREAKDOWNS
 
 _FAR, _NEAR = 4.0, 2.0  # times the shortest lengthscale: longer ones leave a column out, and what they are shortened to
 
@@ -27,8 +27,9 @@ def bring_back(
 ) -> tuple[float, list[int]] | None:
     """Shorten lengthscales of columns that want to be in a trained model; return the objective and these columns.
 
-    None, with all as it was, where there is no such column or the objective a datum does not gain the tolerance. It
-    takes one evaluation with its gradient, and another one where columns want to be in the model.
+    None, with all as it was, where there is no such column or the objective a datum does not gain the tolerance; so it
+    is after Ctrl-C. It takes one evaluation with its gradient, and another one where columns want to be in the model,
+    which is in eval mode afterwards.
 
     Args:
         objective: of a trained model.
@@ -45,15 +46,21 @@ def bring_back(
         if not bool(far.any()):
             continue
         undo = _remembered(model, kernel)
-        kernel.lengthscale = torch.where(far, _NEAR * least, trained)
-        slope = _slope(objective, kernel)
-        wanted = torch.zeros_like(far) if slope is None else far & (slope < 0)
-        kernel.lengthscale = torch.where(wanted, _NEAR * least, trained)
-        better = _value(objective) if bool(wanted.any()) else None
-        if better is None or not better > value + tolerance:
+        try:
+            kernel.lengthscale = torch.where(far, _NEAR * least, trained)
+            there = _evaluated(objective, kernel)
+            wanted = torch.zeros_like(far) if there is None else far & (there[1] < 0)
+            kernel.lengthscale = torch.where(wanted, _NEAR * least, trained)
+            there = _evaluated(objective, kernel) if bool(wanted.any()) else None
+        except KeyboardInterrupt:
+            undo()
+            raise
+        finally:
+            objective.eval()
+        if there is None or not there[0] > value + tolerance:
             undo()
             continue
-        value = better
+        value = there[0]
         found = value, [*(found[1] if found else []), *columns[wanted.flatten().cpu()].tolist()]
     return found
 
@@ -81,24 +88,13 @@ def _several(model: torch.nn.Module, num_columns: int) -> list[tuple[Kernel, Ten
     return [(k, columns.cpu()) for k, columns in kernels if k.lengthscale.numel() == len(columns) > 1]
 
 
-def _slope(objective: LatentMarginalLogLikelihood, kernel: Kernel) -> Tensor | None:
-    """Return derivatives of the objective in the lengthscales, up to positive factors; None where it breaks down."""
+def _evaluated(objective: LatentMarginalLogLikelihood, kernel: Kernel) -> tuple[float, Tensor] | None:
+    """Return the objective and its derivatives in lengthscales, up to positive factors; None where it breaks down."""
     model = objective.train().model
     model.variational_strategy.choose_neighbours()
     try:
-        value = objective(model(*model.train_inputs), model.train_targets)
-        (slope,) = torch.autograd.grad(value.sum(), kernel.raw_lengthscale)
-    except (NotPSDError, NanError, torch.linalg.LinAlgError):
+        value = objective(model(*model.train_inputs), model.train_targets).sum()
+        (slope,) = torch.autograd.grad(value, kernel.raw_lengthscale)
+    except BREAKDOWNS:
         return None
-    return slope
-
-
-@torch.no_grad()
-def _value(objective: LatentMarginalLogLikelihood) -> float | None:
-    """Return the objective; None where it breaks down."""
-    model = objective.train().model
-    model.variational_strategy.choose_neighbours()
-    try:
-        return float(objective(model(*model.train_inputs), model.train_targets))
-    except (NotPSDError, NanError, torch.linalg.LinAlgError):
-        return None
+    return float(value.detach()), slope

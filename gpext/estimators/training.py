@@ -237,7 +237,11 @@ def _train_once(task: Task, settings: Settings) -> Trained:
         result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
         if not task.has_default_kernel or result.status in _NO_SECOND_LOOK:
             return result
-        found = bring_back(objective, result.objective, _GAIN)
+        try:
+            found = bring_back(objective, result.objective, _GAIN)
+        except KeyboardInterrupt:
+            message = "interrupted: the model is as trained before a second look at its columns"
+            return replace(result, status=FitStatus.INTERRUPTED, message=message)
         if found is None:
             return result
         value, columns = found
@@ -258,7 +262,7 @@ def _train_once(task: Task, settings: Settings) -> Trained:
         result = _fit(objective, task.inputs, task.targets, task, settings, initial=initial)
     else:
         result = trained(settings, initial)
-    return Trained(model.eval(), task.likelihood, result, (*reasons, *_conclude(model, task)))
+    return Trained(model, task.likelihood, result, (*reasons, *_conclude(model, task)))
 
 
 def evidence_of(model: DenseGP) -> LatentMarginalLogLikelihood:
@@ -283,18 +287,18 @@ def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
     return tuple(ends)
 
 
-def _take(task: Task, index: Tensor) -> Tensor:
-    """Return the targets of some rows."""
-    likelihood = task.likelihood
-    return likelihood.take(task.targets, index) if isinstance(likelihood, LatentLikelihood) else task.targets[index]
+def _random_rows(task: Task, size: int, seed: int) -> Task:
+    """Return the task of so many random rows."""
+    index = torch.randperm(len(task.inputs), generator=torch.Generator().manual_seed(seed))[:size]
+    own = isinstance(task.likelihood, LatentLikelihood)
+    targets = task.likelihood.take(task.targets, index) if own else task.targets[index]
+    return replace(task, inputs=task.inputs[index], targets=targets)
 
 
 def _train_on_sample(task: Task, plan: Plan, size: int, settings: Settings) -> Trained:
     """Learn the hyperparameters on `size` rows, then q(u) of all rows with the largest number of inducing points."""
     assert plan.inducing is not None
-    order = torch.randperm(len(task.inputs), generator=torch.Generator().manual_seed(settings.seed))[:size]
-    sample = replace(task, inputs=task.inputs[order], targets=_take(task, order))
-    first = _fit_sparse(sample, plan.inducing, task.start, settings)
+    first = _fit_sparse(_random_rows(task, size, settings.seed), plan.inducing, task.start, settings)
     if first.result.status is FitStatus.INTERRUPTED:
         return first
     assert isinstance(first.model, SparseGP)
@@ -353,10 +357,9 @@ def _train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
 
 def _train_on_part(task: Task, settings: Settings) -> Trained:
     """Train a model of all of a thousand random rows, roughly."""
-    order = torch.randperm(len(task.inputs), generator=torch.Generator().manual_seed(settings.seed))[:_PART]
     likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))
-    part = replace(task, inputs=task.inputs[order], targets=_take(task, order), likelihood=likelihood, kernel=kernel)
-    return _train_once(replace(part, points=None, rules=task.rules.cheap), settings.rough)
+    own = replace(task, likelihood=likelihood, kernel=kernel, points=None, rules=task.rules.cheap)
+    return _train_once(_random_rows(own, _PART, settings.seed), settings.rough)
 
 
 def _fit_sparse(

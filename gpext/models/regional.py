@@ -81,14 +81,15 @@ def predict_by_regions(
     (data,) = model.train_inputs
     if x.dim() != 2 or x.size(-1) != data.size(-1):
         raise ValueError(f"expected new inputs (S, {data.size(-1)}); got {tuple(x.shape)}.")
-    scale = model.variational_strategy.neighbours.chosen_scale(model, data).to(data)
-    scaled = data / scale
+    choice = model.variational_strategy.neighbours
+    choice.ensure_scale(model, data)
+    scaled = choice.scaled(data)
     mean, variance = x.new_zeros(len(x)), x.new_ones(len(x))
     statuses, was_training = [], model.training
     model.eval()
     try:
         with Progress("regions", len(x), shown=progress) as bar:
-            for region in regions(scaled, x / scale, size):
+            for region in regions(scaled, choice.scaled(x), size):
                 if not len(region.others):
                     continue
                 with restricted_to(model, region.with_margin(scaled, margin)), warnings.catch_warnings():

@@ -75,7 +75,9 @@ class Blocks:
     def __init__(self, mll: LatentMarginalLogLikelihood, size: int, margin: float, generator: torch.Generator) -> None:
         self.mll, self.margin = mll, margin
         (x,) = mll.model.train_inputs
-        self._points = x / mll.model.variational_strategy.neighbours.rescale(mll.model, x).to(x)
+        choice = mll.model.variational_strategy.neighbours
+        choice.rescale(mll.model, x)
+        self._points = choice.scaled(x)
         found = list(regions(self._points, self._points[:0], size))
         order = torch.randperm(len(found), generator=generator, device="cpu").tolist()
         self._regions = [found[i] for i in order]

@@ -174,6 +174,7 @@ def fit(
     """
     check_ranks(ranks)
     ranks = Ranks() if ranks is None else ranks
+    by_blocks = batch_size is not None and trains_by_blocks(mll)
 
     def checked() -> tuple[SiteData | None, Tensor]:
         goes_on = state is not None or checkpoint is not None
@@ -183,7 +184,6 @@ def fit(
             raise ValueError(f"initial must be 'given', 'data', 'subset' or 'curvature'; got {initial!r}.")
         if initial in ("subset", "curvature"):
             check_subsets(mll, x, y, f"{initial=}")
-        by_blocks = batch_size is not None and trains_by_blocks(mll)
         if by_blocks:
             check_blocks(mll, x, y, initial, goes_on=goes_on)
         if found[0] is None and ranks.size > 1 and not by_blocks:
@@ -195,7 +195,7 @@ def fit(
         return found
 
     sites, x = ranks.together(checked)
-    if batch_size is not None and trains_by_blocks(mll):
+    if by_blocks:
         ranks.require_alike([x.detach().double(), y.detach().double()])
     # Tensors from which the data were computed are not trained: the first backward pass would free their graph.
     x, y = x.detach(), y.detach()
@@ -240,7 +240,7 @@ def fit(
                     generator=generator,
                     ranks=ranks,
                 )
-            if trains_by_blocks(mll):
+            if by_blocks:
                 return fit_blocks(
                     run, batch_size=batch_size, learning_rate=learning_rate, generator=generator, ranks=ranks
                 )

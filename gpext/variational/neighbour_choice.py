@@ -132,17 +132,16 @@ class NeighbourChoice(Module):
         self.scale, self.chosen = old, chosen
         return False
 
-    def rescale(self, model: Module, x: Tensor) -> Tensor:
-        """Take the model's current lengthscales, without finding the neighbours by them yet, and return these (d,)."""
+    def rescale(self, model: Module, x: Tensor) -> None:
+        """Take the model's current lengthscales, without finding the neighbours by them yet."""
         self.scale = lengthscales_of(model, x)
         self.reset(len(x))
-        return self.scale
 
     def graph(self, x: Tensor, model: Module | None = None, root_of: Root | None = None) -> NeighbourGraph:
         """Return the neighbours of data at inputs (N, d); by correlation those of a model, unless they are known."""
         kept = self._graph
         if kept is None or kept[0] is not x or not torch.equal(kept[1], self.scale) or not self._has_chosen(kept[2]):
-            points = self._scaled(x.detach())
+            points = self.scaled(x.detach())
             generator = torch.Generator().manual_seed(self.seed)
             if self.ordering == "maximin":
                 order = maximin_order(points, generator)
@@ -192,18 +191,17 @@ class NeighbourChoice(Module):
             return graph
         return NeighbourGraph.of(points, self.number, order, _REGION, nearest)
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        """Return inputs in a space of equal lengthscales, the shortest one unchanged.
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return inputs, float64, in a space of equal lengthscales, the shortest one unchanged.
 
         So points of a grid that are equally far remain so, and rounding of lengthscales does not choose among them.
         """
         return x.double() / (self.scale / self.scale.min())
 
-    def chosen_scale(self, model: Module, x: Tensor) -> Tensor:
-        """Return the lengthscales (d,) by which neighbours are chosen, the model's current ones the first time."""
+    def ensure_scale(self, model: Module, x: Tensor) -> None:
+        """Take the model's current lengthscales if there are none yet, by which neighbours are chosen."""
         if not bool(self.scale.any()):
             self.choose(model, x)
-        return self.scale
 
     def prior(self, model: Module, x: Tensor, root_of: Root | None, *, several: bool) -> MultivariateNormal:
         """Return the nearest-neighbour prior at inputs (N, d), of `several` latents or of one.
@@ -214,7 +212,7 @@ class NeighbourChoice(Module):
             root_of: Phi at any inputs, so that Phi Phi' is the part of the covariance that inducing inputs explain.
             several: whether `forward` returns a batch of latents.
         """
-        self.chosen_scale(model, x)
+        self.ensure_scale(model, x)
         graph, forward = self.graph(x, model, root_of), model.forward
         points = x[graph.first]
         blocks = _blocks(forward, points[graph.rows], several)
@@ -283,8 +281,8 @@ class NeighbourChoice(Module):
             return strongest(strength, every[len(points) :], every[: len(points)], number)
         from scipy.spatial import KDTree
 
-        tree = KDTree(self._scaled(points).cpu().numpy())
-        _, found = tree.query(self._scaled(new).cpu().numpy(), number)
+        tree = KDTree(self.scaled(points).cpu().numpy())
+        _, found = tree.query(self.scaled(new).cpu().numpy(), number)
         return torch.as_tensor(found, dtype=torch.long, device=new.device).view(len(new), number)
 
 

@@ -76,6 +76,20 @@ def test_where_the_objective_breaks_down_all_stays_as_it_was(monkeypatch):
     assert all(torch.equal(each, before[name]) for name, each in state(objective).items())
 
 
+def test_after_ctrl_c_all_stays_as_it_was(monkeypatch):
+    objective, value = problem([0.3, 50.0])
+    before = state(objective)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(objective, "log_evidence", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bring_back(objective, value, 0.001)
+    assert not objective.model.training
+    assert all(torch.equal(each, before[name]) for name, each in state(objective).items())
+
+
 def test_one_lengthscale_of_all_columns_is_left_alone():
     objective, value = problem([0.3, 50.0])
     objective.model.covar_module.base_kernel = gpytorch.kernels.MaternKernel(1.5).double()
@@ -96,6 +110,17 @@ def test_the_report_says_so(monkeypatch):
     assert any("columns 1 of the inputs, left out at first" in choice for choice in model.report_.choices)
     monkeypatch.setattr(training, "bring_back", plain)
     assert not any("left out" in choice for choice in GPRegressor("gaussian").fit(x, y).report_.choices)
+
+
+def test_ctrl_c_during_the_second_look_keeps_the_model(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "bring_back", interrupted)
+    x, y = rows()
+    with pytest.warns(ConvergenceWarning, match="interrupted"):
+        model = GPRegressor("gaussian").fit(x, y)
+    assert np.isfinite(model.predict(x)).all()
 
 
 @pytest.fixture
