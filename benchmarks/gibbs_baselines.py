@@ -18,7 +18,7 @@ from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from pyro.infer.mcmc.rwkernel import RandomWalkKernel
 from torch import Tensor
 
-from gpext.inference.gibbs import draw_latent, draw_prior
+from gpext.inference.gibbs import draw_latent
 from gpext.posteriors import DensePrior
 from gpext.ppl import latent_model
 from gpext.sites import GaussianSites
@@ -101,7 +101,7 @@ def noise_by_scale_mixture(
     def chi_square(count: float, shape: tuple[int, ...]) -> Tensor:
         return 2 * torch._standard_gamma(torch.full(shape, count / 2, dtype=torch.float64), generator=generator)
 
-    f = draw_prior(prior.mean, prior.square_root, shape, generator=generator)
+    f = prior.draw(shape, generator=generator)
     a2, t2 = (torch.ones(num_chains, 1, dtype=torch.float64) for _ in range(2))
     draws, began = [], time.perf_counter()
     for sweep in range(warmup + num_samples):
@@ -112,7 +112,7 @@ def noise_by_scale_mixture(
         t2 = chi_square(shape[1] * deg_free, (num_chains, 1)) / (deg_free * (1 / u).sum(-1, keepdim=True))
         precision = 1 / (a2 * u)
         posterior = prior.condition(GaussianSites(precision * targets, precision))
-        before = draw_prior(prior.mean, prior.square_root, shape, generator=generator)
+        before = prior.draw(shape, generator=generator)
         f = draw_latent(posterior, before, generator=generator)
         if expanded:
             a2 = ((targets - f).square() / u).sum(-1, keepdim=True) / chi_square(shape[1], (num_chains, 1))

@@ -7,9 +7,9 @@ The Gaussian is drawn by Matheron's rule from a draw f0 of the prior, so that no
 
     f = f0 + V (nu - tau f0 + sqrt(tau) eps),    f0 ~ N(mu, K),  eps ~ N(0, I)
 
-One Cholesky of size N a draw, or the solve of one system by products. Over-relaxed, a step of the chain goes past the
-mean of f given w instead of to a draw of its own; the chain then alternates about its mean, and averages over it are
-more accurate.
+One Cholesky of size N a draw, or a sparse one, or the solve of one system by products. Over-relaxed, a step of the
+chain goes past the mean of f given w instead of to a draw of its own; the chain then alternates about its mean, and
+averages over it are more accurate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpext.augmentations import Augmentation
-from gpext.posteriors import DensePosterior, MatrixFreePosterior, SquareRoot
+from gpext.posteriors import DensePosterior, MatrixFreePosterior, NeighbourPosterior
 from gpext.sites import GaussianSites
 
 
@@ -39,7 +39,7 @@ def draw_sites(
 
 
 def draw_latent(
-    posterior: DensePosterior | MatrixFreePosterior,
+    posterior: DensePosterior | NeighbourPosterior | MatrixFreePosterior,
     prior_draw: Tensor,
     *,
     current: Tensor | None = None,
@@ -66,11 +66,3 @@ def draw_latent(
     rest = 1 + overrelaxation - share
     pull = share * pull + rest * (sites.shift - sites.precision * mu)
     return share * prior_draw + rest * mu - overrelaxation * current + posterior.covariance_times(pull)
-
-
-def draw_prior(
-    mean: Tensor, root: SquareRoot, shape: torch.Size, *, generator: torch.Generator | None = None
-) -> Tensor:
-    """Return draws f0 ~ N(mean, R R') of the given shape (..., N)."""
-    v = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
-    return mean + root.times(v)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
@@ -96,6 +97,21 @@ class DensePrior:
             ValueError: K is not positive semidefinite.
         """
         return SquareRoot.of(self.covariance.detach())
+
+    @classmethod
+    def stack(cls, priors: Sequence[DensePrior]) -> DensePrior:
+        """Return a batch of priors, the first dimension."""
+        return cls(torch.stack([p.mean for p in priors]), torch.stack([p.covariance for p in priors]))
+
+    def draw(self, shape: torch.Size, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return draws f ~ N(mu, K) of the given shape (..., N), outside the graph.
+
+        Raises:
+            ValueError: K is not positive semidefinite.
+        """
+        mean = self.mean.detach()
+        v = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
+        return mean + self.square_root.times(v)
 
     def expand_to(self, shape: torch.Size) -> DensePrior:
         """Return the same prior for each of a batch of data of a shape (..., N), or (..., 1, N) for several latents."""

@@ -19,7 +19,7 @@ which takes entries of Q^-1 between neighbours alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
@@ -32,6 +32,7 @@ from torch import Tensor
 from gpext.distributions import LatentNormal
 from gpext.linalg.gathered import gathered_times
 from gpext.linalg.lazy_covariance import LazyCovariance
+from gpext.linalg.products import times
 from gpext.linalg.sparse_factor import SparseFactor, columns_at, entries_at, factorise_sparse
 from gpext.linalg.sparse_quadratics import sparse_covariances
 from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph, NeighbourLinearOperator
@@ -117,6 +118,64 @@ class NeighbourPrior:
     def requires_grad(self) -> bool:
         """Whether anything learns from it."""
         return self.mean.requires_grad or self.blocks.requires_grad or self.root.requires_grad
+
+    @classmethod
+    def stack(cls, priors: Sequence[NeighbourPrior]) -> NeighbourPrior:
+        """Return a batch of priors with the same neighbours, the first dimension."""
+        parts = [p.regressions for p in priors]
+        regressions = LocalRegressions(
+            parts[0].graph,
+            torch.stack([r.weights for r in parts]),
+            torch.stack([r.variance for r in parts]),
+            torch.stack([r.chol for r in parts]),
+            torch.stack([r.positive for r in parts]).all(),
+        )
+        mean, blocks, root = (torch.stack([getattr(p, name) for p in priors]) for name in ("mean", "blocks", "root"))
+        return cls(mean, blocks, root, regressions, max(p.jitter for p in priors))
+
+    def draw(self, shape: torch.Size, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return draws f = mu + Phi z + r of the given shape (..., N), outside the graph.
+
+        Raises:
+            ValueError: a conditional variance d_i is not positive.
+        """
+        r, mean, root = self.regressions, self.mean.detach(), self.root.detach()
+        if not bool(r.positive):
+            raise ValueError(
+                "the prior of a datum given its neighbours must have a positive variance; check the kernel's "
+                "parameters, or pass `jitter`."
+            )
+        numbers = (
+            torch.randn(*shape[:-1], size, dtype=mean.dtype, device=mean.device, generator=generator)
+            for size in (root.size(-1), root.size(-2))
+        )
+        return mean + (times(root, next(numbers)) + r.half_times(next(numbers)))[..., self.graph.point]
+
+    def predict_given(
+        self, latent: Tensor, test_mean: Tensor, nearest: Tensor, weights: Tensor, test_root: Tensor, rest: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return means and variances (..., S) of f = mu + phi'z + a'r_N + s given its values at the data.
+
+        z given f = mu + Phi z + r is Gaussian with the precision I + Phi' K~^-1 Phi.
+
+        Args:
+            latent: f (..., N), of data at one input the same.
+            test_mean: (S,) prior mean at new inputs.
+            nearest: see :meth:`NeighbourPosterior.predict`.
+            weights: a (S, E).
+            test_root: phi (S, M).
+            rest: the variances of s (S,).
+        """
+        r, root = self.regressions, self.root
+        moved = (latent - self.mean)[..., self.graph.first]
+        across = sum(b.unsqueeze(-1) * root[near] for b, near in zip(r.weights.mT, self.graph.rows.mT, strict=True))
+        scaled = (across / r.variance.unsqueeze(-1)).mT  # of B Phi (P, M), D^-1 B Phi
+        chol = torch.linalg.cholesky(scaled @ across + torch.eye(root.size(-1), dtype=root.dtype, device=root.device))
+        z = torch.cholesky_solve(times(scaled, r.residual(moved)).unsqueeze(-1), chol).squeeze(-1)
+        own = test_root - (weights.unsqueeze(-1) * root[nearest]).sum(-2)  # phi - Phi_N' a
+        mean = test_mean.double() + (weights * moved[..., nearest]).sum(-1) + times(own, z)
+        variance = rest + torch.linalg.solve_triangular(chol, own.mT, upper=False).square().sum(-2)
+        return mean, variance
 
     def expand_to(self, shape: torch.Size) -> NeighbourPrior:
         """Return the same prior for each of a batch of data of a shape (..., N), or (..., 1, N) for several latents."""

@@ -74,7 +74,7 @@ class AugmentedSGLDSampler(Sampler[GibbsDraws]):
         jitter: added to the diagonal of the prior covariance.
 
     Raises:
-        TypeError: the likelihood has no augmentation, or the model has inducing inputs.
+        TypeError: the likelihood has no augmentation, or the model has inducing inputs, a design or neighbours.
         ValueError: a number that is not positive; no parameter of the prior moves; targets are a batch; a
             preconditioner that does not fit; there is no such parameter. And from :meth:`run`: gradients are estimates,
             with neither a step size nor a warm-up long enough to find it.
@@ -104,8 +104,11 @@ class AugmentedSGLDSampler(Sampler[GibbsDraws]):
     ) -> None:
         if steps < 1 or not (step_size is None or step_size > 0):
             raise ValueError(f"expected steps >= 1 and step_size > 0; got {steps} and {step_size}.")
-        if model.design is not None:
-            raise TypeError("AugmentedSGLDSampler needs a datum at each input; GibbsSampler(model) serves a design.")
+        if model.design is not None or model.variational_strategy.neighbours is not None:
+            raise TypeError(
+                "AugmentedSGLDSampler needs a datum at each input, and a prior without neighbours; GibbsSampler(model) "
+                "serves a design, and neighbours."
+            )
         if model.train_targets.dim() != 1:
             raise ValueError(f"expected targets (N,); got {tuple(model.train_targets.shape)}.")
         kind = ModelTarget if solver is None else MatrixFreeTarget

@@ -9,7 +9,8 @@ One sweep of every chain; each part leaves p(f, theta | y) invariant:
 
 Integrating w out takes the place of the parameter expansion of [JVV11 Sec. 5], whose aim is to weaken the tie between
 the noise scale and w: without w there is none (docs/evidence/gibbs_sampling.md has both). Where no hyperparameter
-moves, a sweep is one Cholesky a chain.
+moves, a sweep is one Cholesky a chain, a sparse one where the prior is by nearest neighbours: then the draws are of
+the exact posterior under that prior.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from gpext.inference.gibbs import draw_prior
 from gpext.likelihoods import AugmentedLikelihood
 from gpext.models import LatentGP
 from gpext.samplers.engine import Sampler, Start
@@ -39,7 +39,8 @@ class GibbsSampler(Sampler[GibbsDraws]):
 
     Args:
         prior: p(f) at the training inputs (..., N); or a :class:`gpext.models.LatentGP`, which brings likelihood and
-            targets along, and whose hyperparameters can move.
+            targets along, and whose hyperparameters can move. It may have neighbours, of what inducing inputs leave
+            if there are some; neighbours stay as they were chosen.
         likelihood: any likelihood with an augmentation.
         targets: (..., N).
         hyperparameters: of a model, the names of the parameters to move, as in `model.named_parameters()`, with or
@@ -106,9 +107,8 @@ class GibbsSampler(Sampler[GibbsDraws]):
         """Return the state of chains at draws of the prior of f and at the model's hyperparameters."""
         (chains,), (generator,) = start.chains, start.generators
         raw = self.target.begin(len(chains))
-        prior = self.target.prior(raw)
         shape = torch.Size((len(chains), *self.target.latent_shape))
-        latent = draw_prior(prior.mean, prior.square_root, shape, generator=generator)
+        latent = self.target.prior(raw).draw(shape, generator=generator)
         return [ChainState(raw, latent, SliceWidths.first(self.target.size))]
 
     def step(self, state: ChainState, generator: torch.Generator) -> ChainState:

@@ -4,7 +4,8 @@ A new value is Gaussian given the latent values at the training inputs, and the 
 
     p(f_* | y) = 1/S sum_s N(f_* | mu_* + A' R^+ (f_s - mu), k_** - A' A),    K = R R',  A = R^+ K_x*
 
-so nothing is drawn anew, and mean, variance, density and quantiles of the average are exact.
+so nothing is drawn anew, and mean, variance, density and quantiles of the average are exact. Under a prior by nearest
+neighbours a new value depends on the latent values of those alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.distributions import Distribution
 
 from gpext.distributions import BatchMixture, LatentNormal, Mixture
 from gpext.likelihoods import AugmentedLikelihood
+from gpext.posteriors import DensePrior
 from gpext.samplers.draws import NUM_DRAWS, Draws
 from gpext.samplers.exporting import to_arviz
 from gpext.samplers.targets.latent_posterior import ModelTarget, Target, conditional
@@ -87,13 +89,16 @@ class GibbsDraws(Draws):
             num_draws: average over at most so many draws, evenly spaced.
 
         Raises:
-            TypeError: the prior moves; see :meth:`predict`.
+            TypeError: the prior moves, or is by neighbours; see :meth:`predict`.
         """
         if self.target.of_prior:
             raise TypeError("hyperparameters of the prior moved, so that no one prior holds; call predict(x).")
         latent, raw = self.take(self.chosen(num_draws))
+        prior = self.target.prior(raw)
+        if not isinstance(prior, DensePrior):
+            raise TypeError("a prior by neighbours has no covariances with new values; call predict(x).")
         known = (test_mean.double(), cross_covariance.double(), test_variance.double())
-        return self._average(*conditional(latent, self.target.prior(raw), *known))
+        return self._average(*conditional(latent, prior, *known))
 
     @torch.no_grad()
     def predict_targets(self, x: Tensor, *, num_draws: int = NUM_DRAWS) -> Distribution:

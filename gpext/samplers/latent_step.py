@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpext.inference.gibbs import draw_latent, draw_prior
-from gpext.posteriors import DensePrior
+from gpext.inference.gibbs import draw_latent
+from gpext.posteriors import DensePrior, NeighbourPrior
 from gpext.samplers.chain_ranks import BreakdownError
 from gpext.sites import GaussianSites
 
 
 def draw_given_sites(
-    prior: DensePrior,
+    prior: DensePrior | NeighbourPrior,
     sites: GaussianSites,
     shape: torch.Size,
     *,
@@ -37,10 +37,9 @@ def draw_given_sites(
     if not bool(posterior.positive_definite.all()):
         raise BreakdownError("the precision of f given w")
     try:
-        root = prior.square_root
+        before = prior.draw(shape, generator=generator)
     except ValueError as error:
         raise BreakdownError(str(error)) from error
-    before = draw_prior(prior.mean, root, shape, generator=generator)
     return draw_latent(posterior, before, current=current, overrelaxation=overrelaxation, generator=generator)
 
 

@@ -43,6 +43,7 @@ from gpext.posteriors import (
     LowRankPosterior,
     NeighbourJointPosterior,
     NeighbourPosterior,
+    NeighbourPrior,
     factorise,
     predict_latent,
 )
@@ -342,6 +343,17 @@ class LatentVariationalStrategy(_VariationalStrategy):
                 return predict_latent(conditioned, mean, cross, covariance)
             cross = self.design.times_matrix(cross)
         return conditioned.predict(mean, cross, covariance)
+
+    def predict_given(self, prior: NeighbourPrior, latent: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances (..., S) of f at new inputs (S, d) given its values at the training inputs.
+
+        Args:
+            prior: by neighbours, at the current parameters.
+            latent: f (..., N).
+            x: (S, d).
+        """
+        assert self.neighbours is not None
+        return self.neighbours.predict_given(self.model.forward, self.inducing_points, self._root_of, prior, latent, x)
 
     def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
         """Return p(f) (with `prior`) or q(f) at inputs x; the sparse prior is that of the training inputs alone."""

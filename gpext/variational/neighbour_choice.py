@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -30,7 +30,7 @@ from gpext.linalg.gathered import gathered_gram
 from gpext.linalg.neighbours import maximin_order, strongest, strongest_before
 from gpext.linalg.sparse_factor import columns_at
 from gpext.operators.neighbour_covariance import Nearest, NeighbourGraph, NeighbourLinearOperator, regress
-from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior
+from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior, NeighbourPrior
 from gpext.variational.correlations import correlations
 
 Ordering = Literal["maximin", "random", "coordinate", "middle"]
@@ -44,6 +44,16 @@ _REGION = 2000  # data of a region, where there are several by "auto"
 _MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
 _OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by correlations
 _DEARER = 2.0  # times the operations of a factor by regions, from which on that of the whole is not worth it
+
+
+class _NewValues(NamedTuple):
+    """S new values f_* = mu_* + phi'z + a'r_N + s, as posteriors take them."""
+
+    nearest: Tensor  # the points N (S, E)
+    weights: Tensor  # a (..., S, E)
+    root: Tensor  # phi (..., S, M)
+    rest: Tensor  # the variances of s (..., S)
+    covariance: Callable[[], Tensor]  # returns the covariance of s (..., S, S)
 
 
 class NeighbourChoice(Module):
@@ -241,23 +251,48 @@ class NeighbourChoice(Module):
         Raises:
             ValueError: a batch of inputs.
         """
+        several = posterior.prior_mean.dim() > 1
+        found = self._new_values(
+            forward, x, root_of, posterior.regressions.graph, posterior.jitter, new, several=several
+        )
+        return posterior.predict(forward(new).mean, *found)
+
+    def predict_given(
+        self, forward: Prior, x: Tensor, root_of: Root | None, prior: NeighbourPrior, latent: Tensor, new: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return means and variances (..., S) at new inputs (S, d) given the values f (..., N) at the data.
+
+        Raises:
+            ValueError: a batch of inputs.
+        """
+        found = self._new_values(forward, x, root_of, prior.graph, prior.jitter, new, several=False)
+        return prior.predict_given(latent, forward(new).mean, found.nearest, found.weights, found.root, found.rest)
+
+    def _new_values(
+        self,
+        forward: Prior,
+        x: Tensor,
+        root_of: Root | None,
+        graph: NeighbourGraph,
+        jitter: float,
+        new: Tensor,
+        *,
+        several: bool,
+    ) -> _NewValues:
         if new.dim() > 2:
             raise ValueError(
                 f"a model with neighbours predicts at one set of inputs, (S, d), not a batch; got {tuple(new.shape)}."
             )
-        graph = posterior.regressions.graph
         points = x[graph.first]
         number = min(self.number, len(points))
         nearest = self._nearest_to(new.detach(), forward, points.detach(), root_of, number)
-        blocks = _blocks(
-            forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), posterior.prior_mean.dim() > 1
-        ).double()
+        blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), several).double()
         root = blocks.new_zeros(len(new) + len(points), 0)
         if root_of is not None:
             root = root_of(torch.cat([new, points])).double()
         itself = torch.arange(len(new), device=x.device)
         blocks = _less(blocks, root, torch.cat([itself.unsqueeze(-1), nearest + len(new)], -1))
-        among = blocks[..., 1:, 1:] + posterior.jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
+        among = blocks[..., 1:, 1:] + jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
         weights, rest = regress(torch.linalg.cholesky(among), blocks[..., 1:, 0], blocks[..., 0, 0])
         rest = rest.clamp_min(0)  # negative by rounding alone
 
@@ -271,7 +306,7 @@ class NeighbourChoice(Module):
             rows = torch.cat([unit, -columns_at(at.view(nearest.shape), weights, len(used)).mT], -1)
             return rows @ K @ rows.mT
 
-        return posterior.predict(forward(new).mean, nearest, weights, root[..., itself, :], rest, covariance)
+        return _NewValues(nearest, weights, root[..., itself, :], rest, covariance)
 
     def _nearest_to(self, new: Tensor, forward: Prior, points: Tensor, root_of: Root | None, number: int) -> Tensor:
         """Return the points (S, number) nearest to new inputs (S, d), or most correlated with them."""

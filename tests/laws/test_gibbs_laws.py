@@ -9,8 +9,8 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 
-from gpext.inference.gibbs import draw_latent, draw_prior, draw_sites
-from gpext.posteriors import DensePrior, SquareRoot
+from gpext.inference.gibbs import draw_latent, draw_sites
+from gpext.posteriors import DensePrior
 from gpext.samplers import GibbsSampler
 from tests.members import F64, MEMBERS
 from tests.statistics import misfit
@@ -58,8 +58,8 @@ def test_the_joint_distribution_stays_as_it_is(name):
     member = MEMBERS[name]
     generator = torch.Generator().manual_seed(2)
     torch.manual_seed(3)  # torch's distributions take no generator
-    prior, root = DensePrior(MU2, K2), SquareRoot.of(K2)
-    f = draw_prior(MU2, root, torch.Size((8000, 2)), generator=generator)
+    prior = DensePrior(MU2, K2)
+    f = prior.draw(torch.Size((8000, 2)), generator=generator)
     if name == "bayesian_svm":  # exp(-2 max(0, 1 - y f)) does not sum to one: p(f) of its joint is weighted by the sum
         total = sum(member.likelihood.augmentation(torch.full_like(f, c)).log_prob(f).exp() for c in (0.0, 1.0))
         f = f[torch.rand(len(f), dtype=F64, generator=generator) < (total / 1.02).prod(-1)]
@@ -67,6 +67,6 @@ def test_the_joint_distribution_stays_as_it_is(name):
     for _ in range(5):
         y = simulate(member, f, generator)
         sites = draw_sites(member.likelihood.augmentation(y), f, generator=generator)
-        before = draw_prior(MU2, root, f.shape, generator=generator)
+        before = prior.draw(f.shape, generator=generator)
         f = draw_latent(prior.condition(sites), before, generator=generator)
     assert misfit(statistics(f) - start, 0) < 1

@@ -6,9 +6,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 
-from gpext.inference.gibbs import draw_latent, draw_prior
+from gpext.inference.gibbs import draw_latent
 from gpext.kernels import keops
-from gpext.posteriors import DensePrior, MatrixFreePosterior, SquareRoot, condition_matrix_free
+from gpext.posteriors import DensePrior, MatrixFreePosterior, condition_matrix_free
 from gpext.sites import GaussianSites
 from gpext.solvers import partial_cholesky
 from tests.statistics import misfit_of_gaussians
@@ -71,7 +71,7 @@ def test_draws_have_the_mean_and_the_covariance_of_the_posterior():
 def test_so_have_draws_of_the_dense_posterior():
     prior, sites = problem()
     exact, K = dense(prior, sites), prior.covariance_matrix.detach()
-    starts = draw_prior(prior.mean, SquareRoot.of(K), torch.Size((20000, N)), generator=seed(6))
+    starts = DensePrior(prior.mean, K).draw(torch.Size((20000, N)), generator=seed(6))
     draws = draw_latent(exact, starts, generator=seed(7))
     assert misfit_of_gaussians(draws, exact.mean, exact.covariance) < 1
 

@@ -212,7 +212,7 @@ def test_by_products_it_predicts_what_the_dense_posterior_given_w_does():
     means, variances = [], []
     for f, raw in zip(draws.latent.flatten(0, 1), draws.raw.flatten(0, 1), strict=True):
         sites = target.sites(f.unsqueeze(0), raw.unsqueeze(0), seed())
-        prior, test_mean, cross, test_variance = target.joint_at(raw, x)
+        prior, (test_mean, cross, test_variance) = target.prior_at(raw), target._beside(x)
         posterior = prior.condition(GaussianSites(sites.shift[0].detach(), sites.precision[0].detach()))
         predicted = posterior.predict(test_mean, cross, torch.diag(test_variance))
         means.append(predicted.mean)

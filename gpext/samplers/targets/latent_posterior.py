@@ -24,7 +24,7 @@ from gpext.likelihoods import AugmentedLikelihood
 from gpext.likelihoods.checks import HyperparameterError
 from gpext.models import LatentGP
 from gpext.parallel import described, fingerprint, tensors_of
-from gpext.posteriors import DensePrior
+from gpext.posteriors import DensePrior, NeighbourPrior
 from gpext.samplers.targets.chain_target import ChainTarget
 from gpext.samplers.targets.hyperparameters import Hyperparameters
 from gpext.sites import GaussianSites
@@ -47,6 +47,7 @@ class Target(ChainTarget):
     of_prior: Sequence[int] = ()  # which of the P hyperparameters are the prior's
     of_likelihood: Sequence[int] = ()
     model: LatentGP | None = None
+    _kinds: tuple[type, ...] = (DensePrior,)  # of priors
 
     def __init__(
         self, prior: MultivariateNormal, likelihood: AugmentedLikelihood, targets: Tensor, jitter: float
@@ -55,8 +56,12 @@ class Target(ChainTarget):
             if isinstance(prior.lazy_covariance_matrix, DesignLinearOperator):
                 prior = _dense(prior)
             problem = Problem.of(prior, require_augmentation(likelihood), targets, jitter)
-        if not isinstance(problem.prior, DensePrior):
-            raise TypeError("GibbsSampler needs the exact prior of f; got one of low rank, or by nearest neighbours.")
+        if not isinstance(problem.prior, self._kinds):
+            raise TypeError(
+                "GibbsSampler needs a prior of f with a covariance of its own for all data, or a LatentGP with "
+                "neighbours; got a prior of low rank, or one by neighbours without its model."
+            )
+        assert isinstance(problem.prior, DensePrior | NeighbourPrior)
         self._prior = problem.prior
         self._observe(likelihood, targets, problem.jitter, problem.prior.mean.shape, prior.mean.dtype)
 
@@ -106,6 +111,7 @@ class Target(ChainTarget):
     @property
     def data(self) -> list[Tensor]:
         """The targets and the prior, float64."""
+        assert isinstance(self._prior, DensePrior)
         return [self.targets.double(), self._prior.mean.double(), self._prior.covariance.double()]
 
     @property
@@ -117,7 +123,7 @@ class Target(ChainTarget):
         """Return the hyperparameters of every chain at the start (C, P)."""
         return torch.zeros(num_chains, 0, dtype=torch.float64, device="cpu")
 
-    def prior(self, raw: Tensor) -> DensePrior:
+    def prior(self, raw: Tensor) -> DensePrior | NeighbourPrior:
         """Return the priors of chains with hyperparameters (C, P): a batch of C, or one for all."""
         return self._prior
 
@@ -144,19 +150,21 @@ class ModelTarget(Target):
     """
 
     model: LatentGP
+    _kinds = (DensePrior, NeighbourPrior)
 
     def __init__(
         self, model: LatentGP, names: Sequence[str] | None, jitter: float, *, logarithms: bool = False
     ) -> None:
         self._take(model, names, logarithms)
-        super().__init__(self._dense_prior(), self.model.likelihood, model.train_targets, jitter)
+        super().__init__(self._prior_of_observed(), self.model.likelihood, model.train_targets, jitter)
 
     @torch.inference_mode(False)  # a copy made in it would have no parameters that move
     def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
         strategy = model.variational_strategy
-        if strategy.sparse_inputs is not None or strategy.neighbours is not None:
+        if strategy.sparse_inputs is not None and strategy.neighbours is None:
             raise TypeError(
-                "GibbsSampler needs the exact prior of f; build the LatentGP without inducing_inputs or neighbours."
+                "samplers of f need its exact prior, or one by neighbours; build the LatentGP without "
+                "inducing_inputs, or with neighbours beside them."
             )
         self.model = copy.deepcopy(model).eval()
         self._x = self.model.train_inputs[0]
@@ -165,6 +173,14 @@ class ModelTarget(Target):
         likelihood = self.model.likelihood
         self.of_likelihood = self._moved.coordinates_of(likelihood)
         self.of_prior = [j for j in range(self._moved.size) if j not in self.of_likelihood]
+
+    @property
+    def flops(self) -> float:
+        """Those of the factors that a step of one chain needs."""
+        if self.model.variational_strategy.neighbours is None:
+            return super().flops
+        assert isinstance(self._prior, NeighbourPrior)
+        return self.latent_shape[:-1].numel() * self._prior.graph.dissection.work
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -191,12 +207,12 @@ class ModelTarget(Target):
         self._moved.write(self._own)
         return self._own.expand(num_chains, -1).clone()
 
-    def prior(self, raw: Tensor) -> DensePrior:
+    def prior(self, raw: Tensor) -> DensePrior | NeighbourPrior:
         """Return the priors of chains with hyperparameters (C, P): a batch of C, or one for all."""
         if not self.of_prior:
             return self._prior
-        priors = [self.prior_at(row) for row in raw]
-        return DensePrior(torch.stack([p.mean for p in priors]), torch.stack([p.covariance for p in priors]))
+        priors: list[Any] = [self.prior_at(row) for row in raw]  # all of a kind
+        return type(self._prior).stack(priors)
 
     def sites(self, latent: Tensor, raw: Tensor, generator: torch.Generator) -> GaussianSites:
         """Return sites (C, ..., N) at w ~ p(w | f, y), for latent values (C, ..., N)."""
@@ -242,22 +258,23 @@ class ModelTarget(Target):
         self._moved.write(raw)
         return copy.deepcopy(self.likelihood)
 
-    def prior_at(self, raw: Tensor) -> DensePrior:
+    def prior_at(self, raw: Tensor) -> DensePrior | NeighbourPrior:
         """Return the prior of f at the training inputs at raw values (P,).
 
         Raises:
             HyperparameterError: it is not finite.
         """
         self._moved.write(raw)
-        prior = self._dense_prior()
-        known = DensePrior.of(prior.mean, prior.lazy_covariance_matrix.to_dense(), self.jitter)
+        prior = self._prior_of_observed()
+        covariance = prior.lazy_covariance_matrix
+        by_neighbours = NeighbourPrior.of(prior.mean, covariance, self.jitter)
+        if by_neighbours is None:
+            known: DensePrior | NeighbourPrior = DensePrior.of(prior.mean, covariance.to_dense(), self.jitter)
+        else:
+            known, _ = by_neighbours
         if not bool(known.mean.isfinite().all() and known.is_finite):
             raise HyperparameterError("the prior has NaN or infinite entries; check the kernel's parameters.")
         return known
-
-    def joint_at(self, raw: Tensor, x: Tensor) -> tuple[DensePrior, Tensor, Tensor, Tensor]:
-        """Return the prior at the training inputs, and at new ones (..., S, d) its mean, cross covariance, variance."""
-        return self.prior_at(raw), *self._beside(x)
 
     def new_inputs(self, x: Tensor) -> Tensor:
         """Return new inputs as (..., S, d).
@@ -269,7 +286,11 @@ class ModelTarget(Target):
 
     def predicted_at(self, raw: Tensor, latent: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances (..., S) of f at new inputs (..., S, d) given a draw."""
-        return conditional(latent, *self.joint_at(raw, x))
+        prior = self.prior_at(raw)
+        if isinstance(prior, NeighbourPrior):
+            mean, variance = self.model.variational_strategy.predict_given(prior, latent, x)
+            return mean, above_rounding(variance, self._forward(x).variance.double())
+        return conditional(latent, prior, *self._beside(x))
 
     def _beside(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the prior mean at new inputs, the covariance with the training inputs, and the variance there."""
@@ -285,9 +306,10 @@ class ModelTarget(Target):
         return self.model.forward(x)
 
     @torch.no_grad()
-    def _dense_prior(self) -> MultivariateNormal:
+    def _prior_of_observed(self) -> MultivariateNormal:
         """Return the prior of the values that the data depend on."""
-        return _dense(self.model.variational_strategy.prior_distribution)
+        strategy = self.model.variational_strategy
+        return strategy.prior_distribution if strategy.neighbours is not None else _dense(strategy.prior_distribution)
 
 
 def checked_inputs(x: Tensor, train_x: Tensor) -> Tensor:
