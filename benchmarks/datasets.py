@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 TEST_FRACTION = 0.1
+_A_MILLION = 1_111_112  # rows, of which a million are to train on
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,12 @@ def _diabetes() -> Table:
     return Table(*load_diabetes(return_X_y=True))
 
 
-def _synthetic(binary: bool) -> Callable[[], Table]:
+def _synthetic(binary: bool, size: int = 1200) -> Callable[[], Table]:
     """A smooth surface in 4 dimensions with heavy-tailed noise or logit labels: for tests, and where no data are."""
 
     def draw() -> Table:
         rng = np.random.default_rng(0)
-        x = rng.standard_normal((1200, 4))
+        x = rng.standard_normal((size, 4))
         f = 2 * np.sin(1.5 * x[:, 0]) + x[:, 1] * x[:, 2]
         if binary:
             return Table(x, (rng.random(len(x)) < 1 / (1 + np.exp(-2 * f))).astype(float))
@@ -236,6 +237,8 @@ SOURCES: dict[str, Source] = {
     "leukemia": Source("survival", "leukemia_survival", target=("y_time", "y_event"), prepare=_leukemia),
     "bei": Source("counts", "bei_counts"),
     "redwood": Source("points", "redwood_points", target=("y_1", "y_2")),
+    "million_binary": Source("binary", None, fetch=_synthetic(binary=True, size=_A_MILLION)),
+    "million_regression": Source("regression", None, fetch=_synthetic(binary=False, size=_A_MILLION)),
     "synthetic_survival": Source("survival", None, fetch=_synthetic_survival),
     "synthetic_angles": Source("angles", None, fetch=_synthetic_angles),
 }

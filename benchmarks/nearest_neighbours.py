@@ -1,6 +1,6 @@
 r"""Nearest-neighbour priors: beside GPBoost's Vecchia approximation, beside the prior of all data, and their cost in n.
 
-Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in eight parts:
+Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in nine parts:
 
 * `california`: longitude and latitude -> whether houses are above the median value, 5000 and 15,000 to train, 5640 to
   test; gpext by its rules, or trained under Laplace and then inferred by another one, and GPBoost (`vecchia`, 20
@@ -12,6 +12,7 @@ Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among
 * `kernels`: the divergence of the prior, with neighbours by distance and by correlation, of kernels with and without a
   period;
 * `dense`: differences of posterior means, in posterior sd, and of the evidence from those of the exact prior;
+* `draws`: posteriors by each rule beside draws of the exact posterior under the same prior, by Gibbs sampling;
 * `scaling`: seconds of one evaluation with its gradient, and peak memory;
 * `wind`: von Mises directions of the wind by the hour, Laplace: all hours with 20 neighbours, and 300 without;
 * `columns`: the largest front, the operations and the entries of the sparse Cholesky factor by the number of columns.
@@ -37,12 +38,21 @@ import torch
 
 from benchmarks.gpboost_families import RULES, Data, Family, by_gpboost, by_gpext
 from benchmarks.ledger import Ledger, Row, command_line, measure_and_report
-from benchmarks.neighbour_accuracy import beside_dense, divergence, evaluation, factor, kernels, prior_divergence, wind
+from benchmarks.neighbour_accuracy import (
+    beside_dense,
+    beside_draws,
+    divergence,
+    evaluation,
+    factor,
+    kernels,
+    prior_divergence,
+    wind,
+)
 from benchmarks.neighbour_problems import FIELDS, california, data_of_field
 from benchmarks.tables import table
 from gpext.inference import EP, KL
 
-PARTS = ("california", "neighbours", "kernels", "dense", "fields", "scaling", "wind", "columns")
+PARTS = ("california", "neighbours", "kernels", "dense", "draws", "fields", "scaling", "wind", "columns")
 LAST = {  # trained under Laplace, predicted by these, means to a thousandth of their deviations
     "Laplace, then KL": KL(tolerance=1e-3),
     "Laplace, then EP": EP(tolerance=1e-3),
@@ -115,6 +125,13 @@ def _dense(ledger: Ledger, options: argparse.Namespace) -> None:
             ledger.get(f"dense/{name}/{rule}", measure)
 
 
+def _draws(ledger: Ledger, options: argparse.Namespace) -> None:
+    field = FIELDS["Bernoulli"]
+    for size in (60,) if options.quick else (5000,):
+        data = data_of_field(field, size, 20, 0.1, 0) if options.quick else california(size)
+        ledger.get(f"draws/{size}", functools.partial(beside_draws, field, data, 40 if options.quick else 1000))
+
+
 def _scaling(ledger: Ledger, options: argparse.Namespace) -> None:
     scale = _LENGTHSCALE["scaling"]
     for size in (100, 200) if options.quick else options.sizes:
@@ -139,6 +156,7 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
         "neighbours": _neighbours,
         "kernels": _kernels,
         "dense": _dense,
+        "draws": _draws,
         "fields": _fields,
         "scaling": _scaling,
         "wind": _wind,
@@ -189,6 +207,22 @@ def report(ledger: Ledger) -> str:
         head = ["likelihood", "rule", "k", "M", "largest difference of means / sd", "its RMS"]
         head += ["largest of sds (relative)", "evidence, nats", "seconds", "seconds of all data"]
         tables.append(table(head, rows))
+    if found := ledger.of("draws/"):
+        rows = []
+        for row in found:
+            for name, cell in row["posteriors"].items():
+                moved = [f"{cell[what]:.3f}" if what in cell else "" for what in ("rms", "mean", "sd", "error")]
+                scores = [f"{cell['log_density']:.4f}", f"{cell['seconds']:.1f}", cell["status"]]
+                rows.append([f"{row['size']}", name, *moved, *scores])
+        head = [
+            "n",
+            "posterior",
+            "difference of means / sd, RMS",
+            "its mean",
+            "ratio of sds",
+            "error of the draws' means",
+        ]
+        tables.append(table([*head, "log density of a test datum", "seconds", "status"], rows))
     if found := ledger.of("scaling/"):
         rows = []
         for before, row in zip([None, *found], found, strict=False):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel
+from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 
 from benchmarks.angle_methods import absolute_error
@@ -31,6 +32,7 @@ from gpext.likelihoods import VonMisesLikelihood
 from gpext.linalg.neighbours import maximin_order
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.operators.neighbour_covariance import NeighbourGraph
+from gpext.samplers import GibbsSampler
 from gpext.variational import kmeans_inducing_points
 from gpext.variational.neighbour_choice import NeighbourChoice
 
@@ -141,6 +143,49 @@ def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, sizes
         }
         found.append(cell)
     return {"approximations": found, "seconds": seconds, "status": exact.status.name}
+
+
+def beside_draws(field: Field, data: Data, num_draws: int, neighbours: int = 20, num_chains: int = 2) -> Row:
+    """Return how far each rule is from draws of the exact posterior, all at hyperparameters trained under EP.
+
+    Differences of means in sd of the draws, ratios of sds, log densities of test data and CPU seconds. Means over draws
+    have errors of their own, whose size the effective sample sizes of Pyro tell.
+    """
+    likelihood, y, _ = field.family.ours(data.y)
+    x, x_test, y_test = (torch.from_numpy(part) for part in (data.x, data.x_test, data.y_test))
+    model = FieldModel(x, y, likelihood, RULES["EP"], neighbours=neighbours)
+    fit(LatentMarginalLogLikelihood(likelihood, model), x, y, progress=False, initial="subset")
+    started = clocks()[0]
+    sampler = GibbsSampler(model.eval(), hyperparameters=())
+    generator = torch.Generator().manual_seed(0)
+    draws = sampler.run(num_draws, num_chains, num_draws // 10, generator=generator, progress=False)
+    seconds = clocks()[0] - started
+    latent = draws.latent
+    mean, sd = latent.mean((0, 1)), latent.flatten(0, 1).std(0)
+    effective = effective_sample_size(latent, chain_dim=0, sample_dim=1)
+    found = {
+        "Gibbs sampling": {
+            "error": effective.reciprocal().mean().sqrt().item(),
+            "log_density": draws.predict_targets(x_test).log_prob(y_test).mean().item(),
+            "seconds": seconds,
+            "status": draws.status.name,
+        }
+    }
+    for name, rule in RULES.items():
+        model.inference = rule
+        result, seconds = _infer(model)
+        with torch.no_grad():
+            predicted = model.likelihood(model(x_test)).log_prob(y_test).mean().item()
+        moved = (result.posterior.mean - mean) / sd
+        found[name] = {
+            "rms": moved.square().mean().sqrt().item(),
+            "mean": moved.mean().item(),
+            "sd": (result.posterior.variance.sqrt() / sd).mean().item(),
+            "log_density": predicted,
+            "seconds": seconds,
+            "status": result.status.name,
+        }
+    return {"size": len(y), "draws": num_draws * num_chains, "posteriors": found}
 
 
 def factor(size: int, columns: int, neighbours: int = 20) -> Row:
