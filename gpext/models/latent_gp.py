@@ -61,8 +61,9 @@ class LatentGP(ApproximateGP):
             a step takes O(N R^2). None for one region, as suits one to three columns; "auto" for regions of 2000 where
             a factor of the whole takes more than twice the operations: from some 3000 data on in ten columns, and
             more than 10^5 in two. See :class:`gpext.variational.neighbour_choice.NeighbourChoice`.
-        neighbours_by: "distance", in lengthscales, or "correlation" by the kernel, which takes O(N^2) operations at
-            each choice. It is for kernels of which distances do not tell, as with a period; of others it is no better.
+        neighbours_by: "distance", in lengthscales; "information": those of the 2 k nearest that together tell most of a
+            value, by the kernel; or "correlation" by the kernel, which takes O(N^2) operations at each choice. The last
+            is for kernels of which distances do not tell, as with a period; of others it is no better.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.

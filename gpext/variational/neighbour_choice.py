@@ -3,7 +3,8 @@ r"""The nearest neighbours of a model's data, and the prior and predictions that
 Inputs are near each other in units of the lengthscales l at which neighbours were chosen, |x / l - x' / l|. These stay
 as they are while the hyperparameters are trained, so that the objective is smooth; :meth:`NeighbourChoice.choose` takes
 the current ones. Or the most correlated are the nearest, by the kernel at that time, as suits a period, of which
-distances do not tell; the order is by distances all the same.
+distances do not tell; or those of the nearest that together tell most of a value. The order is by distances all the
+same.
 
 In many columns most data have neighbours across any plane, and a factor of the posterior's precision is nearly dense.
 Then the neighbours of a datum are those of its own region, a box of a few thousand data: regions are independent but
@@ -27,21 +28,23 @@ from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
 from gpext.linalg.gathered import gathered_gram
-from gpext.linalg.neighbours import maximin_order, strongest, strongest_before
+from gpext.linalg.neighbours import maximin_order, previous_neighbours, strongest, strongest_before
 from gpext.linalg.sparse_factor import columns_at
+from gpext.linalg.telling import most_telling
 from gpext.operators.neighbour_covariance import Nearest, NeighbourGraph, NeighbourLinearOperator, regress
 from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior, NeighbourPrior
 from gpext.variational.correlations import correlations
 
 Ordering = Literal["maximin", "random", "coordinate", "middle"]
 RegionSize = int | Literal["auto"] | None
-NeighboursBy = Literal["distance", "correlation"]
+NeighboursBy = Literal["distance", "correlation", "information"]
 Prior = Callable[[Tensor], MultivariateNormal]
 Root = Callable[[Tensor], Tensor]
 
 _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivatives are
 _REGION = 2000  # data of a region, where there are several by "auto"
 _MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
+_CANDIDATES = 2  # times the number of neighbours, the nearest of which those that tell most are chosen
 _OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by correlations
 _DEARER = 2.0  # times the operations of a factor by regions, from which on that of the whole is not worth it
 
@@ -69,15 +72,16 @@ class NeighbourChoice(Module):
         region_size: the largest number of data of a region, within which neighbours are chosen; None for one region;
             "auto" for regions of 2000 where a factor of the whole would take more than twice the operations. That
             is never so up to 2828 data, nor with 2000 neighbours or more.
-        by: "distance" in lengthscales, or "correlation".
-        num_data: N, for neighbours by correlation, which are part of the state dict.
+        by: "distance" in lengthscales; "correlation"; or "information", those of twice as many nearest that together
+            tell most of each value.
+        num_data: N, for neighbours by the kernel, which are part of the state dict.
 
     Raises:
         TypeError, ValueError: a number or a size that is not positive, or an unknown ordering or `by`.
     """
 
     scale: Tensor  # l (d,); zero before the first choice
-    chosen: Tensor | None  # of the points, by correlation (N, m); zero before the first choice
+    chosen: Tensor | None  # of the points, by the kernel (N, m); zero before the first choice
 
     def __init__(
         self,
@@ -106,15 +110,15 @@ class NeighbourChoice(Module):
         self.reset(num_data)
 
     def reset(self, num_data: int) -> None:
-        """Forget neighbours by correlation; others, of so many data, are chosen when they are needed."""
-        if self.by == "correlation":
+        """Forget neighbours by the kernel; others, of so many data, are chosen when they are needed."""
+        if self.by != "distance":
             width = max(min(self.number, num_data - 1), 0)
             self.chosen = torch.zeros(num_data, width, dtype=torch.int32, device=self.scale.device)
 
     def choose(self, model: Module, x: Tensor, root_of: Root | None = None) -> bool:
-        """Take the model's current lengthscales, or correlations, and return whether neighbours have changed.
+        """Take the model's current lengthscales, or its kernel, and return whether neighbours have changed.
 
-        Lengthscales whose ratios have changed by less than a quarter are not taken, nor neighbours by correlation
+        Lengthscales whose ratios have changed by less than a quarter are not taken, nor neighbours by the kernel
         unless a fifth of them are others.
 
         Args:
@@ -148,7 +152,7 @@ class NeighbourChoice(Module):
         self.reset(len(x))
 
     def graph(self, x: Tensor, model: Module | None = None, root_of: Root | None = None) -> NeighbourGraph:
-        """Return the neighbours of data at inputs (N, d); by correlation those of a model, unless they are known."""
+        """Return the neighbours of data at inputs (N, d); by the kernel those of a model, unless they are known."""
         kept = self._graph
         if kept is None or kept[0] is not x or not torch.equal(kept[1], self.scale) or not self._has_chosen(kept[2]):
             points = self.scaled(x.detach())
@@ -173,22 +177,27 @@ class NeighbourChoice(Module):
         return kept[2]
 
     def _has_chosen(self, graph: NeighbourGraph) -> bool:
-        """Return whether a graph is that of the neighbours chosen by correlation, if any are."""
+        """Return whether a graph is that of the neighbours chosen by the kernel, if any are."""
         if self.chosen is None:
             return True
         rows = graph.rows[:, 1:]
         return torch.equal(self.chosen[: len(rows), : rows.size(-1)].to(rows), rows)
 
     def _nearest_of(self, chosen: Tensor, x: Tensor, model: Module | None, root_of: Root | None) -> Nearest:
-        """Return what returns the neighbours of points by correlation, those of the last choice if there was one."""
+        """Return what returns the neighbours of points by the kernel, those of the last choice if there was one."""
         if bool(chosen.any()):
             return lambda index, order, first: chosen[index].to(index)
         assert model is not None
 
-        def nearest(index: Tensor, order: Tensor, first: Tensor) -> Tensor:
+        def strongest_of(index: Tensor, order: Tensor, first: Tensor) -> Tensor:
             return index[strongest_before(correlations(model.forward, x[first[index]], root_of), order, self.number)]
 
-        return nearest
+        def telling_of(index: Tensor, order: Tensor, first: Tensor) -> Tensor:
+            points = x[first[index]]
+            near = previous_neighbours(self.scaled(points), order, _CANDIDATES * self.number)
+            return index[_most_telling(model.forward, points, points, near, root_of, self.number)]
+
+        return telling_of if self.by == "information" else strongest_of
 
     def _graph_of(self, points: Tensor, order: Tensor, nearest: Nearest | None) -> NeighbourGraph:
         if self.region_size != "auto":
@@ -309,16 +318,19 @@ class NeighbourChoice(Module):
         return _NewValues(nearest, weights, root[..., itself, :], rest, covariance)
 
     def _nearest_to(self, new: Tensor, forward: Prior, points: Tensor, root_of: Root | None, number: int) -> Tensor:
-        """Return the points (S, number) nearest to new inputs (S, d), or most correlated with them."""
-        if self.chosen is not None:
+        """Return the points (S, number) nearest to new inputs (S, d), or those of which the kernel says so."""
+        if self.by == "correlation":
             strength = correlations(forward, torch.cat([points, new]), root_of)
             every = torch.arange(len(points) + len(new), device=new.device)
             return strongest(strength, every[len(points) :], every[: len(points)], number)
         from scipy.spatial import KDTree
 
+        telling = self.by == "information"
+        sought = min(_CANDIDATES * number, len(points)) if telling else number
         tree = KDTree(self.scaled(points).cpu().numpy())
-        _, found = tree.query(self.scaled(new).cpu().numpy(), number)
-        return torch.as_tensor(found, dtype=torch.long, device=new.device).view(len(new), number)
+        _, found = tree.query(self.scaled(new).cpu().numpy(), sought)
+        near = torch.as_tensor(found, dtype=torch.long, device=new.device).view(len(new), sought)
+        return _most_telling(forward, new, points, near, root_of, number) if telling else near
 
 
 @torch.no_grad()
@@ -344,6 +356,33 @@ def _blocks(forward: Prior, points: Tensor, several: bool) -> Tensor:
     parts = (dense_covariance(forward(part).lazy_covariance_matrix) for part in points.split(together))
     blocks = torch.cat(list(parts))
     return blocks.squeeze(1) if several and blocks.size(1) == 1 else blocks.movedim(0, -3)
+
+
+@torch.no_grad()
+def _most_telling(
+    forward: Prior, values: Tensor, points: Tensor, near: Tensor, root_of: Root | None, number: int
+) -> Tensor:
+    """Return those (P, m) of the nearest points (P, C) of values at inputs (P, d) that tell most of these.
+
+    Where a candidate is the value itself it stands for none, and so it does in what is returned.
+    """
+    m = min(number, near.size(-1))
+    found = torch.empty_like(near[:, :m])
+    same = values is points
+    every = torch.arange(len(values), device=near.device)
+    for part in every.split(_AT_ONCE // (near.size(-1) + 1) ** 2 + 1):
+        candidates = near[part]
+        is_none = (candidates == part.unsqueeze(-1)) & same
+        blocks = _blocks(forward, torch.cat([values[part].unsqueeze(-2), points[candidates]], -2), several=True)
+        if root_of is not None:
+            roots = torch.cat([root_of(values[part]), root_of(points)])
+            itself = torch.arange(len(part), device=near.device).unsqueeze(-1)
+            blocks = _less(blocks, roots, torch.cat([itself, candidates + len(part)], -1))
+        blocks = (blocks.unsqueeze(0) if blocks.dim() == 3 else blocks).transpose(0, 1).double()
+        places = most_telling(blocks, ~is_none, m)
+        chosen = candidates.gather(-1, places)
+        found[part] = torch.where(is_none.gather(-1, places), part.unsqueeze(-1), chosen)
+    return found
 
 
 def _less(blocks: Tensor, root: Tensor, rows: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ def test_training_on_subsets(initial, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 15, "max_steps": 4}, {"max_steps": 3}], ids=["blocks", "all"])
-@pytest.mark.parametrize("by", ["distance", "correlation"])
+@pytest.mark.parametrize("by", ["distance", "correlation", "information"])
 def test_training_and_prediction_with_neighbours(by, options):
     """At places whose distances all differ: rounding chooses among equal ones. Adam, of blocks, amplifies rounding."""
     tolerance = 1e-4 if "batch_size" in options else 1e-6

@@ -1,4 +1,4 @@
-"""Neighbours by correlation: those of distance where it tells them, others where it does not, kept like sites."""
+"""Neighbours by correlation or information: the nearest where distance tells, others where not, kept like sites."""
 
 import copy
 import pickle
@@ -46,7 +46,7 @@ def graph(model):
 
 @pytest.mark.parametrize("rule", [Laplace(), KL(), EP()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("region_size", [None, 12, "auto"])
-def test_of_a_stationary_kernel_they_are_the_nearest(rule, region_size):
+def test_the_most_correlated_are_the_nearest_of_a_stationary_kernel(rule, region_size):
     x, y, new = data("count")
     found = []
     for by in ("distance", "correlation"):
@@ -58,11 +58,85 @@ def test_of_a_stationary_kernel_they_are_the_nearest(rule, region_size):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+BY = pytest.mark.parametrize("by", ["correlation", "information"])
+
+
 def test_several_latents():
     x, y, new = data("class")
     model = Model(x, y, MultinomialLogitLikelihood(3), Laplace(), neighbours=5, neighbours_by="correlation").eval()
     other = Model(x, y, MultinomialLogitLikelihood(3), Laplace(), neighbours=5).eval()
     torch.testing.assert_close(model(new).mean, other(new).mean, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "likelihood"), [("count", PoissonLikelihood()), ("class", MultinomialLogitLikelihood(3))]
+)
+@pytest.mark.parametrize("rule", [Laplace(), KL()], ids=lambda rule: type(rule).__name__)
+def test_with_all_neighbours_information_changes_nothing(kind, likelihood, rule):
+    x, y, new = data(kind)
+    for inducing_inputs in (None, 0.9 * x[:6] + 0.05) if kind == "count" else (None,):
+        found = []
+        for by in ("distance", "information"):
+            model = Model(
+                x,
+                y,
+                likelihood,
+                rule,
+                neighbours=len(x),
+                neighbours_by=by,
+                inducing_inputs=inducing_inputs,
+                shared=True,
+            )
+            value = LatentMarginalLogLikelihood(model.likelihood, model)(model.train()(x), y)
+            prediction = model.eval()(new)
+            found.append([value, prediction.mean, prediction.variance])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("inducing", [0, 6])
+def test_the_most_telling_lower_the_variance_most_of_twice_as_many_nearest(inducing):
+    x, y, new = data("count")
+    new = new[1:]  # the first is at a datum, beside which the others tell nothing
+    z = 0.9 * x[:inducing] + 0.05 if inducing else None
+    model = Model(x, y, PoissonLikelihood(), KL(), neighbours=4, neighbours_by="information", inducing_inputs=z)
+    found, choice = graph(model), model.variational_strategy.neighbours
+    every = torch.cat([x[found.first], new])
+    with torch.no_grad():
+        K = model.covar_module(torch.cat([every, x[:0] if z is None else z])).to_dense()
+    n = len(every)
+    R = K[:n, :n] - K[:n, n:] @ torch.linalg.solve(K[n:, n:], K[n:, :n])
+    distance = torch.cdist(choice.scaled(every), choice.scaled(every))
+
+    def expected(i, allowed):
+        near = allowed[distance[i, allowed].argsort()][:8].tolist()
+        chosen = []
+        while near and len(chosen) < 4:
+            left = [
+                R[i, i] - R[i, [*chosen, j]] @ torch.linalg.solve(R[[*chosen, j]][:, [*chosen, j]], R[[*chosen, j], i])
+                for j in near
+            ]
+            chosen.append(near.pop(int(torch.stack(left).argmin())))
+        return chosen
+
+    for place, i in enumerate(found.order.tolist()):
+        of_point = expected(i, found.order[:place])
+        assert found.rows[i, 1 : 1 + len(of_point)].tolist() == of_point
+    nearest = choice._nearest_to(new, model.forward, x[found.first], model.variational_strategy._root_of, 4)
+    assert nearest.tolist() == [expected(i, torch.arange(len(found.first))) for i in range(len(found.first), n)]
+
+
+def test_they_are_nearer_to_the_exact_prior_than_the_nearest():
+    x, y, _ = data("count", 150)
+    exact = Model(x, y, PoissonLikelihood(), KL())
+    unit = 1e-9 * torch.eye(len(x), dtype=F64)
+    divergence = {}
+    with torch.no_grad():
+        for by in ("distance", "information"):
+            model = Model(x, y, PoissonLikelihood(), KL(), neighbours=10, neighbours_by=by)
+            near = model.variational_strategy.prior_distribution.covariance_matrix
+            divergence[by] = divergence_from(exact.covar_module(x).to_dense() + unit, near + unit)
+    assert divergence["information"] < 0.6 * divergence["distance"]
 
 
 def test_with_a_period_they_are_nearer_to_the_exact_prior():
@@ -92,13 +166,14 @@ def test_with_inducing_inputs_correlations_are_of_what_these_leave():
         assert set(found.rows[i, 1 : 1 + len(expected)].tolist()) == set(expected.tolist())
 
 
-def test_they_stay_until_they_are_chosen_again_and_are_saved():
+@BY
+def test_they_stay_until_they_are_chosen_again_and_are_saved(by):
     x, y, new = seasonal_data()
-    model = Seasonal(x, y, neighbours=6, neighbours_by="correlation").eval()
+    model = Seasonal(x, y, neighbours=6, neighbours_by=by).eval()
     before = graph(model).rows
     model.covar_module.base_kernel.kernels[1].lengthscale = 2.0
     assert torch.equal(graph(model).rows, before)
-    loaded = Seasonal(x, y, neighbours=6, neighbours_by="correlation").eval()
+    loaded = Seasonal(x, y, neighbours=6, neighbours_by=by).eval()
     loaded.load_state_dict(model.state_dict())
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
         assert torch.equal(graph(other).rows, before)
@@ -108,9 +183,10 @@ def test_they_stay_until_they_are_chosen_again_and_are_saved():
     assert not model.variational_strategy.choose_neighbours()
 
 
-def test_a_part_of_the_data_has_its_own_meanwhile():
+@BY
+def test_a_part_of_the_data_has_its_own_meanwhile(by):
     x, y, _ = seasonal_data()
-    model = Seasonal(x, y, neighbours=6, neighbours_by="correlation")
+    model = Seasonal(x, y, neighbours=6, neighbours_by=by)
     before = graph(model).rows
     with restricted_to(model, torch.arange(0, 150, 3)):
         assert graph(model).rows.shape == (50, 7)
@@ -120,10 +196,11 @@ def test_a_part_of_the_data_has_its_own_meanwhile():
     assert graph(model).rows.shape == (80, 7)
 
 
+@BY
 @pytest.mark.parametrize("options", [{"initial": "subset"}, {"batch_size": 200, "max_steps": 4}], ids=str)
-def test_training(options):
+def test_training(options, by):
     x, y, new = seasonal_data(500)
-    model = Seasonal(x, y, neighbours=8, neighbours_by="correlation")
+    model = Seasonal(x, y, neighbours=8, neighbours_by=by)
     mll = LatentMarginalLogLikelihood(model.likelihood, model)
     result = gpext.fit(mll, x, y, progress=False, **options)
     assert result.status.name in ("CONVERGED", "MAX_STEPS"), result.message
