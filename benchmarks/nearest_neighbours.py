@@ -129,7 +129,7 @@ def _draws(ledger: Ledger, options: argparse.Namespace) -> None:
     field = FIELDS["Bernoulli"]
     for size in (60,) if options.quick else (5000,):
         data = data_of_field(field, size, 20, 0.1, 0) if options.quick else california(size)
-        ledger.get(f"draws/{size}", functools.partial(beside_draws, field, data, 40 if options.quick else 1000))
+        ledger.get(f"draws/{size}", functools.partial(beside_draws, field, data, 40 if options.quick else 4000))
 
 
 def _scaling(ledger: Ledger, options: argparse.Namespace) -> None:

@@ -134,9 +134,10 @@ class Augmentation:
         """Return the integral of log phi (or phi) over f, by adaptive quadrature, a few thousand data at a time."""
         mean, variance = torch.broadcast_tensors(mean, variance)
         size = mean.size(-1) if mean.dim() else 1
-        if size <= _CHUNK:
+        chunk = max(_CHUNK * size // max(mean.numel(), 1), 1)  # fewer of each of a batch
+        if size <= chunk:
             return self._integral(integral, mean, variance)
-        pieces = self.split(_CHUNK, size), mean.split(_CHUNK, -1), variance.split(_CHUNK, -1)
+        pieces = self.split(chunk, size), mean.split(chunk, -1), variance.split(chunk, -1)
         parts = [part._integral(integral, m, v) for part, m, v in zip(*pieces, strict=True)]
         return torch.cat(parts, -1)
 

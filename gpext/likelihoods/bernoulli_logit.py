@@ -66,7 +66,6 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
         """Return the Bernoulli distribution of y at the marginals of function_dist; both tails keep full precision."""
         zeros = torch.zeros_like(function_dist.mean)
         log_probs = [
-            self.augmentation(label).log_marginal(function_dist.mean, function_dist.variance)
-            for label in (zeros, zeros + 1)
+            self.log_density(label, function_dist.mean, function_dist.variance) for label in (zeros, zeros + 1)
         ]
         return Bernoulli(logits=log_probs[1] - log_probs[0])

@@ -1,6 +1,7 @@
 """Integrals and predictions of every likelihood against references by mpmath, in hard cases."""
 
 import copy
+import importlib
 import math
 import pickle
 
@@ -311,6 +312,28 @@ def test_student_t_with_many_degrees_of_freedom_is_gaussian():
     assert likelihood.log_marginal(tensor(0.8), gaussian(MEAN[:1], VARIANCE[:1])).item() == pytest.approx(
         exact, rel=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner"),
+    [
+        (likelihoods.LaplaceLikelihood, "gpext.augmentations.augmentation.Augmentation"),
+        (likelihoods.BernoulliLogitLikelihood, "gpext.likelihoods.latent.LatentLikelihood"),
+    ],
+    ids=["adaptive", "equal steps"],
+)
+def test_a_batch_is_integrated_some_values_at_a_time(kind, owner, monkeypatch):
+    """200 draws at 10,000 new inputs would otherwise take some 20 GB."""
+    likelihood, sizes = kind().double(), []
+    y, mean = tensor(*[0.0, 1.0] * 4), torch.linspace(-3, 3, 48, dtype=F64).view(6, 8)
+    expected = torch.stack([likelihood.log_density(y, m, 1 + m.square()) for m in mean])
+    module, name = owner.rsplit(".", 1)
+    whole = getattr(importlib.import_module(module), name)._integral
+    monkeypatch.setattr(f"{module}._CHUNK", 12)
+    monkeypatch.setattr(f"{owner}._integral", lambda *args: sizes.append(args[-1].numel()) or whole(*args))
+    found = likelihood.log_density(y, mean, 1 + mean.square())
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert sizes == [12] * 4
 
 
 @pytest.mark.slow
