@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gpytorch
@@ -217,7 +218,10 @@ class LatentLikelihood(Likelihood, ABC):
         # With side information, `log_density` needs more than a value of the predicted variable.
         if type(self).datum_shape is not LatentLikelihood.datum_shape:
             return CompoundDistribution(self.forward, mean, variance)
-        return CompoundDistribution(self.forward, mean, variance, knots=self.knots, log_prob=self.log_density)
+        strip = None if any(p.numel() > 1 for p in self.parameters()) else partial(strip_of, self)
+        return CompoundDistribution(
+            self.forward, mean, variance, knots=self.knots, log_prob=self.log_density, strip=strip
+        )
 
     def pyro_guide(self, function_dist: Any, target: Tensor, *args: Any, **kwargs: Any) -> None:
         """Draw f in a Pyro guide, as gpytorch's models call it; see :meth:`pyro_model`."""

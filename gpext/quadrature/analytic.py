@@ -30,6 +30,7 @@ _DIGITS = 32.0  # -log of the error
 _REACH, _TILTED_REACH = 9.0, 12.0  # of the nodes; a tilted distribution may be some s away from the Gaussian
 _ALIKE = 1e-5  # relative difference of a rule and its every second node: the rule has about twice as many digits
 _NEXT_TO_NOTHING = 1e-6  # absolute expectations below which their relative accuracy no longer matters
+_AT_ONCE = 2**20  # values of the function
 _CUT = 1e-12  # share of the integral at the outermost nodes
 
 _Fixed = Callable[[Function, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -102,16 +103,17 @@ def _by_width(
         below = width
         if not len(rows):
             continue
-        values, resolved = fixed(part(rows)[0], mean[..., rows], variance[..., rows], width)
-        resolved = resolved.reshape(-1, len(rows)).all(0)
-        if not bool(resolved.all()):  # once more without them: their derivatives may be infinite
-            rest.append(rows[~resolved])
-            rows = rows[resolved]
-            if not len(rows):
-                continue
-            values, _ = fixed(part(rows)[0], mean[..., rows], variance[..., rows], width)
-        found.append(values.to(dtype))
-        rows_of.append(rows)
+        for some in rows.split(max(_AT_ONCE // (_nodes(mean, width, _TILTED_REACH).numel() * len(relative)), 1)):
+            values, resolved = fixed(part(some)[0], mean[..., some], variance[..., some], width)
+            resolved = resolved.reshape(-1, len(some)).all(0)
+            if not bool(resolved.all()):  # once more without them: their derivatives may be infinite
+                rest.append(some[~resolved])
+                some = some[resolved]
+                if not len(some):
+                    continue
+                values, _ = fixed(part(some)[0], mean[..., some], variance[..., some], width)
+            found.append(values.to(dtype))
+            rows_of.append(some)
     left = torch.cat(rest)
     if len(left) or not len(rows_of):
         function, knots = part(left)

@@ -20,8 +20,9 @@ from torch import Tensor
 from gpext.checks import check_finite, check_tensor
 from gpext.distributions import LatentNormal, log_survival
 from gpext.likelihoods import Censored, LatentLikelihood
+from gpext.likelihoods.latent import strip_of
 from gpext.likelihoods.positive import PositiveLikelihood
-from gpext.quadrature import expectation
+from gpext.quadrature import Function, analytic_expectation, expectation
 from gpext.survival.bands import Band, Limits, probabilities
 from gpext.survival.times import check_grid, check_survival
 
@@ -150,15 +151,25 @@ class ParametricHazard:
             each.expand(shape).flatten().split(_CHUNK)
             for each in (self.mean.unsqueeze(-1), self.variance.unsqueeze(-1), times)
         )
-        parts = [_mean(function, *some) for some in zip(m, v, t, strict=True)]
+        parts = [self._mean(function, *some) for some in zip(m, v, t, strict=True)]
         mean = torch.cat(parts).view(shape)
         return Band(ends[1], torch.minimum(ends[0], ends[2]), torch.maximum(ends[0], ends[2]), level, mean)
 
+    def _mean(
+        self, function: Callable[[Tensor, Tensor], Tensor], mean: Tensor, variance: Tensor, times: Tensor
+    ) -> Tensor:
+        """Return E[function(f, t)] for f ~ N(mean, variance), elementwise."""
+        positive = torch.where(times > 0, times, 1.0)
+        knots = positive.log().unsqueeze(0)
+        inside = self.likelihood.likelihood if isinstance(self.likelihood, Censored) else self.likelihood
+        strip = strip_of(inside, positive)  # tails and hazards are analytic where densities are, without zeros
+        if strip is None:
+            return expectation(lambda f: function(f, times), mean, variance, knots=knots)
 
-def _mean(function: Callable[[Tensor, Tensor], Tensor], mean: Tensor, variance: Tensor, times: Tensor) -> Tensor:
-    """Return E[function(f, t)] for f ~ N(mean, variance), elementwise."""
-    knots = torch.where(times > 0, times, 1.0).log().unsqueeze(0)
-    return expectation(lambda f: function(f, times), mean, variance, knots=knots)
+        def part(rows: Tensor) -> tuple[Function, Tensor]:
+            return lambda f: function(f, times[rows]), knots[:, rows]
+
+        return analytic_expectation(part, mean, variance, strip)
 
 
 @torch.no_grad()

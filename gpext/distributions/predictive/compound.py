@@ -17,7 +17,7 @@ from gpext.distributions.drawing import drawn_from
 from gpext.distributions.predictive.newton_quantiles import check_probability
 from gpext.distributions.predictive.quantile_search import integer_quantile, real_quantile
 from gpext.distributions.tweedie import AMOUNTS
-from gpext.quadrature import expectation, log_expectation
+from gpext.quadrature import Function, analytic_expectation, expectation, log_expectation
 
 _CDF_TOLERANCE = 1e-12  # relative; the quantile inherits it
 _CDF_ROUNDING = 1e-15  # absolute: torch's own cdfs cancel in the lower tail
@@ -28,7 +28,7 @@ Conditional = Callable[[Tensor], torch.distributions.Distribution]
 class CompoundDistribution(Distribution):
     """p(y) = int p(y | f) N(f | mean, variance) df for scalar y, elementwise over the batch.
 
-    Pickling and copying need a `conditional` (and `knots`, `log_prob`) that can be pickled: not a lambda.
+    Pickling and copying need a `conditional` (and `knots`, `log_prob`, `strip`) that can be pickled: not a lambda.
 
     Args:
         conditional: maps f to p(y | f), with batch shape that of f and event shape ().
@@ -37,6 +37,8 @@ class CompoundDistribution(Distribution):
         knots: maps a value (*shape) to places f (J, *shape) where p(value | f) has a kink or a narrow peak. Default:
             (or if it returns None) the value itself if the support is the real line, none otherwise.
         log_prob: maps (value, mean, variance), equally shaped, to log p(value), where there is a better route.
+        strip: maps a value (*shape) to half the width (*shape) of a strip about the real line in which its cdf given f
+            is analytic in f, of a `conditional` without parameters of a batch; None where it is not known.
         validate_args: as in torch.distributions.
 
     Example:
@@ -57,11 +59,12 @@ class CompoundDistribution(Distribution):
         *,
         knots: Callable[[Tensor], Tensor | None] | None = None,
         log_prob: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        strip: Callable[[Tensor], Tensor | None] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         self.conditional = conditional
         self.latent_mean, self.latent_variance = torch.broadcast_tensors(mean, variance)
-        self._knots, self._log_prob = knots, log_prob
+        self._knots, self._log_prob, self._strip = knots, log_prob, strip
         at_mean = conditional(self.latent_mean)
         if at_mean.batch_shape != self.latent_mean.shape or at_mean.event_shape != torch.Size():
             raise ValueError(
@@ -74,7 +77,8 @@ class CompoundDistribution(Distribution):
     def expand(self, batch_shape: torch.Size, _instance: CompoundDistribution | None = None) -> CompoundDistribution:
         """The same distribution, repeated over `batch_shape`."""
         new = self._get_checked_instance(CompoundDistribution, _instance)
-        new.conditional, new._knots, new._log_prob = self.conditional, self._knots, self._log_prob
+        new.conditional, new._knots = self.conditional, self._knots
+        new._log_prob, new._strip = self._log_prob, self._strip
         new.latent_mean, new.latent_variance = (
             self.latent_mean.expand(batch_shape),
             self.latent_variance.expand(batch_shape),
@@ -138,12 +142,21 @@ class CompoundDistribution(Distribution):
         return self._at_infinity(result, original, 0.0, 1.0)
 
     def _cdf(self, value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        strip = None if self._strip is None or not mean.dim() else self._strip(value)
+        knots = self._knots_at(value)
+
+        def part(rows: Tensor) -> tuple[Function, Tensor | None]:
+            some = value[..., rows]
+            return lambda f: self.conditional(f).cdf(some), None if knots is None else knots[..., rows]
+
         try:
+            if strip is not None:
+                return analytic_expectation(part, mean, variance, strip).clamp(max=1)
             probability = expectation(
                 lambda f: self.conditional(f).cdf(value),
                 mean,
                 variance,
-                knots=self._knots_at(value),
+                knots=knots,
                 relative_tolerance=_CDF_TOLERANCE if mean.dtype == torch.float64 else None,
                 absolute_tolerance=_CDF_ROUNDING,
             )
