@@ -116,12 +116,13 @@ def _kernels(ledger: Ledger, options: argparse.Namespace) -> None:
 def _dense(ledger: Ledger, options: argparse.Namespace) -> None:
     size = 60 if options.quick else 3000
     inducing = (20,) if options.quick else (200, 400, 800)
-    sizes = [*((k, 0) for k in (20, 30, 40, 80)), *((20, m) for m in inducing)]
+    priors = [*((k, 0, by) for by in ("distance", "information") for k in (20, 30, 40, 80))]
+    priors += [(20, m, "distance") for m in inducing]
     for name in ("Bernoulli", "Poisson", "Student-t"):
         data = data_of_field(FIELDS[name], size, 0, _LENGTHSCALE["dense"], 1)
         for rule in ("Laplace", "EP"):
             scale = _LENGTHSCALE["dense"]
-            measure = functools.partial(beside_dense, FIELDS[name], data, RULES[rule], scale, sizes)
+            measure = functools.partial(beside_dense, FIELDS[name], data, RULES[rule], scale, priors)
             ledger.get(f"dense/{name}/{rule}", measure)
 
 
@@ -202,9 +203,9 @@ def report(ledger: Ledger) -> str:
             for cell in row["approximations"]:
                 differences = [*(f"{cell[what]:.4f}" for what in ("mean", "rms", "sd")), f"{cell['evidence']:+.3f}"]
                 times = [f"{cell['seconds']:.2f}", f"{row['seconds']:.2f}"]
-                numbers = [f"{cell['neighbours']}", f"{cell['inducing'] or 'none'}"]
+                numbers = [f"{cell['neighbours']}", cell["by"], f"{cell['inducing'] or 'none'}"]
                 rows.append([*row["key"].split("/")[1:], *numbers, *differences, *times])
-        head = ["likelihood", "rule", "k", "M", "largest difference of means / sd", "its RMS"]
+        head = ["likelihood", "rule", "k", "by", "M", "largest difference of means / sd", "its RMS"]
         head += ["largest of sds (relative)", "evidence, nats", "seconds", "seconds of all data"]
         tables.append(table(head, rows))
     if found := ledger.of("draws/"):

@@ -117,22 +117,26 @@ class _Prior(torch.nn.Module):
         return MultivariateNormal(x.new_zeros(x.shape[:-1]), self.kernel(x))
 
 
-def beside_dense(field: Field, data: Data, rule: Rule, lengthscale: float, sizes: Sequence[tuple[int, int]]) -> Row:
+def beside_dense(
+    field: Field, data: Data, rule: Rule, lengthscale: float, priors: Sequence[tuple[int, int, str]]
+) -> Row:
     """Return the largest differences of means (in sd) and sds (relative), that of the evidence, and CPU seconds.
 
-    `sizes` are the numbers of neighbours and of inducing inputs, 0 for none, of each approximation.
+    `priors` are the number of neighbours and of inducing inputs, 0 for none, of each approximation, and how neighbours
+    are chosen.
     """
     exact, seconds = _infer(true_model(field, data, rule, lengthscale))
     sd = exact.posterior.variance.sqrt()
     found = []
-    for k, inducing in sizes:
+    for k, inducing, by in priors:
         points = kmeans_inducing_points(torch.from_numpy(data.x), inducing) if inducing else None
-        model = true_model(field, data, rule, lengthscale, neighbours=k, inducing_inputs=points)
-        near, of_neighbours = _infer(model)
+        options = {"neighbours": k, "inducing_inputs": points, "neighbours_by": by}
+        near, of_neighbours = _infer(true_model(field, data, rule, lengthscale, **options))
         moved = (near.posterior.mean - exact.posterior.mean) / sd
         cell = {
             "neighbours": k,
             "inducing": inducing,
+            "by": by,
             "mean": moved.abs().max().item(),
             "rms": moved.square().mean().sqrt().item(),
             "sd": (near.posterior.variance.sqrt() / sd - 1).abs().max().item(),

@@ -9,17 +9,28 @@ import pytest
 import scipy.stats
 import torch
 from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import DiagLinearOperator
 from torch.distributions import Bernoulli, Gamma, Laplace, Normal
 
 from gpext.distributions import (
     AdditiveNoisePredictive,
     CompoundDistribution,
+    LatentNormal,
     Matern32,
     NegativeBinomial,
     Poisson,
     StudentT,
 )
-from gpext.likelihoods import MultivariatePoissonLikelihood, PoissonLikelihood
+from gpext.distributions.predictive import compound
+from gpext.likelihoods import (
+    GammaLikelihood,
+    LogLogisticLikelihood,
+    LogNormalLikelihood,
+    MultivariatePoissonLikelihood,
+    NegativeBinomialLogLikelihood,
+    PoissonLikelihood,
+    WeibullLikelihood,
+)
 
 F64 = torch.float64
 
@@ -279,3 +290,27 @@ def test_distribution_functions_are_at_most_one(monkeypatch):
     monkeypatch.setattr(Poisson, "cdf", lambda self, value: torch.full_like(self.rate, 1 + 2**-51))
     predictive = CompoundDistribution(lambda f: Poisson(f.exp()), torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
     assert bool((predictive.cdf(torch.ones(3, dtype=F64)) <= 1).all())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        PoissonLikelihood,
+        NegativeBinomialLogLikelihood,
+        GammaLikelihood,
+        WeibullLikelihood,
+        LogLogisticLikelihood,
+        LogNormalLikelihood,
+    ],
+)
+def test_distribution_functions_by_equal_steps_are_those_of_the_adaptive_rule(kind, monkeypatch):
+    likelihood = kind().double()
+    mean, variance = (each.flatten() for each in torch.meshgrid(tensor(-2, 0.4, 3), tensor(0.01, 1, 4), indexing="ij"))
+    adaptive = CompoundDistribution(likelihood.forward, mean, variance, knots=likelihood.knots)
+    values = torch.stack([adaptive.icdf(q).detach() for q in (1e-6, 0.02, 0.5, 0.98, 1 - 1e-6)])
+    expected = adaptive.cdf(values)
+    by_steps = likelihood(LatentNormal(mean, DiagLinearOperator(variance)))
+    torch.testing.assert_close(by_steps.cdf(values), expected, rtol=1e-8, atol=1e-13)
+    torch.testing.assert_close(by_steps.icdf(tensor(0.02)), values[1], rtol=1e-7, atol=0)
+    monkeypatch.setattr(compound, "expectation", None)
+    by_steps.cdf(values[2])  # all of them by equal steps
