@@ -25,6 +25,7 @@ from gpext.distributions.predictive.compound_multinomial import CompoundMultinom
 from gpext.distributions.predictive.latent_mixture import LatentMixture
 from gpext.distributions.predictive.latent_normal import LatentNormal, MultitaskLatentNormal
 from gpext.distributions.predictive.mixture import Mixture
+from gpext.distributions.predictive.normal_plus_laplace import CompoundLaplace
 from gpext.distributions.predictive.normal_plus_student_t import CompoundStudentT
 from gpext.distributions.predictive.simplex_region import SimplexRegion
 from gpext.distributions.survival_times import GeneralizedPareto, LogLogistic
@@ -46,6 +47,7 @@ __all__ = [
     "CompoundDirichlet",
     "CompoundDistribution",
     "CompoundJointDistribution",
+    "CompoundLaplace",
     "CompoundLocationScale",
     "CompoundMultinomial",
     "CompoundStudentT",
