@@ -221,14 +221,21 @@ def test_gibbs(name):
         assert bool(draws.latent.isfinite().all())
 
 
-SAMPLERS = {"Gibbs": GibbsSampler, "SGLD": lambda model: AugmentedSGLDSampler(model, preconditioner=torch.eye(2))}
+SAMPLERS = {
+    "Gibbs": (GibbsSampler, {}),
+    "Gibbs, neighbours": (GibbsSampler, {"neighbours": 2}),
+    "Gibbs, neighbours by information": (GibbsSampler, {"neighbours": 2, "neighbours_by": "information"}),
+    "Gibbs, neighbours of what is left": (GibbsSampler, {"neighbours": 2, "inducing_inputs": inputs(2)}),
+    "SGLD": (lambda model: AugmentedSGLDSampler(model, preconditioner=torch.eye(2)), {}),
+}
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_hyperparameters_of_a_latent_gp(name):
+    sampler, options = SAMPLERS[name]
     with accelerated():
-        model = moved(Latent(targets("binary", 5), likelihoods.BernoulliLogitLikelihood()))
-        draws = SAMPLERS[name](model).run(2, num_chains=1, warmup=1, progress=False)
+        model = moved(Latent(targets("binary", 5), likelihoods.BernoulliLogitLikelihood(), **options))
+        draws = sampler(model).run(2, num_chains=1, warmup=1, progress=False)
         assert_there(draws.latent)
         assert_there(draws.predict(sent(NEW)).mean)
 
