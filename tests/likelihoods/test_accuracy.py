@@ -317,7 +317,7 @@ def test_student_t_with_many_degrees_of_freedom_is_gaussian():
 @pytest.mark.parametrize(
     ("kind", "owner"),
     [
-        (likelihoods.LaplaceLikelihood, "gpext.augmentations.augmentation.Augmentation"),
+        (likelihoods.Matern32Likelihood, "gpext.augmentations.augmentation.Augmentation"),
         (likelihoods.BernoulliLogitLikelihood, "gpext.likelihoods.latent.LatentLikelihood"),
     ],
     ids=["adaptive", "equal steps"],
