@@ -45,7 +45,7 @@ _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivat
 _REGION = 2000  # data of a region, where there are several by "auto"
 _MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
 _CANDIDATES = 2  # times the number of neighbours, the nearest of which those that tell most are chosen
-_OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by correlations
+_OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by the kernel
 _DEARER = 2.0  # times the operations of a factor by regions, from which on that of the whole is not worth it
 
 
@@ -190,12 +190,15 @@ class NeighbourChoice(Module):
         assert model is not None
 
         def strongest_of(index: Tensor, order: Tensor, first: Tensor) -> Tensor:
-            return index[strongest_before(correlations(model.forward, x[first[index]], root_of), order, self.number)]
+            points = x[first[index]]
+            strength = correlations(model.forward, points, _root_at(points, root_of))
+            return index[strongest_before(strength, order, self.number)]
 
         def telling_of(index: Tensor, order: Tensor, first: Tensor) -> Tensor:
             points = x[first[index]]
             near = previous_neighbours(self.scaled(points), order, _CANDIDATES * self.number)
-            return index[_most_telling(model.forward, points, points, near, root_of, self.number)]
+            own = torch.arange(len(points), device=near.device)
+            return index[_most_telling(model.forward, points, _root_at(points, root_of), own, near, self.number)]
 
         return telling_of if self.by == "information" else strongest_of
 
@@ -294,11 +297,10 @@ class NeighbourChoice(Module):
             )
         points = x[graph.first]
         number = min(self.number, len(points))
-        nearest = self._nearest_to(new.detach(), forward, points.detach(), root_of, number)
+        every = torch.cat([new, points])
+        root = _root_at(every, root_of)
+        nearest = self._nearest_to(every.detach(), len(new), forward, root.detach(), number)
         blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), several).double()
-        root = blocks.new_zeros(len(new) + len(points), 0)
-        if root_of is not None:
-            root = root_of(torch.cat([new, points])).double()
         itself = torch.arange(len(new), device=x.device)
         blocks = _less(blocks, root, torch.cat([itself.unsqueeze(-1), nearest + len(new)], -1))
         among = blocks[..., 1:, 1:] + jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
@@ -317,20 +319,29 @@ class NeighbourChoice(Module):
 
         return _NewValues(nearest, weights, root[..., itself, :], rest, covariance)
 
-    def _nearest_to(self, new: Tensor, forward: Prior, points: Tensor, root_of: Root | None, number: int) -> Tensor:
-        """Return the points (S, number) nearest to new inputs (S, d), or those of which the kernel says so."""
+    def _nearest_to(self, every: Tensor, num_new: int, forward: Prior, root: Tensor, number: int) -> Tensor:
+        """Return the points (S, number) nearest to S new inputs, or those of which the kernel says so.
+
+        Args:
+            every: the new inputs and then the points (S + P, d).
+            num_new: S.
+            forward: the exact prior.
+            root: Phi of all of them (S + P, M).
+            number: of points.
+        """
+        places = torch.arange(len(every), device=every.device)
         if self.by == "correlation":
-            strength = correlations(forward, torch.cat([points, new]), root_of)
-            every = torch.arange(len(points) + len(new), device=new.device)
-            return strongest(strength, every[len(points) :], every[: len(points)], number)
+            return strongest(correlations(forward, every, root), places[:num_new], places[num_new:], number)
         from scipy.spatial import KDTree
 
         telling = self.by == "information"
-        sought = min(_CANDIDATES * number, len(points)) if telling else number
-        tree = KDTree(self.scaled(points).cpu().numpy())
-        _, found = tree.query(self.scaled(new).cpu().numpy(), sought)
-        near = torch.as_tensor(found, dtype=torch.long, device=new.device).view(len(new), sought)
-        return _most_telling(forward, new, points, near, root_of, number) if telling else near
+        sought = min(_CANDIDATES * number, len(every) - num_new) if telling else number
+        scaled = self.scaled(every).cpu().numpy()
+        _, found = KDTree(scaled[num_new:]).query(scaled[:num_new], sought)
+        near = torch.as_tensor(found, dtype=torch.long, device=every.device).view(num_new, sought)
+        if not telling:
+            return near
+        return _most_telling(forward, every, root, places[:num_new], near + num_new, number) - num_new
 
 
 @torch.no_grad()
@@ -358,31 +369,25 @@ def _blocks(forward: Prior, points: Tensor, several: bool) -> Tensor:
     return blocks.squeeze(1) if several and blocks.size(1) == 1 else blocks.movedim(0, -3)
 
 
-@torch.no_grad()
-def _most_telling(
-    forward: Prior, values: Tensor, points: Tensor, near: Tensor, root_of: Root | None, number: int
-) -> Tensor:
-    """Return those (P, m) of the nearest points (P, C) of values at inputs (P, d) that tell most of these.
+def _root_at(x: Tensor, root_of: Root | None) -> Tensor:
+    """Return Phi at inputs (P, d), float64 (P, M); without inducing inputs (P, 0)."""
+    return x.new_zeros(len(x), 0, dtype=torch.float64) if root_of is None else root_of(x).double()
 
-    Where a candidate is the value itself it stands for none, and so it does in what is returned.
+
+@torch.no_grad()
+def _most_telling(forward: Prior, x: Tensor, root: Tensor, values: Tensor, near: Tensor, number: int) -> Tensor:
+    """Return those (V, m) of the nearest (V, C) that tell most of values (V,), all by their places among inputs (P, d).
+
+    A value among its own nearest stands for none, and so it does in what is returned.
     """
-    m = min(number, near.size(-1))
-    found = torch.empty_like(near[:, :m])
-    same = values is points
-    every = torch.arange(len(values), device=near.device)
-    for part in every.split(_AT_ONCE // (near.size(-1) + 1) ** 2 + 1):
-        candidates = near[part]
-        is_none = (candidates == part.unsqueeze(-1)) & same
-        blocks = _blocks(forward, torch.cat([values[part].unsqueeze(-2), points[candidates]], -2), several=True)
-        if root_of is not None:
-            roots = torch.cat([root_of(values[part]), root_of(points)])
-            itself = torch.arange(len(part), device=near.device).unsqueeze(-1)
-            blocks = _less(blocks, roots, torch.cat([itself, candidates + len(part)], -1))
-        blocks = (blocks.unsqueeze(0) if blocks.dim() == 3 else blocks).transpose(0, 1).double()
-        places = most_telling(blocks, ~is_none, m)
-        chosen = candidates.gather(-1, places)
-        found[part] = torch.where(is_none.gather(-1, places), part.unsqueeze(-1), chosen)
-    return found
+    found = []
+    groups = torch.cat([values.unsqueeze(-1), near], -1)
+    for group in groups.split(_AT_ONCE // groups.size(-1) ** 2 + 1):
+        blocks = _less(_blocks(forward, x[group], several=True), root, group).double()
+        blocks = (blocks.unsqueeze(0) if blocks.dim() == 3 else blocks).transpose(0, 1)
+        places = most_telling(blocks, group[:, 1:] != group[:, :1], min(number, near.size(-1)))
+        found.append(group[:, 1:].gather(-1, places))
+    return torch.cat(found)
 
 
 def _less(blocks: Tensor, root: Tensor, rows: Tensor) -> Tensor:

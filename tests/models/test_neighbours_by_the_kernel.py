@@ -122,7 +122,8 @@ def test_the_most_telling_lower_the_variance_most_of_twice_as_many_nearest(induc
     for place, i in enumerate(found.order.tolist()):
         of_point = expected(i, found.order[:place])
         assert found.rows[i, 1 : 1 + len(of_point)].tolist() == of_point
-    nearest = choice._nearest_to(new, model.forward, x[found.first], model.variational_strategy._root_of, 4)
+    root_of = model.variational_strategy._root_of
+    nearest = choice._new_values(model.forward, x, root_of, found, 0.0, new, several=False).nearest
     assert nearest.tolist() == [expected(i, torch.arange(len(found.first))) for i in range(len(found.first), n)]
 
 
