@@ -115,16 +115,28 @@ def laplace_tilted_moments(offset: Tensor, variance: Tensor, noise: Tensor, powe
     return TiltedMoments(log_z, found.mean, found.variance, found.third, found.fourth)
 
 
+def laplace_sides(d: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log weight of the side of m, exp(-d^2 / 2) M(c - d) / sqrt(2 pi), and that of the other beside it.
+
+    Args:
+        d: |y - m| / sqrt(v) (...).
+        rate: c = eta sqrt(v) / b (...).
+    """
+    a, b = rate + d, rate - d
+    odds = log_mills_ratio(a) - log_mills_ratio(b)  # not positive
+    log_near = torch.where(
+        b < 0, rate * (0.5 * rate - d) + torch.special.log_ndtr(-b), log_mills_ratio(b.clamp(min=0)) - 0.5 * d.square()
+    )
+    return log_near, odds
+
+
 def _laplace(offset: Tensor, variance: Tensor, noise: Tensor, power: float) -> tuple[TiltedMoments, Tensor]:
     """Return the moments of x, and E|x - d|."""
     scale, rate = variance.sqrt(), power * (variance / noise).sqrt()
     side = torch.where(offset < 0, -1.0, 1.0).to(offset)  # of y, seen from m
     d = offset.abs() / scale
     a, b = rate + d, rate - d  # beyond y, and on the side of m
-    odds = log_mills_ratio(a) - log_mills_ratio(b)  # not positive
-    log_near = torch.where(  # exp(-d^2 / 2) M(b) / sqrt(2 pi)
-        b < 0, rate * (0.5 * rate - d) + torch.special.log_ndtr(-b), log_mills_ratio(b.clamp(min=0)) - 0.5 * d.square()
-    )
+    log_near, odds = laplace_sides(d, rate)
     log_z = log_near + odds.exp().log1p() - power * (math.log(2) + 0.5 * noise.log())
     beyond, near = odds.sigmoid(), (-odds).sigmoid()
     moments = _beyond(torch.stack([a, b]))

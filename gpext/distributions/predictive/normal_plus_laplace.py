@@ -1,12 +1,12 @@
 r"""Laplace noise about a Gaussian: density and distribution function of f + e, f ~ N(m, v), e ~ Laplace(b), closed.
 
-With d = y - m, s = sqrt v, and M Mills' ratio and phi the density of the standard normal distribution,
+With d = |y - m|, s = sqrt v, M Mills' ratio and phi the density of the standard normal distribution, and the weights
 
-    p(y) = (A(d) + A(-d)) / (2 b),     P(Y <= y) = Phi(d / s) - A(d) / 2 + A(-d) / 2
+    A(d) = phi(d / s) M(s / b - d / s),     A(-d) = phi(d / s) M(s / b + d / s)
 
-    A(d) = e^(v / (2 b^2) - d / b) Phi(-a) = phi(d / s) M(a),     a = s / b - d / s
+of f on m's side of y and beyond it (:mod:`gpext.quadrature.closed_tilted`),
 
-The first form of A keeps its digits where a < 0, the second where a > 0.
+    p(y) = (A(d) + A(-d)) / (2 b),     P(Y <= m - d) = Phi(-d / s) + A(d) / 2 - A(-d) / 2
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from gpext.distributions.predictive.compound import AdditiveNoisePredictive
-from gpext.special import log_mills_ratio, log_ndtr
+from gpext.quadrature import laplace_tilted_moments
+from gpext.quadrature.closed_tilted import laplace_sides
 
-_NOTHING = 1e-30  # for a variance of zero
+_NOTHING = 1e-30  # of b^2, for a variance of zero
 
 
 class CompoundLaplace(AdditiveNoisePredictive):
@@ -38,10 +39,10 @@ class CompoundLaplace(AdditiveNoisePredictive):
 
     def _cdf(self, value: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         d, scale = value - mean, self._scale_like(mean)
-        far = d.abs()
-        near, other = (_log_term(far, variance, scale, sign).exp() for sign in (1, -1))
-        gaussian = torch.special.ndtr(-far / variance.clamp_min(_NOTHING).sqrt())
-        tail = gaussian + 0.5 * (near - other)  # of the smaller side
+        sd = _positive(variance, scale).sqrt()
+        far = d.abs() / sd
+        log_near, odds = laplace_sides(far, sd / scale)
+        tail = torch.special.ndtr(-far) + 0.5 * (log_near.exp() - (log_near + odds).exp())  # of the smaller side
         return torch.where(d < 0, tail, 1 - tail)
 
     def _scale_like(self, mean: Tensor) -> Tensor:
@@ -50,24 +51,18 @@ class CompoundLaplace(AdditiveNoisePredictive):
 
 
 def log_density(d: Tensor, variance: Tensor, scale: Tensor) -> Tensor:
-    """Return log p(m + d) of the sum, elementwise; differentiable.
+    """Return log p(m + d) of the sum, elementwise; first derivatives.
 
     Args:
         d: y - m.
         variance: v, not negative.
         scale: b.
     """
-    terms = [_log_term(d, variance, scale, sign) for sign in (1, -1)]
-    return torch.logaddexp(*terms) - (2 * scale).log()
+    d, variance, scale = torch.broadcast_tensors(d, variance, scale)
+    parts = d.double(), _positive(variance, scale).double(), scale.double().square()
+    return laplace_tilted_moments(*parts, 1.0).log_normalizer.to(d)
 
 
-def _log_term(d: Tensor, variance: Tensor, scale: Tensor, sign: int) -> Tensor:
-    """Return log A(sign d)."""
-    v = torch.where(variance > 0, variance, _NOTHING * scale.square())
-    s, d = v.sqrt(), sign * d
-    a = s / scale - d / s
-    is_high = a > 0
-    high, low = torch.where(is_high, a, 1.0), torch.where(is_high, -1.0, a)
-    of_high = -0.5 * (d / s).square() + log_mills_ratio(high)
-    of_low = 0.5 * v / scale.square() - d / scale + log_ndtr(-low)
-    return torch.where(is_high, of_high, of_low)
+def _positive(variance: Tensor, scale: Tensor) -> Tensor:
+    """Return variances of which those that are zero are next to nothing beside the noise."""
+    return torch.where(variance > 0, variance, _NOTHING * scale.square())
