@@ -129,8 +129,9 @@ def run(ledger: Ledger, options: argparse.Namespace) -> None:
             ALONE: lambda p, b=budget: _alone(p, batch_size, b),
             ADAM: lambda p, b=budget: _by_adam(p, batch_size, b),
         }
-        for method, measure in ((name, rest[name]) for name in rest if name in options.methods):
-            ledger.get(f"{name}/{method}", lambda p=problem, m=measure: m(p))
+        for method, measure in rest.items():
+            if method in options.methods:
+                ledger.get(f"{name}/{method}", lambda p=problem, m=measure: m(p))
 
 
 def report(ledger: Ledger) -> str:

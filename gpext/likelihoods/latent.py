@@ -218,6 +218,7 @@ class LatentLikelihood(Likelihood, ABC):
         # With side information, `log_density` needs more than a value of the predicted variable.
         if type(self).datum_shape is not LatentLikelihood.datum_shape:
             return CompoundDistribution(self.forward, mean, variance)
+        # By equal steps `forward` takes some of the data alone, which parameters of a batch might not fit.
         strip = None if any(p.numel() > 1 for p in self.parameters()) else partial(strip_of, self)
         return CompoundDistribution(
             self.forward, mean, variance, knots=self.knots, log_prob=self.log_density, strip=strip

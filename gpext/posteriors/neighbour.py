@@ -145,11 +145,12 @@ class NeighbourPrior:
                 "the prior of a datum given its neighbours must have a positive variance; check the kernel's "
                 "parameters, or pass `jitter`."
             )
-        numbers = (
-            torch.randn(*shape[:-1], size, dtype=mean.dtype, device=mean.device, generator=generator)
-            for size in (root.size(-1), root.size(-2))
+        num_points, num_inducing = root.shape[-2:]
+        numbers = torch.randn(
+            *shape[:-1], num_inducing + num_points, dtype=mean.dtype, device=mean.device, generator=generator
         )
-        return mean + (times(root, next(numbers)) + r.half_times(next(numbers)))[..., self.graph.point]
+        z, e = numbers.split([num_inducing, num_points], -1)
+        return mean + (times(root, z) + r.half_times(e))[..., self.graph.point]
 
     def predict_given(
         self, latent: Tensor, test_mean: Tensor, nearest: Tensor, weights: Tensor, test_root: Tensor, rest: Tensor

@@ -103,7 +103,7 @@ def _by_width(
         below = width
         if not len(rows):
             continue
-        for some in rows.split(max(_AT_ONCE // (_nodes(mean, width, _TILTED_REACH).numel() * len(relative)), 1)):
+        for some in rows.split(max(_AT_ONCE // (_num_nodes(width, _TILTED_REACH) * len(relative)), 1)):
             values, resolved = fixed(part(some)[0], mean[..., some], variance[..., some], width)
             resolved = resolved.reshape(-1, len(some)).all(0)
             if not bool(resolved.all()):  # once more without them: their derivatives may be infinite
@@ -124,10 +124,13 @@ def _by_width(
     return torch.cat(found, -1)[..., torch.cat(rows_of).argsort()]
 
 
-def _nodes(mean: Tensor, width: float, reach: float) -> Tensor:  # (Q, 1, ..., 1), an odd number of them
+def _num_nodes(width: float, reach: float) -> int:  # odd
     r = 1 / width
-    half = math.ceil(reach * (_DIGITS + 0.5 * r**2) / (2 * math.pi * r))
-    z = torch.linspace(-reach, reach, 2 * half + 1, dtype=torch.float64, device=mean.device)
+    return 2 * math.ceil(reach * (_DIGITS + 0.5 * r**2) / (2 * math.pi * r)) + 1
+
+
+def _nodes(mean: Tensor, width: float, reach: float) -> Tensor:  # (Q, 1, ..., 1)
+    z = torch.linspace(-reach, reach, _num_nodes(width, reach), dtype=torch.float64, device=mean.device)
     return z.view(-1, *mean.dim() * (1,))
 
 

@@ -55,11 +55,10 @@ class ParametricHazard:
     variance: Tensor = field(repr=False)
 
     def __post_init__(self) -> None:
-        inside = self.likelihood.likelihood if isinstance(self.likelihood, Censored) else self.likelihood
-        if not isinstance(inside, PositiveLikelihood):
+        if not isinstance(self._inside, PositiveLikelihood):
             raise TypeError(
                 "expected a likelihood of positive times, such as Censored(WeibullLikelihood()); got "
-                f"{type(inside).__name__}."
+                f"{type(self._inside).__name__}."
             )
         for name, values in (("mean", self.mean), ("variance", self.variance)):
             check_tensor(name, values)
@@ -130,6 +129,11 @@ class ParametricHazard:
         inside = self.likelihood if isinstance(self.likelihood, Censored) else Censored(self.likelihood)
         return inside.log_density(limits, self.mean, self.variance)
 
+    @property
+    def _inside(self) -> LatentLikelihood:
+        """The likelihood of times that are not censored."""
+        return self.likelihood.likelihood if isinstance(self.likelihood, Censored) else self.likelihood
+
     def _log_survival(self, f: Tensor, times: Tensor) -> Tensor:
         """Return log P(T > t | f), zero at t = 0."""
         positive = torch.where(times > 0, times, 1.0)
@@ -161,8 +165,7 @@ class ParametricHazard:
         """Return E[function(f, t)] for f ~ N(mean, variance), elementwise."""
         positive = torch.where(times > 0, times, 1.0)
         knots = positive.log().unsqueeze(0)
-        inside = self.likelihood.likelihood if isinstance(self.likelihood, Censored) else self.likelihood
-        strip = strip_of(inside, positive)  # tails and hazards are analytic where densities are, without zeros
+        strip = strip_of(self._inside, positive)  # tails and hazards are analytic where densities are, without zeros
         if strip is None:
             return expectation(lambda f: function(f, times), mean, variance, knots=knots)
 
