@@ -18,7 +18,7 @@ positive definite; its parts c, t and the blocks have any sign.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -112,6 +112,44 @@ class SparseFactor:
         return x[..., : self.dissection.size, :]
 
 
+def eliminate(
+    dissection: Dissection, like: Tensor, lead: torch.Size, add: Callable[[int, Tensor], None]
+) -> SparseFactor:
+    """Factorise a sum of what is added to each batch of fronts.
+
+    Args:
+        dissection: the tree.
+        like: of the dtype and on the device of the matrix.
+        lead: its batch shape.
+        add: adds the parts of the sum that belong to the batch of a number to its matrices (..., B, S, S).
+    """
+    tree = dissection
+    chol: list[Tensor] = []
+    across: list[Tensor] = []
+    rests: dict[int, Tensor] = {}
+    waited_for = Counter(child.batch for batch in tree.batches for child in batch.children)
+    positive = torch.ones(lead, dtype=torch.bool, device=like.device)
+    for j, batch in enumerate(tree.batches):
+        count, s = batch.own.shape
+        b = batch.boundary.size(-1)
+        F = like.new_zeros(*lead, count, batch.size, batch.size)
+        add(j, F)
+        for child in batch.children:
+            rest = rests[child.batch]
+            add_at(F, child.parent, child.above, rest if child.front is None else rest[..., child.front, :, :])
+            waited_for[child.batch] -= 1
+            if not waited_for[child.batch]:
+                del rests[child.batch]
+        L, info = torch.linalg.cholesky_ex(F[..., :s, :s])
+        positive = positive & ((info == 0) & (_diagonal(L) > 0).all(-1)).all(-1)
+        X = torch.linalg.solve_triangular(L, F[..., :s, s : s + b], upper=False)
+        if waited_for[j]:
+            rests[j] = _less_product(F[..., s : s + b, s : s + b], X.mT, X)
+        chol.append(L)
+        across.append(X)
+    return SparseFactor(dissection, tuple(chol), tuple(across), positive)
+
+
 def factorise_sparse(
     dissection: Dissection, weights: Tensor, scale: Tensor, diagonal: Tensor | None = None, blocks: Tensor | None = None
 ) -> SparseFactor:
@@ -126,40 +164,21 @@ def factorise_sparse(
     """
     given = [t for t in (diagonal, None if blocks is None else blocks[..., 0, 0]) if t is not None]
     lead = torch.broadcast_shapes(weights.shape[:-2], scale.shape[:-1], *(t.shape[:-1] for t in given))
-    tree = dissection
-    added = weights.new_zeros(tree.size) if diagonal is None else diagonal
+    added = weights.new_zeros(dissection.size) if diagonal is None else diagonal
     added = pad(added, (0, 1), value=1.0)  # 1 for what is missing
-    chol: list[Tensor] = []
-    across: list[Tensor] = []
-    rests: dict[int, Tensor] = {}
-    waited_for = Counter(child.batch for batch in tree.batches for child in batch.children)
-    positive = torch.ones(lead, dtype=torch.bool, device=weights.device)
-    for j, batch in enumerate(tree.batches):
-        count, s = batch.own.shape
-        b = batch.boundary.size(-1)
-        F = weights.new_zeros(*lead, count, batch.size, batch.size)
+
+    def add(j: int, F: Tensor) -> None:
+        batch = dissection.batches[j]
         of_rows = batch.parts[0]
         r = weights[..., of_rows.groups, :]
         outer = (scale[..., of_rows.groups].unsqueeze(-1) * r).unsqueeze(-1) * r.unsqueeze(-2)
-        _add_at(F, of_rows.front, of_rows.places, outer)
-        _diagonal(F)[..., :s].add_(added[..., batch.own])
+        add_at(F, of_rows.front, of_rows.places, outer)
+        _diagonal(F)[..., : batch.own.size(-1)].add_(added[..., batch.own])
         if blocks is not None:
             of_blocks = batch.parts[1]
-            _add_at(F, of_blocks.front, of_blocks.places, blocks[..., of_blocks.groups, :, :])
-        for child in batch.children:
-            rest = rests[child.batch]
-            _add_at(F, child.parent, child.above, rest if child.front is None else rest[..., child.front, :, :])
-            waited_for[child.batch] -= 1
-            if not waited_for[child.batch]:
-                del rests[child.batch]
-        L, info = torch.linalg.cholesky_ex(F[..., :s, :s])
-        positive = positive & ((info == 0) & (_diagonal(L) > 0).all(-1)).all(-1)
-        X = torch.linalg.solve_triangular(L, F[..., :s, s : s + b], upper=False)
-        if waited_for[j]:
-            rests[j] = _less_product(F[..., s : s + b, s : s + b], X.mT, X)
-        chol.append(L)
-        across.append(X)
-    return SparseFactor(dissection, tuple(chol), tuple(across), positive)
+            add_at(F, of_blocks.front, of_blocks.places, blocks[..., of_blocks.groups, :, :])
+
+    return eliminate(dissection, weights, lead, add)
 
 
 def entries_at(matrices: Tensor, which: Tensor | None, index: Tensor) -> Tensor:
@@ -182,7 +201,7 @@ def columns_at(index: Tensor, entries: Tensor, size: int) -> Tensor:
     return flat.unflatten(-1, (size, count))
 
 
-def _add_at(matrices: Tensor, which: Tensor | None, index: Tensor, entries: Tensor) -> None:
+def add_at(matrices: Tensor, which: Tensor | None, index: Tensor, entries: Tensor) -> None:
     """Add entries (..., R, k, k) to rows and columns, see :func:`entries_at`."""
     at = _flat(matrices.size(-1), which, index)
     entries = entries.expand(*matrices.shape[:-3], *at.shape).flatten(matrices.dim() - 3)

@@ -30,12 +30,11 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.distributions import LatentNormal
-from gpext.linalg.gathered import gathered_times
 from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.linalg.products import times
-from gpext.linalg.sparse_factor import SparseFactor, columns_at, entries_at, factorise_sparse
+from gpext.linalg.sparse_factor import SparseFactor, columns_at
 from gpext.linalg.sparse_quadratics import sparse_covariances
-from gpext.operators.neighbour_covariance import LocalRegressions, NeighbourGraph, NeighbourLinearOperator
+from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator, Products, Regressions
 from gpext.posteriors.gaussian import GaussianPosterior
 from gpext.posteriors.neighbour_joint import (
     NeighbourJointPosterior,
@@ -68,9 +67,9 @@ class NeighbourPrior:
     """
 
     mean: Tensor  # mu (..., N)
-    blocks: Tensor  # covariances of each point and its neighbours, less Phi Phi' (..., P, E, E)
+    blocks: Tensor  # the covariances that the graph takes, less Phi Phi': (..., P, E, E) of points and neighbours
     root: Tensor  # Phi (..., P, M)
-    regressions: LocalRegressions
+    regressions: Regressions
     jitter: float  # in K
 
     @classmethod
@@ -83,13 +82,12 @@ class NeighbourPrior:
         if not isinstance(covariance, NeighbourLinearOperator):
             return None
         blocks, root, graph = covariance.blocks.double(), covariance.root.double(), covariance.graph
-        largest = float((blocks.detach()[..., 0, 0] + root.detach().square().sum(-1)).amax())
+        largest = float((graph.variances(blocks.detach()) + root.detach().square().sum(-1)).amax())
         least = torch.finfo(covariance.dtype).eps ** (2 / 3) * largest
-        unit = torch.eye(blocks.size(-1), dtype=blocks.dtype, device=blocks.device)
         for factor in _JITTERS:
             added = jitter + factor * least
-            padded = blocks + added * unit if added else blocks
-            regressions = LocalRegressions.of(graph, padded.detach())
+            padded = graph.padded(blocks, added) if added else blocks
+            regressions = graph.regress(padded.detach())
             if bool(regressions.positive & (regressions.variance > 0.5 * least).all()):
                 break
         return cls(mean.double(), padded, root, regressions, added), added
@@ -102,7 +100,7 @@ class NeighbourPrior:
     @property
     def variance(self) -> Tensor:
         """The variances of the kernel (..., N), of which K~ has those of the first point and its neighbours alone."""
-        return (self.blocks[..., 0, 0] + self.root.square().sum(-1))[..., self.graph.point]
+        return (self.graph.variances(self.blocks) + self.root.square().sum(-1))[..., self.graph.point]
 
     @property
     def distribution(self) -> MultivariateNormal:
@@ -122,14 +120,7 @@ class NeighbourPrior:
     @classmethod
     def stack(cls, priors: Sequence[NeighbourPrior]) -> NeighbourPrior:
         """Return a batch of priors with the same neighbours, the first dimension."""
-        parts = [p.regressions for p in priors]
-        regressions = LocalRegressions(
-            parts[0].graph,
-            torch.stack([r.weights for r in parts]),
-            torch.stack([r.variance for r in parts]),
-            torch.stack([r.chol for r in parts]),
-            torch.stack([r.positive for r in parts]).all(),
-        )
+        regressions = type(priors[0].regressions).stack([p.regressions for p in priors])
         mean, blocks, root = (torch.stack([getattr(p, name) for p in priors]) for name in ("mean", "blocks", "root"))
         return cls(mean, blocks, root, regressions, max(p.jitter for p in priors))
 
@@ -169,10 +160,10 @@ class NeighbourPrior:
         """
         r, root = self.regressions, self.root
         moved = (latent - self.mean)[..., self.graph.first]
-        across = sum(b.unsqueeze(-1) * root[near] for b, near in zip(r.weights.mT, self.graph.rows.mT, strict=True))
-        scaled = (across / r.variance.unsqueeze(-1)).mT  # of B Phi (P, M), D^-1 B Phi
-        chol = torch.linalg.cholesky(scaled @ across + torch.eye(root.size(-1), dtype=root.dtype, device=root.device))
-        z = torch.cholesky_solve(times(scaled, r.residual(moved)).unsqueeze(-1), chol).squeeze(-1)
+        scaled = r.whitened(root)
+        inner = scaled.mT @ scaled + torch.eye(root.size(-1), dtype=root.dtype, device=root.device)
+        chol = torch.linalg.cholesky(inner)
+        z = torch.cholesky_solve(scaled.mT @ r.whitened(moved.unsqueeze(-1)), chol).squeeze(-1)
         own = test_root - (weights.unsqueeze(-1) * root[nearest]).sum(-2)  # phi - Phi_N' a
         mean = test_mean.double() + (weights * moved[..., nearest]).sum(-1) + times(own, z)
         variance = rest + torch.linalg.solve_triangular(chol, own.mT, upper=False).square().sum(-2)
@@ -213,20 +204,18 @@ class NeighbourPrior:
         """Return zero (...), with the derivatives of the sites' evidence in mu and K; see `DensePrior.follow`."""
         r, graph = posterior.regressions, self.graph
         by_mean, moved = posterior.weights, posterior.residual_mean
-        outer = r.residual(moved).unsqueeze(-1)
-        product = posterior.row_products + moved[..., graph.rows] * outer  # S b_i, its entries in the row
+        products = r.plus(posterior.products, moved, moved)  # of S
         by_root = posterior.by_root
         if response is not None:
             by_mean = by_mean + response
             sums = graph.sum_over_data(response)
             x = r.covariance_times(sums)
-            product = product + x[..., graph.rows] * outer
-            product = product + moved[..., graph.rows] * r.residual(x).unsqueeze(-1)
+            products = r.plus(r.plus(products, x, moved), moved, x)
             weights, root = graph.sum_over_data(posterior.weights), self.root.detach()
             for a, b in ((sums, weights), (weights, sums)):
                 by_root = by_root + a.unsqueeze(-1) * (b.unsqueeze(-2) @ root)
-        by_blocks = r.by_covariance(product)
-        followed = (by_mean * self.mean).sum(-1) + (by_blocks * self.blocks).sum((-3, -2, -1))
+        by_blocks = r.by_covariance(products)
+        followed = (by_mean * self.mean).sum(-1) + (by_blocks * self.blocks).flatten(-graph.block_dims).sum(-1)
         followed = followed + (by_root * self.root).sum((-2, -1))
         return followed - followed.detach()
 
@@ -249,7 +238,7 @@ class NeighbourPosterior(GaussianPosterior):
     """
 
     prior_mean: Tensor  # mu (..., N)
-    regressions: LocalRegressions
+    regressions: Regressions
     root: Tensor  # Phi (..., P, M)
     sites: GaussianSites
     factor: SparseFactor  # of Q
@@ -285,10 +274,9 @@ class NeighbourPosterior(GaussianPosterior):
         return (self._inverse[0] + self._low_rank.square().sum(-1))[..., self.regressions.graph.point]
 
     @property
-    def row_products(self) -> Tensor:
-        """Cov(r) b_i (..., P, E), its entries at the i-th point and its neighbours."""
-        r = self.regressions
-        return self._inverse[1] + gathered_times(self._whitened(self.across), r.graph.rows, r.weights)
+    def products(self) -> Products:
+        """Those of Cov(r) with K~^-1; see :class:`gpext.operators.neighbour_covariance.Regressions`."""
+        return self.regressions.plus_gram(self._inverse[1], self._whitened(self.across))
 
     @property
     def by_root(self) -> Tensor:
@@ -307,8 +295,7 @@ class NeighbourPosterior(GaussianPosterior):
         sharp = are_sharp(tau, r)[..., graph.point]
         if not bool(sharp.any()):
             return 1 - tau * self.variance
-        of_point = r.sum_over_rows(self._inverse[1] * r.weights / r.variance.unsqueeze(-1))
-        of_point = of_point - graph.sum_over_data(tau) * self._low_rank.square().sum(-1)
+        of_point = r.share(self._inverse[1]) - graph.sum_over_data(tau) * self._low_rank.square().sum(-1)
         others = graph.sum_over_data(tau)[..., graph.point] - tau
         share = of_point[..., graph.point] + others * self.variance
         return torch.where(sharp, share, 1 - tau * self.variance)
@@ -397,21 +384,13 @@ class NeighbourPosterior(GaussianPosterior):
         return self._response(self._residual_shift)
 
     @cached_property
-    def _inverse(self) -> tuple[Tensor, Tensor]:
-        """The diagonal of Q^-1 (..., P), and Q^-1 b_i (..., P, E)."""
-        lead, (size, width) = self.factor.positive_definite.shape, self.regressions.weights.shape[-2:]
-        b = self.regressions.weights.expand(*lead, size, width)
-        variance, product = b.new_empty(*lead, size + 1), torch.empty_like(b)  # one more for what batches may lack
-        for batch, Z in self.factor.inverse_entries():
-            variance[..., batch.own] = Z.diagonal(dim1=-2, dim2=-1)[..., : batch.own.size(-1)]
-            part = batch.parts[0]
-            near = entries_at(Z, part.front, part.places)
-            product[..., part.groups, :] = (near @ b[..., part.groups, :].unsqueeze(-1)).squeeze(-1)
-        return variance[..., :size], product
+    def _inverse(self) -> tuple[Tensor, Products]:
+        """The diagonal of Q^-1 (..., P), and its products."""
+        return self.regressions.inverse(self.factor)
 
 
 def condition_neighbours(
-    prior_mean: Tensor, regressions: LocalRegressions, root: Tensor, sites: GaussianSites, jitter: float
+    prior_mean: Tensor, regressions: Regressions, root: Tensor, sites: GaussianSites, jitter: float
 ) -> NeighbourPosterior:
     """Condition N(prior_mean, K~ + root root') on sites of any sign.
 
@@ -435,7 +414,7 @@ def condition_neighbours(
     sites = sites.to(torch.float64)
     graph = regressions.graph
     precision = graph.sum_over_data(sites.precision)
-    factor = factorise_sparse(graph.dissection, regressions.weights, 1 / regressions.variance, precision)
+    factor = regressions.factorise(precision)
     weighted = precision.unsqueeze(-1) * root
     across = factor.solve(weighted)
     inner = weighted.mT @ (root - across) + torch.eye(root.size(-1), dtype=root.dtype, device=root.device)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gpext.distributions import MultitaskLatentNormal
 from gpext.linalg.lazy_covariance import LazyCovariance
-from gpext.linalg.sparse_factor import SparseFactor, columns_at, entries_at, factorise_sparse
+from gpext.linalg.sparse_factor import SparseFactor, columns_at
 from gpext.linalg.sparse_quadratics import sparse_covariances
-from gpext.operators.neighbour_covariance import LocalRegressions
+from gpext.operators.neighbour_covariance import Products, Regressions
 from gpext.posteriors.joint import JointPosterior, precision_blocks
 from gpext.sites import JointSites
 
@@ -43,7 +43,7 @@ class NeighbourJointPosterior(JointPosterior):
     """
 
     prior_mean: Tensor  # mu (..., D, N)
-    regressions: LocalRegressions  # of each latent, or of all
+    regressions: Regressions  # of each latent, or of all
     sites: JointSites
     factor: SparseFactor  # of Q, value d of point p at the index d P + p
     jitter: float  # in K
@@ -81,8 +81,8 @@ class NeighbourJointPosterior(JointPosterior):
         return self._inverse[0][..., self.regressions.graph.point]
 
     @property
-    def row_products(self) -> Tensor:
-        """V b_di (..., D, P, E), its entries of latent d at the i-th point and its neighbours."""
+    def products(self) -> Products:
+        """Those of each latent's covariance with its K~^-1."""
         return self._inverse[1]
 
     @property
@@ -156,25 +156,16 @@ class NeighbourJointPosterior(JointPosterior):
     def _indices(self, point: Tensor) -> Tensor:
         """Return the indices (D, *) of the latents of points (*)."""
         latents = torch.arange(self.prior_mean.size(-2), device=point.device)
-        return latents.view(-1, *point.dim() * (1,)) * self.regressions.weights.size(-2) + point
+        return latents.view(-1, *point.dim() * (1,)) * len(self.regressions.graph.points) + point
 
     @cached_property
-    def _inverse(self) -> tuple[Tensor, Tensor]:
-        """The blocks (..., D, D, P), and V b_di (..., D, P, E)."""
-        lead, latents = self.positive_definite.shape, self.prior_mean.size(-2)
-        size, width = self.regressions.weights.shape[-2:]
-        b = self.regressions.weights.expand(*lead, latents, size, width).flatten(-3, -2)
-        blocks, product = b.new_empty(*lead, size, latents, latents), torch.empty_like(b)
-        for batch, Z in self.factor.inverse_entries():
-            rows, points = batch.parts
-            near = entries_at(Z, rows.front, rows.places)
-            product[..., rows.groups, :] = (near @ b[..., rows.groups, :].unsqueeze(-1)).squeeze(-1)
-            blocks[..., points.groups, :, :] = entries_at(Z, points.front, points.places)
-        return blocks.movedim(-3, -1), product.unflatten(-2, (latents, size))
+    def _inverse(self) -> tuple[Tensor, Products]:
+        """The blocks (..., D, D, P), and the products."""
+        return self.regressions.inverse_joint(self.factor, self.prior_mean.size(-2))
 
 
 def condition_neighbours_joint(
-    prior_mean: Tensor, regressions: LocalRegressions, sites: JointSites, jitter: float
+    prior_mean: Tensor, regressions: Regressions, sites: JointSites, jitter: float
 ) -> NeighbourJointPosterior:
     """Condition D independent priors N(prior_mean, K~) on sites that couple them.
 
@@ -196,21 +187,17 @@ def condition_neighbours_joint(
                 [0.2500, 0.2500]], dtype=torch.float64)
     """
     sites = sites.to(torch.float64)
-    latents, graph = sites.shift.size(-2), regressions.graph
-    batch = torch.broadcast_shapes(sites.shift.shape[:-2], regressions.weights.shape[:-3])
-    weights = regressions.weights.expand(*batch, latents, *regressions.weights.shape[-2:]).flatten(-3, -2)
-    scale = (1 / regressions.variance).expand(*batch, latents, regressions.variance.size(-1)).flatten(-2)
-    blocks = graph.sum_over_data(precision_blocks(sites)).movedim(-1, -3)  # (..., P, D, D)
-    factor = factorise_sparse(graph.joint_dissection(latents), weights, scale, blocks=blocks)
+    blocks = regressions.graph.sum_over_data(precision_blocks(sites)).movedim(-1, -3)  # (..., P, D, D)
+    factor = regressions.factorise_joint(blocks)
     return NeighbourJointPosterior(prior_mean.expand(sites.shift.shape), regressions, sites, factor, jitter)
 
 
-def are_sharp(precision: Tensor, regressions: LocalRegressions) -> Tensor:
+def are_sharp(precision: Tensor, regressions: Regressions) -> Tensor:
     """Return at which points (..., P) sites of these precisions (..., N) outweigh the prior."""
     return regressions.graph.sum_over_data(precision) > regressions.precision_diagonal
 
 
-def with_digits(by_sites: Tensor, precision: Tensor, moved: Tensor, regressions: LocalRegressions) -> Tensor:
+def with_digits(by_sites: Tensor, precision: Tensor, moved: Tensor, regressions: Regressions) -> Tensor:
     """Return K^-1 (m - mu) (..., N), which nu - tau m has few digits of where sites are sharp.
 
     There it is made to have the sums of K~^-1 E[r], which it equals, over the data at each point.

@@ -27,11 +27,16 @@ from torch.nn.functional import pad
 from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
-from gpext.linalg.gathered import gathered_gram
 from gpext.linalg.neighbours import maximin_order, previous_neighbours, strongest, strongest_before
 from gpext.linalg.sparse_factor import columns_at
 from gpext.linalg.telling import most_telling
-from gpext.operators.neighbour_covariance import Nearest, NeighbourGraph, NeighbourLinearOperator, regress
+from gpext.operators.neighbour_covariance import (
+    Nearest,
+    NeighbourGraph,
+    NeighbourLinearOperator,
+    less_explained,
+    regress,
+)
 from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior, NeighbourPrior
 from gpext.variational.correlations import correlations
 
@@ -237,13 +242,9 @@ class NeighbourChoice(Module):
         self.ensure_scale(model, x)
         graph, forward = self.graph(x, model, root_of), model.forward
         points = x[graph.first]
-        blocks = _blocks(forward, points[graph.rows], several)
-        if root_of is None:
-            covariance = NeighbourLinearOperator(blocks, graph=graph)
-        else:
-            root = root_of(points)
-            blocks = _less(blocks, root, graph.rows)
-            covariance = NeighbourLinearOperator(blocks, root, graph=graph)
+        root = _root_at(points, root_of)
+        blocks = graph.covariances(points, root, lambda groups, rows: _blocks(forward, groups, several, rows))
+        covariance = NeighbourLinearOperator(blocks, None if root_of is None else root, graph=graph)
         return MultivariateNormal(forward(x).mean, covariance)
 
     def predict(
@@ -302,7 +303,7 @@ class NeighbourChoice(Module):
         nearest = self._nearest_to(every.detach(), len(new), forward, root.detach(), number)
         blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), several).double()
         itself = torch.arange(len(new), device=x.device)
-        blocks = _less(blocks, root, torch.cat([itself.unsqueeze(-1), nearest + len(new)], -1))
+        blocks = less_explained(blocks, root, torch.cat([itself.unsqueeze(-1), nearest + len(new)], -1))
         among = blocks[..., 1:, 1:] + jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
         weights, rest = regress(torch.linalg.cholesky(among), blocks[..., 1:, 0], blocks[..., 0, 0])
         rest = rest.clamp_min(0)  # negative by rounding alone
@@ -359,13 +360,23 @@ def lengthscales_of(module: Module, x: Tensor) -> Tensor:
     return torch.where(scale.isfinite(), scale, least if bool(least.isfinite()) else torch.ones_like(least))
 
 
-def _blocks(forward: Prior, points: Tensor, several: bool) -> Tensor:
-    """Return the covariances (..., P, E, E) of groups of inputs (P, E, d), of several latents or of one."""
+def _blocks(forward: Prior, points: Tensor, several: bool, rows: int | None = None) -> Tensor:
+    """Return the covariances (..., P, R, E) of the first `rows` of groups of inputs (P, E, d), of all for None.
+
+    Args:
+        forward: the exact prior.
+        points: the groups.
+        several: whether it is of several latents, or of one.
+        rows: R.
+    """
     together = len(points) if torch.is_grad_enabled() else _AT_ONCE // points.size(-2) ** 2 + 1
     if several:
         points = points.unsqueeze(1)  # for the latents
-    parts = (dense_covariance(forward(part).lazy_covariance_matrix) for part in points.split(together))
-    blocks = torch.cat(list(parts))
+    found = []
+    for part in points.split(together):
+        covariance = forward(part).lazy_covariance_matrix
+        found.append(dense_covariance(covariance if rows is None else covariance[..., :rows, :]))
+    blocks = torch.cat(found)
     return blocks.squeeze(1) if several and blocks.size(1) == 1 else blocks.movedim(0, -3)
 
 
@@ -383,13 +394,8 @@ def _most_telling(forward: Prior, x: Tensor, root: Tensor, values: Tensor, near:
     found = []
     groups = torch.cat([values.unsqueeze(-1), near], -1)
     for group in groups.split(_AT_ONCE // groups.size(-1) ** 2 + 1):
-        blocks = _less(_blocks(forward, x[group], several=True), root, group).double()
+        blocks = less_explained(_blocks(forward, x[group], several=True), root, group).double()
         blocks = (blocks.unsqueeze(0) if blocks.dim() == 3 else blocks).transpose(0, 1)
         places = most_telling(blocks, group[:, 1:] != group[:, :1], min(number, near.size(-1)))
         found.append(group[:, 1:].gather(-1, places))
     return torch.cat(found)
-
-
-def _less(blocks: Tensor, root: Tensor, rows: Tensor) -> Tensor:
-    """Return blocks (..., P, E, E) less what a root (..., N, M) explains at its rows (P, E)."""
-    return blocks - gathered_gram(root.double(), rows).to(blocks) if root.size(-1) else blocks
