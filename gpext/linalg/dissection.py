@@ -13,6 +13,8 @@ points whose blocks are local has O(sqrt(n)) indices, so that a Cholesky factor 
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,6 +58,28 @@ class Dissection:
         level, cell = _partition(points.double().cpu().numpy(), start, lists)
         fronts, node = _tree(level, cell, lists)
         return cls(len(points), fronts, torch.from_numpy(node).to(points.device), together)
+
+    def repeat(self, times: int) -> Dissection:
+        """Return the tree of D values at each point: value d of point p has the index d n + p.
+
+        That of the i-th point of a front is its (D i + d)-th.
+        """
+
+        def spread(index: Tensor, step: int, shift: int) -> Tensor:
+            return (step * index.unsqueeze(-1) + shift * torch.arange(times, device=index.device)).flatten()
+
+        fronts = tuple(
+            Front(
+                spread(front.own, 1, self.size),
+                spread(front.boundary, 1, self.size),
+                front.level,
+                front.parent,
+                spread(front.above, times, 1),
+                (),
+            )
+            for front in self.fronts
+        )
+        return Dissection(times * self.size, fronts, self.node.repeat(times), self.together)
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -252,11 +276,12 @@ def _tree(level: Array, cell: Array, lists: list[Array]) -> tuple[tuple[Front, .
         own = _grouped(index, cell[index])
         for c in sorted({*own, *boundary}):
             found[at_level, c] = own.get(c, none), boundary.get(c, none)
-    number = {name: i for i, name in enumerate(found)}
+    number = {name: i for i, name in enumerate(_branch_by_branch(found))}
     added = [_grouped(np.arange(len(at)), deepest << 40 | at) for deepest, at in lowest]
     place, node = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     fronts: list[Front] = []
-    for (at_level, c), (own_index, boundary_index) in found.items():
+    for at_level, c in number:
+        own_index, boundary_index = found[at_level, c]
         parent, above = (at_level - 1, c >> 1), none
         if parent in found:
             _number(place, np.concatenate(found[parent]))
@@ -270,6 +295,22 @@ def _tree(level: Array, cell: Array, lists: list[Array]) -> tuple[tuple[Front, .
         sides = torch.from_numpy(own_index), torch.from_numpy(boundary_index)
         fronts.append(Front(*sides, at_level, number.get(parent), torch.from_numpy(above), parts))
     return tuple(fronts), node
+
+
+def _branch_by_branch(names: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return fronts, by level and cell, each after those below it, and these next to it.
+
+    So what a walk along them has to remember is of one branch, not of a whole level.
+    """
+    below = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
+    for level, cell in names:
+        below[level - 1, cell >> 1].append((level, cell))
+    waiting = [name for name in names if (name[0] - 1, name[1] >> 1) not in names]
+    found = []
+    while waiting:
+        found.append(waiting.pop())
+        waiting.extend(below[found[-1]])
+    return found[::-1]
 
 
 def _lowest(level: Array, cell: Array, groups: Array) -> tuple[Array, Array]:

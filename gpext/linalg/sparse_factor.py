@@ -112,28 +112,22 @@ class SparseFactor:
         return x[..., : self.dissection.size, :]
 
 
-def eliminate(
-    dissection: Dissection, like: Tensor, lead: torch.Size, add: Callable[[int, Tensor], None]
-) -> SparseFactor:
-    """Factorise a sum of what is added to each batch of fronts.
+def eliminate(dissection: Dissection, positive: Tensor, parts: Callable[[int], Tensor]) -> SparseFactor:
+    """Factorise a sum of parts that belong to the batches of fronts.
 
     Args:
         dissection: the tree.
-        like: of the dtype and on the device of the matrix.
-        lead: its batch shape.
-        add: adds the parts of the sum that belong to the batch of a number to its matrices (..., B, S, S).
+        positive: ones (...), bool, of the batch shape of the matrix.
+        parts: returns those of the batch of a number (..., B, S, S), to be overwritten.
     """
     tree = dissection
     chol: list[Tensor] = []
     across: list[Tensor] = []
     rests: dict[int, Tensor] = {}
     waited_for = Counter(child.batch for batch in tree.batches for child in batch.children)
-    positive = torch.ones(lead, dtype=torch.bool, device=like.device)
     for j, batch in enumerate(tree.batches):
-        count, s = batch.own.shape
-        b = batch.boundary.size(-1)
-        F = like.new_zeros(*lead, count, batch.size, batch.size)
-        add(j, F)
+        s, b = batch.own.size(-1), batch.boundary.size(-1)
+        F = parts(j)
         for child in batch.children:
             rest = rests[child.batch]
             add_at(F, child.parent, child.above, rest if child.front is None else rest[..., child.front, :, :])
@@ -167,8 +161,9 @@ def factorise_sparse(
     added = weights.new_zeros(dissection.size) if diagonal is None else diagonal
     added = pad(added, (0, 1), value=1.0)  # 1 for what is missing
 
-    def add(j: int, F: Tensor) -> None:
+    def parts(j: int) -> Tensor:
         batch = dissection.batches[j]
+        F = weights.new_zeros(*lead, len(batch.own), batch.size, batch.size)
         of_rows = batch.parts[0]
         r = weights[..., of_rows.groups, :]
         outer = (scale[..., of_rows.groups].unsqueeze(-1) * r).unsqueeze(-1) * r.unsqueeze(-2)
@@ -177,8 +172,9 @@ def factorise_sparse(
         if blocks is not None:
             of_blocks = batch.parts[1]
             add_at(F, of_blocks.front, of_blocks.places, blocks[..., of_blocks.groups, :, :])
+        return F
 
-    return eliminate(dissection, weights, lead, add)
+    return eliminate(dissection, torch.ones(lead, dtype=torch.bool, device=weights.device), parts)
 
 
 def entries_at(matrices: Tensor, which: Tensor | None, index: Tensor) -> Tensor:

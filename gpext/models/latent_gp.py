@@ -101,6 +101,7 @@ class LatentGP(ApproximateGP):
         ordering: Ordering = "maximin",
         region_size: RegionSize = "auto",
         neighbours_by: NeighboursBy = "distance",
+        fill_in: bool = False,
     ) -> None:
         train_inputs = _columns("inputs", train_inputs)
         if not isinstance(likelihood, Likelihood):
@@ -120,7 +121,9 @@ class LatentGP(ApproximateGP):
         rule = KL() if inference is None else inference
         chosen = None
         if neighbours is not None:
-            chosen = _neighbours(neighbours, ordering, region_size, neighbours_by, train_inputs, design)
+            chosen = _neighbours(
+                neighbours, ordering, region_size, neighbours_by, train_inputs, design, fill_in=fill_in
+            )
         super().__init__(LatentVariationalStrategy(self, train_inputs, rule, inducing_inputs, design, chosen))
         self.likelihood = likelihood
         bound_noise(likelihood, train_targets)
@@ -310,12 +313,15 @@ def _neighbours(
     by: NeighboursBy,
     inputs: Tensor,
     design: Design | None,
+    *,
+    fill_in: bool,
 ) -> NeighbourChoice:
     if inputs.dim() > 2:
         raise ValueError(f"neighbours take one set of inputs, (N, d); got a batch, {tuple(inputs.shape)}.")
     if design is not None:
         raise NotImplementedError("neighbours with a design are not served; leave one of the two out.")
-    return NeighbourChoice(number, inputs.size(-1), ordering, region_size=region_size, by=by, num_data=inputs.size(-2))
+    size, columns = inputs.shape
+    return NeighbourChoice(number, columns, ordering, region_size=region_size, by=by, num_data=size, fill_in=fill_in)
 
 
 def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:

@@ -30,6 +30,7 @@ from gpext.kernels.columns import stationary_kernels
 from gpext.linalg.neighbours import maximin_order, previous_neighbours, strongest, strongest_before
 from gpext.linalg.sparse_factor import columns_at
 from gpext.linalg.telling import most_telling
+from gpext.operators.clique_covariance import CliqueGraph
 from gpext.operators.neighbour_covariance import (
     Nearest,
     NeighbourGraph,
@@ -80,6 +81,8 @@ class NeighbourChoice(Module):
         by: "distance" in lengthscales; "correlation"; or "information", those of twice as many nearest that together
             tell most of each value.
         num_data: N, for neighbours by the kernel, which are part of the state dict.
+        fill_in: whether the prior has all entries that a factor of the posterior's precision fills in; see
+            :mod:`gpext.operators.clique_covariance`.
 
     Raises:
         TypeError, ValueError: a number or a size that is not positive, or an unknown ordering or `by`.
@@ -97,11 +100,13 @@ class NeighbourChoice(Module):
         region_size: RegionSize = "auto",
         by: NeighboursBy = "distance",
         num_data: int = 0,
+        *,
+        fill_in: bool = False,
     ) -> None:
         super().__init__()
         if by not in get_args(NeighboursBy):
             raise ValueError(f"neighbours_by must be one of {get_args(NeighboursBy)}; got {by!r}.")
-        self.by = by
+        self.by, self.fill_in = by, fill_in
         self.number = whole_number("neighbours", number, 1)
         if ordering not in get_args(Ordering):
             raise ValueError(f"ordering must be one of {get_args(Ordering)}; got {ordering!r}.")
@@ -174,7 +179,8 @@ class NeighbourChoice(Module):
             nearest = None
             if self.chosen is not None:
                 nearest = self._nearest_of(self.chosen, x, model, root_of)
-            kept = (x, self.scale, self._graph_of(points, order, nearest))
+            graph = self._graph_of(points, order, nearest)
+            kept = (x, self.scale, CliqueGraph.fill(graph) if self.fill_in else graph)
             self._graph = kept
             if self.chosen is not None and not self._has_chosen(kept[2]):
                 rows = kept[2].rows[:, 1:].to(self.chosen)

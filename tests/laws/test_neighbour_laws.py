@@ -6,6 +6,8 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from linear_operator import to_linear_operator
 
 from gpext.linalg import dissection
+from gpext.linalg.dissection import Dissection
+from gpext.operators.clique_covariance import CliqueGraph
 from gpext.operators.neighbour_covariance import NeighbourGraph, NeighbourLinearOperator
 from tests.latent_cases import CASES, PAIRS, RULES
 from tests.members import F64
@@ -19,10 +21,28 @@ def small_leaves(monkeypatch):
     monkeypatch.setattr(dissection, "_LEAF", 4)
 
 
-def graph_of(x, number, region_size):
-    """Neighbours among x, in a random order."""
+def graph_of(x, number, region_size, fill=None):
+    """Neighbours among x, in a random order; filled in if `fill` is "fronts", one at a time, or "levels" of fronts."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    return NeighbourGraph.of(x, number, order, region_size)
+    graph = NeighbourGraph.of(x, number, order, region_size)
+    if fill is None:
+        return graph
+    graph = CliqueGraph.fill(graph)
+    tree = Dissection.of(graph.points, graph.rows, region=graph.region, together=fill == "levels")
+    graph.__dict__["dissection"] = tree  # in place of the cached property
+    return graph
+
+
+def conditioning_sets(graph):
+    """The points that each depends on: of a filled graph those eliminated after it in its front, and the boundary."""
+    if not isinstance(graph, CliqueGraph):
+        return [[j for j in row[1:] if j != i] for i, row in enumerate(graph.rows.tolist())]
+    sets = [[]] * len(graph.points)
+    for front in graph.dissection.fronts:
+        clique = front.own.tolist() + front.boundary.tolist()
+        for place, i in enumerate(front.own.tolist()):
+            sets[i] = clique[place + 1 :]
+    return sets
 
 
 def neighbour_covariance(K, graph):
@@ -31,8 +51,7 @@ def neighbour_covariance(K, graph):
     size = K.size(-1)
     B = torch.eye(size, dtype=F64).expand(K.shape).clone()
     variances = []
-    for i in range(size):
-        near = [j for j in graph.rows[i, 1:].tolist() if j != i]
+    for i, near in enumerate(conditioning_sets(graph)):
         a = torch.linalg.solve(K[..., near, :][..., near], K[..., near, i].unsqueeze(-1)).squeeze(-1)
         B[..., i, near] = -a
         variances.append(K[..., i, i] - (a * K[..., near, i]).sum(-1))
@@ -40,13 +59,13 @@ def neighbour_covariance(K, graph):
     return (root @ root.mT)[..., graph.point, :][..., graph.point]
 
 
-def both(name, number, n=15, inducing=0, region_size=None):
+def both(name, number, n=15, inducing=0, region_size=None, fill=None):
     """A likelihood, targets, and functions that return the prior by neighbours and the same as a dense one.
 
     The first of the data are inducing inputs, with a jitter.
     """
     likelihood, prior, y = CASES[name].problem(n)
-    graph = graph_of(prior.x, number, region_size)
+    graph = graph_of(prior.x, number, region_size, fill)
 
     def parts():
         p = prior()
@@ -57,8 +76,13 @@ def both(name, number, n=15, inducing=0, region_size=None):
 
     def sparse():
         mean, root, rest = parts()
-        blocks = rest[..., graph.first, :][..., graph.first]
-        blocks = blocks[..., graph.rows.unsqueeze(-1), graph.rows.unsqueeze(-2)]
+        rest = rest[..., graph.first, :][..., graph.first]
+
+        def evaluate(points, rows):  # places, in place of inputs
+            return rest[..., points[:, :rows].unsqueeze(-1), points.unsqueeze(-2)]
+
+        places = torch.arange(len(graph.points))
+        blocks = graph.covariances(places, root[..., :0], evaluate)
         return MultivariateNormal(mean, NeighbourLinearOperator(blocks, root[..., graph.first, :], graph=graph))
 
     def dense():
@@ -68,15 +92,19 @@ def both(name, number, n=15, inducing=0, region_size=None):
     return likelihood, prior, y, sparse, dense
 
 
-ALL = [(name, rule, 0, None) for name, rule in PAIRS]
-ALL += [(name, rule, 3, None) for name, rule in PAIRS if CASES[name].num_latents is None or rule == "kl"]
-ALL += [(name, rule, 3, 6) for name, rule in PAIRS if name in ("bernoulli_logit", "student_t")]
-ALL += [(name, rule, 0, 6) for name, rule in PAIRS if name == "multinomial"]
+SERVED = [(name, rule) for name, rule in PAIRS if CASES[name].num_latents is None or rule == "kl"]
+FEW = [(name, rule) for name, rule in PAIRS if name in ("bernoulli_logit", "student_t")]
+JOINT = [(name, rule) for name, rule in PAIRS if name == "multinomial"]
+ALL = [(*pair, 0, None, None) for pair in PAIRS]
+ALL += [(*pair, 3, None, None) for pair in SERVED]
+ALL += [(*pair, 3, 6, None) for pair in FEW] + [(*pair, 0, 6, None) for pair in JOINT]
+ALL += [(*pair, 0, None, "fronts") for pair in PAIRS] + [(*pair, 3, 6, "fronts") for pair in FEW]
+ALL += [(*pair, 0, 6, "levels") for pair in FEW + JOINT] + [(*pair, 3, None, "levels") for pair in FEW]
 
 
-@pytest.mark.parametrize(("name", "rule", "inducing", "region_size"), ALL)
-def test_the_result_is_that_of_the_dense_matrix(name, rule, inducing, region_size):
-    likelihood, prior, y, sparse, dense = both(name, 4, inducing=inducing, region_size=region_size)
+@pytest.mark.parametrize(("name", "rule", "inducing", "region_size", "fill"), ALL)
+def test_the_result_is_that_of_the_dense_matrix(name, rule, inducing, region_size, fill):
+    likelihood, prior, y, sparse, dense = both(name, 3 if fill else 4, 15, inducing, region_size, fill)
     found, expected = RULES[rule].infer(sparse(), likelihood, y), RULES[rule].infer(dense(), likelihood, y)
     assert found.status is expected.status
     assert isinstance(found.posterior, MultitaskMultivariateNormal) == isinstance(
@@ -105,10 +133,11 @@ def test_with_all_neighbours_it_is_the_exact_prior(name, rule):
     torch.testing.assert_close(found.posterior.mean, expected.posterior.mean, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("fill", [None, "fronts", "levels"])
 @pytest.mark.parametrize("inducing", [0, 3])
 @pytest.mark.parametrize("name", ["student_t", "multinomial"])
-def test_the_operator_is_the_dense_matrix(name, inducing):
-    _, _, _, sparse, dense = both(name, 4, inducing=inducing)
+def test_the_operator_is_the_dense_matrix(name, inducing, fill):
+    _, _, _, sparse, dense = both(name, 3, inducing=inducing, fill=fill)
     operator, matrix = sparse().lazy_covariance_matrix, dense().covariance_matrix
     vector = torch.randn(15, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
     torch.testing.assert_close(operator @ vector, matrix @ vector)
