@@ -83,6 +83,7 @@ class NeighbourChoice(Module):
         num_data: N, for neighbours by the kernel, which are part of the state dict.
         fill_in: whether the prior has all entries that a factor of the posterior's precision fills in; see
             :mod:`gpext.operators.clique_covariance`.
+        to_predict: the number of data that a new value depends on; None for `number`, or twice that with `fill_in`.
 
     Raises:
         TypeError, ValueError: a number or a size that is not positive, or an unknown ordering or `by`.
@@ -102,12 +103,15 @@ class NeighbourChoice(Module):
         num_data: int = 0,
         *,
         fill_in: bool = False,
+        to_predict: int | None = None,
     ) -> None:
         super().__init__()
         if by not in get_args(NeighboursBy):
             raise ValueError(f"neighbours_by must be one of {get_args(NeighboursBy)}; got {by!r}.")
         self.by, self.fill_in = by, fill_in
         self.number = whole_number("neighbours", number, 1)
+        usual = 2 * self.number if fill_in else self.number
+        self.to_predict = usual if to_predict is None else whole_number("prediction_neighbours", to_predict, 1)
         if ordering not in get_args(Ordering):
             raise ValueError(f"ordering must be one of {get_args(Ordering)}; got {ordering!r}.")
         automatic = region_size is None or region_size == "auto"
@@ -303,7 +307,7 @@ class NeighbourChoice(Module):
                 f"a model with neighbours predicts at one set of inputs, (S, d), not a batch; got {tuple(new.shape)}."
             )
         points = x[graph.first]
-        number = min(self.number, len(points))
+        number = min(self.to_predict, len(points))
         every = torch.cat([new, points])
         root = _root_at(every, root_of)
         nearest = self._nearest_to(every.detach(), len(new), forward, root.detach(), number)

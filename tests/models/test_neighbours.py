@@ -81,8 +81,10 @@ SINGLE = [
 
 
 @pytest.mark.parametrize(("make", "kind", "rule"), SINGLE)
-@pytest.mark.parametrize(("shared", "inducing"), [(False, 0), (True, 0), (False, 5)])
-def test_with_all_data_as_neighbours_the_model_is_the_exact_one(make, kind, rule, shared, inducing):
+@pytest.mark.parametrize(
+    ("shared", "inducing", "fill_in"), [(False, 0, False), (True, 0, False), (False, 5, False), (True, 0, True)]
+)
+def test_with_all_data_as_neighbours_the_model_is_the_exact_one(make, kind, rule, shared, inducing, fill_in):
     x, y, new = data(kind)
     if inducing and num_latents(make()) is not None and not isinstance(rule, KL):
         pytest.skip("coupled sites")
@@ -90,7 +92,7 @@ def test_with_all_data_as_neighbours_the_model_is_the_exact_one(make, kind, rule
     for neighbours in (None, N - 1):
         likelihood = make()
         options = {"inducing_inputs": 0.9 * x[:inducing] + 0.05} if inducing and neighbours else {}
-        model = Model(x, y, likelihood, rule, shared=shared, neighbours=neighbours, **options)
+        model = Model(x, y, likelihood, rule, shared=shared, neighbours=neighbours, fill_in=fill_in, **options)
         mll = LatentMarginalLogLikelihood(likelihood, model)
         value = mll(model.train()(x), y)
         z = model.variational_strategy.sparse_inputs
