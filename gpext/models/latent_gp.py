@@ -67,8 +67,7 @@ class LatentGP(ApproximateGP):
         fill_in: whether the prior has, beside the covariances of neighbours, all others that a factor of the
             posterior's precision has room for: it is exact in every clique of the filled graph, and each value depends
             on a few hundred others. In the plane an evaluation takes 1 (k = 10) to 2.4 times (k = 20) as long, and
-            posterior means with 10 neighbours are nearer to the exact prior's than with 20 otherwise. See
-            :mod:`gpext.operators.clique_covariance`.
+            posterior means with 10 neighbours are nearer to the exact prior's than with 20 otherwise.
         prediction_neighbours: the number of data that a new value depends on; None for k, or 2 k with `fill_in`. In
             many columns more are better: a prediction takes their third power of operations.
 
