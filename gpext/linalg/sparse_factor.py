@@ -18,7 +18,7 @@ positive definite; its parts c, t and the blocks have any sign.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,15 +77,7 @@ class SparseFactor:
                 Z_oo = _less_product(Z_oo, Z_ob, G.mT)
                 Z[..., :s, s : s + b], Z[..., s : s + b, :s], Z[..., s : s + b, s : s + b] = Z_ob, Z_ob.mT, Z_bb
             Z[..., :s, :s] = Z_oo
-            for child in batch.children:
-                found = entries_at(Z, child.parent, child.above)
-                if child.front is None:
-                    waiting[child.batch] = found
-                    continue
-                if child.batch not in waiting:
-                    lead = L.shape[:-3]
-                    waiting[child.batch] = L.new_zeros(*lead, len(batches[child.batch].own), *found.shape[-2:])
-                waiting[child.batch][..., child.front, :, :] = found
+            hand_down(Z, batches, j, waiting)
             yield batch, Z
 
     def _spread(self, right: Tensor) -> Tensor:
@@ -124,16 +116,11 @@ def eliminate(dissection: Dissection, positive: Tensor, parts: Callable[[int], T
     chol: list[Tensor] = []
     across: list[Tensor] = []
     rests: dict[int, Tensor] = {}
-    waited_for = Counter(child.batch for batch in tree.batches for child in batch.children)
+    waited_for = parents_of(tree.batches)
     for j, batch in enumerate(tree.batches):
         s, b = batch.own.size(-1), batch.boundary.size(-1)
         F = parts(j)
-        for child in batch.children:
-            rest = rests[child.batch]
-            add_at(F, child.parent, child.above, rest if child.front is None else rest[..., child.front, :, :])
-            waited_for[child.batch] -= 1
-            if not waited_for[child.batch]:
-                del rests[child.batch]
+        take_up(F, batch, rests, waited_for)
         L, info = torch.linalg.cholesky_ex(F[..., :s, :s])
         positive = positive & ((info == 0) & (_diagonal(L) > 0).all(-1)).all(-1)
         X = torch.linalg.solve_triangular(L, F[..., :s, s : s + b], upper=False)
@@ -167,14 +154,56 @@ def factorise_sparse(
         of_rows = batch.parts[0]
         r = weights[..., of_rows.groups, :]
         outer = (scale[..., of_rows.groups].unsqueeze(-1) * r).unsqueeze(-1) * r.unsqueeze(-2)
-        add_at(F, of_rows.front, of_rows.places, outer)
+        _add_at(F, of_rows.front, of_rows.places, outer)
         _diagonal(F)[..., : batch.own.size(-1)].add_(added[..., batch.own])
         if blocks is not None:
             of_blocks = batch.parts[1]
-            add_at(F, of_blocks.front, of_blocks.places, blocks[..., of_blocks.groups, :, :])
+            _add_at(F, of_blocks.front, of_blocks.places, blocks[..., of_blocks.groups, :, :])
         return F
 
     return eliminate(dissection, torch.ones(lead, dtype=torch.bool, device=weights.device), parts)
+
+
+def parents_of(batches: Sequence[Batch]) -> Counter[int]:
+    """Return how many batches have parents of the fronts of each batch."""
+    return Counter(child.batch for batch in batches for child in batch.children)
+
+
+def take_up(matrices: Tensor, batch: Batch, rests: dict[int, Tensor], waited_for: Counter[int]) -> None:
+    """Add to the matrices (..., B, S, S) of a batch what its children leave at their boundaries.
+
+    Args:
+        matrices: to be changed.
+        batch: of the fronts.
+        rests: of earlier batches, less those that no other batch takes up.
+        waited_for: how many batches are still to take up each one's.
+    """
+    for child in batch.children:
+        rest = rests[child.batch]
+        _add_at(matrices, child.parent, child.above, rest if child.front is None else rest[..., child.front, :, :])
+        waited_for[child.batch] -= 1
+        if not waited_for[child.batch]:
+            del rests[child.batch]
+
+
+def hand_down(matrices: Tensor, batches: Sequence[Batch], number: int, waiting: dict[int, Tensor]) -> None:
+    """Put entries of a batch's matrices (..., B, S, S), those at its children's boundaries, where these will find them.
+
+    Args:
+        matrices: contiguous.
+        batches: all of them.
+        number: of the batch among them.
+        waiting: the entries (..., B, b, b) by the number of a batch, zero for fronts without a parent.
+    """
+    for child in batches[number].children:
+        found = entries_at(matrices, child.parent, child.above)
+        if child.front is None:
+            waiting[child.batch] = found
+            continue
+        if child.batch not in waiting:
+            count = len(batches[child.batch].own)
+            waiting[child.batch] = matrices.new_zeros(*matrices.shape[:-3], count, *found.shape[-2:])
+        waiting[child.batch][..., child.front, :, :] = found
 
 
 def entries_at(matrices: Tensor, which: Tensor | None, index: Tensor) -> Tensor:
@@ -197,7 +226,7 @@ def columns_at(index: Tensor, entries: Tensor, size: int) -> Tensor:
     return flat.unflatten(-1, (size, count))
 
 
-def add_at(matrices: Tensor, which: Tensor | None, index: Tensor, entries: Tensor) -> None:
+def _add_at(matrices: Tensor, which: Tensor | None, index: Tensor, entries: Tensor) -> None:
     """Add entries (..., R, k, k) to rows and columns, see :func:`entries_at`."""
     at = _flat(matrices.size(-1), which, index)
     entries = entries.expand(*matrices.shape[:-3], *at.shape).flatten(matrices.dim() - 3)

@@ -128,13 +128,14 @@ class LatentGP(ApproximateGP):
         rule = KL() if inference is None else inference
         chosen = None
         if neighbours is not None:
-            chosen = _neighbours(
+            _check_neighbours(train_inputs, design)
+            chosen = NeighbourChoice(
                 neighbours,
+                train_inputs.size(-1),
                 ordering,
-                region_size,
-                neighbours_by,
-                train_inputs,
-                design,
+                region_size=region_size,
+                by=neighbours_by,
+                num_data=train_inputs.size(-2),
                 fill_in=fill_in,
                 to_predict=prediction_neighbours,
             )
@@ -320,32 +321,11 @@ def _columns(name: str, x: Any) -> Tensor:
     return x.unsqueeze(-1) if x.dim() == 1 else x
 
 
-def _neighbours(
-    number: int,
-    ordering: Ordering,
-    region_size: RegionSize,
-    by: NeighboursBy,
-    inputs: Tensor,
-    design: Design | None,
-    *,
-    fill_in: bool,
-    to_predict: int | None,
-) -> NeighbourChoice:
+def _check_neighbours(inputs: Tensor, design: Design | None) -> None:
     if inputs.dim() > 2:
         raise ValueError(f"neighbours take one set of inputs, (N, d); got a batch, {tuple(inputs.shape)}.")
     if design is not None:
         raise NotImplementedError("neighbours with a design are not served; leave one of the two out.")
-    size, columns = inputs.shape
-    return NeighbourChoice(
-        number,
-        columns,
-        ordering,
-        region_size=region_size,
-        by=by,
-        num_data=size,
-        fill_in=fill_in,
-        to_predict=to_predict,
-    )
 
 
 def _append(known: Tensor, more: Tensor, dim: int) -> Tensor:

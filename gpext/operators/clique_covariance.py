@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from gpext.linalg.dissection import Dissection
 from gpext.linalg.front_batches import Batch
 from gpext.linalg.products import times
-from gpext.linalg.sparse_factor import SparseFactor, add_at, eliminate, entries_at
+from gpext.linalg.sparse_factor import SparseFactor, eliminate, hand_down, parents_of, take_up
 from gpext.operators.neighbour_covariance import Evaluate, NeighbourGraph, Regressions
 
 
@@ -90,14 +90,7 @@ class CliqueGraph(NeighbourGraph):
             if width > s:
                 K[..., s:width, s:width] = waiting.pop(j)
             K = _isolated(K, _clique(batch) == len(self.points))
-            for child in batch.children:
-                found = entries_at(K, child.parent, child.above)
-                if child.front is None:
-                    waiting[child.batch] = found
-                    continue
-                if child.batch not in waiting:
-                    waiting[child.batch] = K.new_zeros(*lead, len(batches[child.batch].own), *found.shape[-2:])
-                waiting[child.batch][..., child.front, :, :] = found
+            hand_down(K, batches, j, waiting)
             yield batch, K
 
     def _split(self, blocks: Tensor) -> list[Tensor]:
@@ -263,20 +256,16 @@ class CliqueRegressions(Regressions):
 
     def plus(self, products: tuple[Tensor, ...], left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         """See :meth:`Regressions.plus`."""
-        return self.plus_product(products, left.unsqueeze(-1), right.unsqueeze(-1))
-
-    def plus_gram(self, products: tuple[Tensor, ...], root: Tensor) -> tuple[Tensor, ...]:
-        """See :meth:`Regressions.plus_gram`."""
-        return self.plus_product(products, root, root) if root.size(-1) else products
-
-    def plus_product(self, products: tuple[Tensor, ...], left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
-        """Return the products of V + left right', given (..., P, R) each."""
         left, right = pad(left, (0, 0, 0, 1)), pad(right, (0, 0, 0, 1))
         found = []
         for (batch, W), product in zip(self._batches, products, strict=True):
             clique = _clique(batch)
             found.append(product + (W @ right[..., clique, :]) @ left[..., clique, :].mT)
         return tuple(found)
+
+    def plus_gram(self, products: tuple[Tensor, ...], root: Tensor) -> tuple[Tensor, ...]:
+        """See :meth:`Regressions.plus_gram`."""
+        return self.plus(products, root, root) if root.size(-1) else products
 
     def share(self, products: tuple[Tensor, ...]) -> Tensor:
         """See :meth:`Regressions.share`."""
@@ -300,14 +289,13 @@ class CliqueRegressions(Regressions):
                 Y[..., s:] += torch.cholesky_solve(product[..., s:].mT, chol).mT
             half.append(Y)
         rests: dict[int, Tensor] = {}
+        waited_for = parents_of(self.graph.dissection.batches)
         found = []
         for j, (batch, W) in enumerate(self._batches):
             s, width = W.shape[-2:]
             by_K, missing = W.mT @ half.pop(), batch.size - width
             by_K = pad(by_K, (0, missing, 0, missing)) if missing else by_K
-            for child in batch.children:
-                rest = rests.pop(child.batch) if child.front is None else rests[child.batch][..., child.front, :, :]
-                add_at(by_K, child.parent, child.above, rest)
+            take_up(by_K, batch, rests, waited_for)
             by_rows = by_K[..., :s, :width].clone()
             by_rows[..., s:] += by_K[..., s:width, :s].mT
             rests[j] = by_K[..., s:width, s:width].contiguous()

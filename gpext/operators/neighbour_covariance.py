@@ -208,7 +208,7 @@ class Regressions(ABC):
 
     @abstractmethod
     def plus(self, products: Products, left: Tensor, right: Tensor) -> Products:
-        """Return the products of V + left right', given (..., P) each."""
+        """Return the products of V + left right', given (..., P, R) each, of a few columns."""
 
     @abstractmethod
     def plus_gram(self, products: Products, root: Tensor) -> Products:
@@ -333,7 +333,9 @@ class LocalRegressions(Regressions):
 
     def plus(self, products: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """See :meth:`Regressions.plus`."""
-        return products + left[..., self.graph.rows] * self.residual(right).unsqueeze(-1)
+        for a, c in zip(left.unbind(-1), right.unbind(-1), strict=True):
+            products = products + a[..., self.graph.rows] * self.residual(c).unsqueeze(-1)
+        return products
 
     def plus_gram(self, products: Tensor, root: Tensor) -> Tensor:
         """See :meth:`Regressions.plus_gram`."""

@@ -204,17 +204,17 @@ class NeighbourPrior:
         """Return zero (...), with the derivatives of the sites' evidence in mu and K; see `DensePrior.follow`."""
         r, graph = posterior.regressions, self.graph
         by_mean, moved = posterior.weights, posterior.residual_mean
-        products = r.plus(posterior.products, moved, moved)  # of S
+        left, right = [moved], [moved]  # S = Cov(r) + left right'
         by_root = posterior.by_root
         if response is not None:
             by_mean = by_mean + response
             sums = graph.sum_over_data(response)
             x = r.covariance_times(sums)
-            products = r.plus(r.plus(products, x, moved), moved, x)
+            left, right = [moved, x, moved], [moved, moved, x]
             weights, root = graph.sum_over_data(posterior.weights), self.root.detach()
             for a, b in ((sums, weights), (weights, sums)):
                 by_root = by_root + a.unsqueeze(-1) * (b.unsqueeze(-2) @ root)
-        by_blocks = r.by_covariance(products)
+        by_blocks = r.by_covariance(r.plus(posterior.products, torch.stack(left, -1), torch.stack(right, -1)))
         followed = (by_mean * self.mean).sum(-1) + (by_blocks * self.blocks).flatten(-graph.block_dims).sum(-1)
         followed = followed + (by_root * self.root).sum((-2, -1))
         return followed - followed.detach()
