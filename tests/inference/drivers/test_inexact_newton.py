@@ -13,7 +13,7 @@ from gpext.inference.problem import Problem
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
-from gpext.posteriors import neighbour
+from gpext.operators import neighbour_covariance
 from tests.latent_cases import CASES
 
 F64 = torch.float64
@@ -119,13 +119,13 @@ def test_so_does_one_with_neighbours(monkeypatch):
     x, y, _ = classes(2, 200)
     model = Model(x, y.to(F64), None, torch.Size(), neighbours=10).train()
     evaluate(model, x, y)
-    factorise, sizes = neighbour.factorise_sparse, []
+    factorise, sizes = neighbour_covariance.factorise_sparse, []
 
     def counted(dissection, *parts):
         sizes.append(dissection.size)
         return factorise(dissection, *parts)
 
-    monkeypatch.setattr(neighbour, "factorise_sparse", counted)
+    monkeypatch.setattr(neighbour_covariance, "factorise_sparse", counted)
     for _ in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
