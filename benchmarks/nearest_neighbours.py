@@ -3,12 +3,12 @@ r"""Nearest-neighbour priors: beside GPBoost's Vecchia approximation, beside the
 Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in nine parts:
 
 * `california`: longitude and latitude -> whether houses are above the median value, 5000 and 15,000 to train, 5640 to
-  test; gpext by its rules, or trained under Laplace and then inferred by another one, and GPBoost (`vecchia`, 20
-  neighbours, `bernoulli_logit`) on the same data;
+  test; gpext by its rules, filled in or by neighbours alone, or trained under Laplace and then inferred by another one,
+  and GPBoost (`vecchia`, 20 neighbours, `bernoulli_logit`) on the same data;
 * `fields`: Poisson, Student-t (degrees of freedom estimated by both) and gamma, 20,000 data of a generated field to
   train and 10,000 to test, likewise;
 * `neighbours`: the Kullback-Leibler divergence of the posterior from that of the exact prior, for k = 5 to 40 and the
-  four orderings, at the lengthscale of the data and at five times that;
+  four orderings, filled in or not, at the lengthscale of the data and at five times that;
 * `kernels`: the divergence of the prior, with neighbours by distance and by correlation, of kernels with and without a
   period;
 * `dense`: differences of posterior means, in posterior sd, and of the evidence from those of the exact prior;
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ LAST = {  # trained under Laplace, predicted by these, means to a thousandth of 
     "Laplace, then KL": KL(tolerance=1e-3),
     "Laplace, then EP": EP(tolerance=1e-3),
 }
-METHODS = ("GPBoost", *RULES, *LAST)
+ALONE = "Laplace, not filled in"
+METHODS = ("GPBoost", ALONE, *RULES, *LAST)
 ORDERINGS = ("maximin", "random", "coordinate", "middle")
 FIELD_RULES = {"Poisson": ("Laplace", "KL", "EP"), "Student-t": ("Laplace",), "gamma": ("Laplace",)}
 _LONGEST = 3000  # CPU seconds of a GPBoost run
@@ -67,8 +69,9 @@ _LENGTHSCALE = {"fields": 0.05, "neighbours": 0.1, "dense": 0.1, "scaling": 0.05
 def _measure(family: Family, data: Data, method: str, python: str, neighbours: int = 20) -> Row:
     if method == "GPBoost":
         return by_gpboost(family, data, python, _LONGEST)
-    rule = RULES["Laplace" if method in LAST else method]
-    return by_gpext(family, data, rule, "subset", LAST.get(method), neighbours=neighbours)
+    rule = RULES.get(method, RULES["Laplace"])
+    fill_in = method != ALONE
+    return by_gpext(family, data, rule, "subset", LAST.get(method), neighbours=neighbours, fill_in=fill_in)
 
 
 def _methods(options: argparse.Namespace) -> list[str]:
@@ -90,7 +93,7 @@ def _fields(ledger: Ledger, options: argparse.Namespace) -> None:
         field = FIELDS[name]
         data = data_of_field(field, *sizes, _LENGTHSCALE["fields"], 0)
         for method in _methods(options):
-            if method == "GPBoost" or method in rules:
+            if method in ("GPBoost", ALONE, *rules):
                 measure = functools.partial(_measure, field.family, data, method, options.gpboost_python)
                 ledger.get(f"fields/{name}/{method}", measure)
 
@@ -100,10 +103,10 @@ def _neighbours(ledger: Ledger, options: argparse.Namespace) -> None:
     numbers = (5, 20) if options.quick else (5, 10, 20, 30, 40)
     data = data_of_field(field, size, 0, _LENGTHSCALE["neighbours"], 0)
     for scale in (_LENGTHSCALE["neighbours"], 5 * _LENGTHSCALE["neighbours"]):
-        for rule in ("Laplace", "EP"):
+        for rule, filled in itertools.product(("Laplace", "EP"), (False, True)):
             for ordering in ORDERINGS:
-                measure = functools.partial(divergence, field, data, RULES[rule], scale, ordering, numbers)
-                ledger.get(f"neighbours/{scale}/{rule}/{ordering}", measure)
+                measure = functools.partial(divergence, field, data, RULES[rule], scale, ordering, filled, numbers)
+                ledger.get(f"neighbours/{scale}/{rule}/{ordering}/{'filled in' if filled else 'alone'}", measure)
 
 
 def _kernels(ledger: Ledger, options: argparse.Namespace) -> None:
@@ -115,12 +118,13 @@ def _kernels(ledger: Ledger, options: argparse.Namespace) -> None:
 
 def _dense(ledger: Ledger, options: argparse.Namespace) -> None:
     size = 60 if options.quick else 3000
-    inducing = (20,) if options.quick else (200, 400, 800)
-    priors = [*((k, 0, by) for by in ("distance", "information") for k in (20, 30, 40, 80))]
-    priors += [(20, m, "distance") for m in inducing]
+    inducing = 20 if options.quick else 200
+    priors = [(k, 0, "distance", False) for k in (20, 40, 80)] + [(20, inducing, "distance", False)]
+    priors += [(k, 0, by, True) for by in ("distance", "information") for k in (10, 20, 30)]
+    priors += [(20, inducing, "distance", True)]
     for name in ("Bernoulli", "Poisson", "Student-t"):
         data = data_of_field(FIELDS[name], size, 0, _LENGTHSCALE["dense"], 1)
-        for rule in ("Laplace", "EP"):
+        for rule in ("Laplace", "KL", "EP"):
             scale = _LENGTHSCALE["dense"]
             measure = functools.partial(beside_dense, FIELDS[name], data, RULES[rule], scale, priors)
             ledger.get(f"dense/{name}/{rule}", measure)
@@ -135,8 +139,10 @@ def _draws(ledger: Ledger, options: argparse.Namespace) -> None:
 
 def _scaling(ledger: Ledger, options: argparse.Namespace) -> None:
     scale = _LENGTHSCALE["scaling"]
-    for size in (100, 200) if options.quick else options.sizes:
-        ledger.get(f"scaling/{size}", functools.partial(evaluation, "Poisson", size, scale))
+    for k, filled in ((20, False), (10, True), (20, True)):
+        for size in (100, 200) if options.quick else options.sizes:
+            measure = functools.partial(evaluation, "Poisson", size, scale, neighbours=k, fill_in=filled)
+            ledger.get(f"scaling/{k}{', filled in' if filled else ' alone'}/{size}", measure)
 
 
 def _wind(ledger: Ledger, options: argparse.Namespace) -> None:
@@ -192,7 +198,8 @@ def report(ledger: Ledger) -> str:
     for prefix, score in (("california", "missed"), ("fields", "rmse")):
         if ledger.of(f"{prefix}/"):
             tables.append(_beside_gpboost(ledger, prefix, score))
-    for prefix, head in (("neighbours", ["lengthscale", "rule", "ordering"]), ("kernels", ["kernel", "neighbours by"])):
+    heads = {"neighbours": ["lengthscale", "rule", "ordering", "prior"], "kernels": ["kernel", "neighbours by"]}
+    for prefix, head in heads.items():
         if found := ledger.of(f"{prefix}/"):
             numbers = list(found[0]["divergence"])
             rows = [[*row["key"].split("/")[1:], *(f"{row['divergence'][k]:.3g}" for k in numbers)] for row in found]
@@ -203,7 +210,8 @@ def report(ledger: Ledger) -> str:
             for cell in row["approximations"]:
                 differences = [*(f"{cell[what]:.4f}" for what in ("mean", "rms", "sd")), f"{cell['evidence']:+.3f}"]
                 times = [f"{cell['seconds']:.2f}", f"{row['seconds']:.2f}"]
-                numbers = [f"{cell['neighbours']}", cell["by"], f"{cell['inducing'] or 'none'}"]
+                how = f"{cell['by']}, {'filled in' if cell['filled'] else 'alone'}"
+                numbers = [f"{cell['neighbours']}", how, f"{cell['inducing'] or 'none'}"]
                 rows.append([*row["key"].split("/")[1:], *numbers, *differences, *times])
         head = ["likelihood", "rule", "k", "by", "M", "largest difference of means / sd", "its RMS"]
         head += ["largest of sds (relative)", "evidence, nats", "seconds", "seconds of all data"]
@@ -228,11 +236,20 @@ def report(ledger: Ledger) -> str:
         rows = []
         for before, row in zip([None, *found], found, strict=False):
             exponent = ""
-            if before is not None:
+            prior = row["key"].split("/")[1]
+            if before is not None and before["key"].split("/")[1] == prior:
                 exponent = f"{math.log(row['again'] / before['again']) / math.log(row['size'] / before['size']):.2f}"
             seconds = [f"{row[what]:.2f}" for what in ("neighbours", "first", "again")]
-            rows.append([f"{row['size']}", *seconds, exponent, f"{row['megabytes']:.0f}"])
-        head = ["n", "seconds of the neighbours", "of the first evaluation", "of one after it", "exponent", "MB"]
+            rows.append([prior, f"{row['size']}", *seconds, exponent, f"{row['megabytes']:.0f}"])
+        head = [
+            "neighbours",
+            "n",
+            "seconds of the neighbours",
+            "of the first evaluation",
+            "of one after it",
+            "exponent",
+            "MB",
+        ]
         tables.append(table(head, rows))
     if found := ledger.of("wind/"):
         rows = []

@@ -64,12 +64,15 @@ def kl_divergence(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_co
     return (0.5 * (trace + moved - len(mean) + log_dets)).item()
 
 
-def divergence(field: Field, data: Data, rule: Rule, lengthscale: float, ordering: str, numbers: Sequence[int]) -> Row:
+def divergence(
+    field: Field, data: Data, rule: Rule, lengthscale: float, ordering: str, fill_in: bool, numbers: Sequence[int]
+) -> Row:
     """Return the divergence of the posteriors of each number of neighbours from that of the exact prior."""
     exact = _infer(true_model(field, data, rule, lengthscale))[0].posterior
     found = {}
     for k in numbers:
-        near = _infer(true_model(field, data, rule, lengthscale, neighbours=k, ordering=ordering))[0].posterior
+        options = {"neighbours": k, "ordering": ordering, "fill_in": fill_in}
+        near = _infer(true_model(field, data, rule, lengthscale, **options))[0].posterior
         pair = (exact.mean, exact.covariance_matrix, near.mean, near.covariance_matrix)
         found[str(k)] = kl_divergence(*(part.detach() for part in pair))
     return {"divergence": found}
@@ -99,7 +102,7 @@ def prior_divergence(name: str, by: str, size: int, numbers: Sequence[int]) -> R
     zero, nugget = x.new_zeros(size), 1e-6 * torch.eye(size, dtype=torch.float64)
     found = {}
     for k in numbers:
-        choice = NeighbourChoice(k, 3, region_size=None, by=by, num_data=size)
+        choice = NeighbourChoice(k, 3, region_size=None, by=by, num_data=size, fill_in=False)
         model = _Prior(kernel)
         with torch.no_grad():
             near = choice.prior(model, x, None, several=False).covariance_matrix
@@ -118,25 +121,26 @@ class _Prior(torch.nn.Module):
 
 
 def beside_dense(
-    field: Field, data: Data, rule: Rule, lengthscale: float, priors: Sequence[tuple[int, int, str]]
+    field: Field, data: Data, rule: Rule, lengthscale: float, priors: Sequence[tuple[int, int, str, bool]]
 ) -> Row:
     """Return the largest differences of means (in sd) and sds (relative), that of the evidence, and CPU seconds.
 
-    `priors` are the number of neighbours and of inducing inputs, 0 for none, of each approximation, and how neighbours
-    are chosen.
+    `priors` are the number of neighbours and of inducing inputs, 0 for none, of each approximation, how neighbours are
+    chosen, and whether they are filled in.
     """
     exact, seconds = _infer(true_model(field, data, rule, lengthscale))
     sd = exact.posterior.variance.sqrt()
     found = []
-    for k, inducing, by in priors:
+    for k, inducing, by, fill_in in priors:
         points = kmeans_inducing_points(torch.from_numpy(data.x), inducing) if inducing else None
-        options = {"neighbours": k, "inducing_inputs": points, "neighbours_by": by}
+        options = {"neighbours": k, "inducing_inputs": points, "neighbours_by": by, "fill_in": fill_in}
         near, of_neighbours = _infer(true_model(field, data, rule, lengthscale, **options))
         moved = (near.posterior.mean - exact.posterior.mean) / sd
         cell = {
             "neighbours": k,
             "inducing": inducing,
             "by": by,
+            "filled": fill_in,
             "mean": moved.abs().max().item(),
             "rms": moved.square().mean().sqrt().item(),
             "sd": (near.posterior.variance.sqrt() / sd - 1).abs().max().item(),
@@ -207,16 +211,16 @@ def factor(size: int, columns: int, neighbours: int = 20) -> Row:
     }
 
 
-def evaluation(field_name: str, size: int, lengthscale: float, neighbours: int = 20) -> Row:
+def evaluation(field_name: str, size: int, lengthscale: float, **options: Any) -> Row:
     """Return CPU seconds of the objective under Laplace with its gradient, and memory, in a process of its own."""
     data = data_of_field(FIELDS[field_name], size, 0, lengthscale, 0)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_evaluation, field_name, data, lengthscale, neighbours).result()
+        return pool.submit(_evaluation, field_name, data, lengthscale, options).result()
 
 
-def _evaluation(field_name: str, data: Data, lengthscale: float, neighbours: int) -> Row:
+def _evaluation(field_name: str, data: Data, lengthscale: float, options: dict[str, Any]) -> Row:
     torch.set_num_threads(1)
-    model = true_model(FIELDS[field_name], data, RULES["Laplace"], lengthscale, neighbours=neighbours)
+    model = true_model(FIELDS[field_name], data, RULES["Laplace"], lengthscale, **options)
     mll = LatentMarginalLogLikelihood(model.likelihood, model)
     (x,), y = model.train_inputs, model.train_targets
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -227,7 +227,7 @@ def _train_once(task: Task, settings: Settings) -> Trained:
         start_from(model, task.start)
     if task.sites is not None:
         model.variational_strategy.start_from(task.sites)
-    sizes = subset_sizes(len(task.inputs))
+    sizes = subset_sizes(len(task.inputs), with_neighbours=task.neighbours is not None)
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
     known: Initial = "curvature" if sizes else "data"
     initial, reasons = "subset" if is_new else known, list[str]()

@@ -102,7 +102,7 @@ class NeighbourChoice(Module):
         by: NeighboursBy = "distance",
         num_data: int = 0,
         *,
-        fill_in: bool = False,
+        fill_in: bool = True,
         to_predict: int | None = None,
     ) -> None:
         super().__init__()

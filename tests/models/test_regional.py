@@ -16,7 +16,7 @@ def problem(n=400):
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(n, 2, generator=generator, dtype=F64)
     y = torch.poisson((2 * torch.sin(6 * x[:, 0])).exp(), generator=generator)
-    model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=8)
+    model = Model(x, y, PoissonLikelihood(), Laplace(), neighbours=8, fill_in=True)
     return model, torch.cat([torch.rand(50, 2, generator=generator, dtype=F64), x[:1], 2 + x[:1]])
 
 

@@ -37,7 +37,7 @@ def problem(likelihood=None, rule=None, neighbours=N - 1, n=N, dtype=F64):
         counts = (counts > 2).to(dtype)
     if isinstance(likelihood, MultinomialLogitLikelihood):
         counts = counts.long() % 3
-    model = Model(x, counts, likelihood, rule or Laplace(), neighbours=neighbours)
+    model = Model(x, counts, likelihood, rule or Laplace(), neighbours=neighbours, fill_in=True)
     model.covar_module.register_prior("outputscale_prior", GammaPrior(2.0, 1.0).to(x), "outputscale")
     return LatentMarginalLogLikelihood(likelihood, model).train()
 

@@ -229,6 +229,8 @@ def test_few_data_have_no_subset_and_the_message_says_so():
     assert subsets.subset_sizes(400) == []
     assert subsets.subset_sizes(401) == [150, 200]
     assert subsets.subset_sizes(1000) == [250, 500]
+    assert subsets.subset_sizes(1000, with_neighbours=True) == [150, 387]
+    assert subsets.subset_sizes(20_000, with_neighbours=True) == [2500, 7071]
 
 
 def test_subsets_are_nested_and_follow_the_generator(few):

@@ -4,9 +4,10 @@ r"""Newton's method for the posterior mode that keeps one factorisation: inexact
 
 solved by conjugate gradients, preconditioned by V0 = (K^-1 + U0)^-1 of an earlier f. Every vector is kept beside its
 product with K^-1, which for z = V0 r is r - U0 z, so that K^-1 itself is never applied. A product with V0 of D latents
-costs O(D N^2) where a factorisation costs O(D N^3), and by nearest neighbours about a seventeenth of one; close to the
-mode U is close to U0, and a few do. V0 is positive definite, and U need not be: a step ends before a direction along
-which psi is convex [Nocedal & Wright Alg. 7.1].
+costs O(D N^2) where a factorisation costs O(D N^3), and by nearest neighbours a fifth to a seventeenth of one; close to
+the mode U is close to U0, and a few do. Where it takes more than a few factorisations cost, another one is better. V0
+is positive definite, and U need not be: a step ends before a direction along which psi is convex [Nocedal & Wright Alg.
+7.1].
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from torch import Tensor
 from gpext.inference.drivers.ascent import ROUNDING, height, rise
 from gpext.inference.expansion import Sites, expand
 from gpext.inference.problem import Problem
-from gpext.posteriors import JointPosterior, Posterior, precision_blocks
+from gpext.posteriors import JointPosterior, NeighbourPosterior, Posterior, precision_blocks
 from gpext.sites import GaussianSites
 
 NEAR = 1.0  # posterior standard deviations from rest, within which a Newton step of the means surely leads nearer
 _MOST_STEPS, _MOST_PRODUCTS = 12, 12  # of Newton, and of each of its steps
+_MOST_BY_NEIGHBOURS = 24  # of all steps: a sparse factor costs as much as 5 to 17 products
 _FORCING = 0.1  # of the residual that a step may leave; less close to the mode, where steps converge superlinearly
 _ENOUGH = 0.1  # of the tolerance, that a step may leave
 _SHARP = 1e8  # U k_ii above which r - U0 z has few digits
@@ -34,8 +36,8 @@ def refine_mode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return f and K^-1 (f - mu) nearer to the mode, and the length of the last step (...) in the units of `posterior`.
 
-    It ends where steps are shorter than the tolerance, by rounding no longer halve, or cannot raise log p(y, f), and
-    never below the log p(y, f) it began with.
+    It ends where steps are shorter than the tolerance, by rounding no longer halve, cannot raise log p(y, f), or have
+    taken so many products that another factorisation is cheaper; never below the log p(y, f) it began with.
 
     Args:
         problem: prior, likelihood and targets.
@@ -47,6 +49,7 @@ def refine_mode(
     last = torch.full_like(problem.inner(f, f), torch.inf)
     if _is_sharp(problem, posterior):
         return f, weights, last
+    left = _MOST_BY_NEIGHBOURS if isinstance(posterior, NeighbourPosterior) else _MOST_STEPS * _MOST_PRODUCTS
     for _ in range(_MOST_STEPS):
         at = expand(problem.likelihood, problem.targets, f)
         psi, size = height(problem, at, f, weights)
@@ -60,7 +63,8 @@ def refine_mode(
         if bool(ended.all()):
             break
         enough = (torch.minimum(torch.full_like(length, _FORCING), length) * length).clamp_min(_ENOUGH * tolerance)
-        move, turn = _newton_step(problem, posterior, at.sites, residual, first, enough)
+        move, turn, used = _newton_step(problem, posterior, at.sites, residual, first, enough)
+        left -= 1 + used
         slope = problem.inner(residual, move)
         if not bool((slope > 0).any()):
             break
@@ -68,6 +72,8 @@ def refine_mode(
         if higher is None or _cancels(problem, *higher):
             break
         f, weights = higher
+        if left <= 0:
+            break
     return f, weights, last
 
 
@@ -119,8 +125,8 @@ def _newton_step(
     residual: Tensor,
     first: tuple[Tensor, Tensor],
     enough: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return an approximate (K^-1 + U)^-1 residual, and its product with K^-1.
+) -> tuple[Tensor, Tensor, int]:
+    """Return an approximate (K^-1 + U)^-1 residual, its product with K^-1, and the number of products with V0 it took.
 
     It ends before a direction along which psi is convex; where that is the first, it is the step.
 
@@ -135,7 +141,8 @@ def _newton_step(
     step, turn = torch.zeros_like(residual), torch.zeros_like(residual)
     size = problem.inner(residual, first[0]).clamp_min(0)
     p, Kp = first  # Kp is K^-1 p, as Kz below is K^-1 z
-    for _ in range(_MOST_PRODUCTS):
+    used = 0
+    while used < _MOST_PRODUCTS:
         image = Kp + sites.times(p)
         curvature = problem.inner(p, image)
         going = (curvature > 0) & (size > enough.square())
@@ -144,8 +151,9 @@ def _newton_step(
         rate = problem.per_value(torch.where(going, size / curvature, 0.0))
         step, turn, residual = step + rate * p, turn + rate * Kp, residual - rate * image
         z, Kz = posterior.solve(residual)
+        used += 1
         last, size = size, problem.inner(residual, z).clamp_min(0)
         turned = problem.per_value(torch.where(going, size / last, 0.0))
         p, Kp = z + turned * p, Kz + turned * Kp
     moved = problem.per_value(problem.inner(step, step) > 0)
-    return torch.where(moved, step, first[0]), torch.where(moved, turn, first[1])
+    return torch.where(moved, step, first[0]), torch.where(moved, turn, first[1]), used

@@ -13,7 +13,8 @@ from gpext.inference.problem import Problem
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models import LatentGP
-from gpext.operators import neighbour_covariance
+from gpext.operators.clique_covariance import CliqueRegressions
+from gpext.operators.neighbour_covariance import LocalRegressions
 from tests.latent_cases import CASES
 
 F64 = torch.float64
@@ -115,17 +116,19 @@ def test_a_training_step_factorises_twice_for_each_latent(latents, monkeypatch):
         assert sum(counts) == 2 * (latents + 1)
 
 
-def test_so_does_one_with_neighbours(monkeypatch):
+@pytest.mark.parametrize(("fill_in", "kind"), [(False, LocalRegressions), (True, CliqueRegressions)])
+def test_so_does_one_with_neighbours(monkeypatch, fill_in, kind):
     x, y, _ = classes(2, 200)
-    model = Model(x, y.to(F64), None, torch.Size(), neighbours=10).train()
+    model = Model(x, y.to(F64), None, torch.Size(), neighbours=10, fill_in=fill_in).train()
+    model.covar_module.base_kernel.lengthscale = 0.2  # a covariance with all its digits
     evaluate(model, x, y)
-    factorise, sizes = neighbour_covariance.factorise_sparse, []
+    factorise, sizes = kind.factorise, []
 
-    def counted(dissection, *parts):
-        sizes.append(dissection.size)
-        return factorise(dissection, *parts)
+    def counted(regressions, diagonal):
+        sizes.append(diagonal.size(-1))
+        return factorise(regressions, diagonal)
 
-    monkeypatch.setattr(neighbour_covariance, "factorise_sparse", counted)
+    monkeypatch.setattr(kind, "factorise", counted)
     for _ in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
