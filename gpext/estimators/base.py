@@ -240,7 +240,8 @@ class GPEstimator(BaseEstimator):
         rules = Rules(rule, rule)  # that of predictions infers when they are asked for
         for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
             likelihood = copy.deepcopy(trained.likelihood)
-            task = Task(inputs, targets, likelihood, kernel.to(inputs), rules, has_default_kernel=True)
+            sites = trained.sites
+            task = Task(inputs, targets, likelihood, kernel.to(inputs), rules, sites=sites, has_default_kernel=True)
             other = train(task, Plan(None, False, 0, None), settings.rough)
             if other.result.status in FINE:
                 values = hyperparameters_of(other.model, other.likelihood)
@@ -264,6 +265,8 @@ class GPEstimator(BaseEstimator):
             rule = self._rules(likelihood, targets).last
             model = DenseGP(inputs, targets, copy.deepcopy(likelihood), rule, kernels[name]).to(inputs.dtype)
             start_from(model, {key: torch.from_numpy(value) for key, value in values.items()})
+            if (sites := self.model_.variational_strategy.sites) is not None:
+                model.variational_strategy.start_from(sites)
             self._others.append(model.eval())
 
     def _most_rough(self, likelihood: Any) -> int:

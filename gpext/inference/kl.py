@@ -10,7 +10,7 @@ augmentation, KL therefore also starts from CAVI's sites and keeps the higher op
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeGuard
 
@@ -108,8 +108,9 @@ class KL(Rule):
         starts = [lambda: independent_sites(problem, terms), lambda: independent_modal_sites(problem), problem.no_sites]
         if not isinstance(start, GaussianSites):  # those of another rule may couple the latents of a datum
             start = start.diagonal if isinstance(start, CoupledSites) else None
-        if start is not None:
-            starts.insert(0, lambda: start)
+        if start is not None:  # sites of another prior, of which negative ones may leave this one improper
+            tame = replace(start, precision=start.precision.clamp_min(0))
+            starts = [lambda: start, lambda: tame, *starts]
         curvature = self._curvature(likelihood, targets)
         parallel = self.max_steps
         may_sweep = self.schedule == "auto" and problem.mean.dim() == 1 and isinstance(problem.prior, DensePrior)

@@ -1,6 +1,7 @@
 """KL beyond the general laws: options, initial values, extreme data and bad input."""
 
 import math
+from dataclasses import replace
 
 import gpytorch
 import pytest
@@ -10,7 +11,8 @@ from linear_operator import to_linear_operator
 from scipy.optimize import brentq, minimize
 
 from gpext.bounds import Bohning, Jaakkola, LogSumExp, PiecewiseQuadratic, ProductOfSigmoids, Quadrature
-from gpext.inference import CAVI, KL, Laplace, Status, Taylor
+from gpext.inference import CAVI, KL, Laplace, Status, Taylor, kl
+from gpext.inference.problem import Problem
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     LaplaceLikelihood,
@@ -44,6 +46,16 @@ def test_stick_breaking_serves_every_bound_of_the_softplus():
     for bound in (PiecewiseQuadratic(20), Jaakkola(), Bohning()):
         assert KL(bound).infer(prior(), likelihood, y).log_evidence < exact
     assert KL(Quadrature()).infer(prior(), likelihood, y).log_evidence == exact
+
+
+def test_sites_that_make_this_prior_improper_begin_without_their_negative_precisions(monkeypatch):
+    likelihood, prior, y = CASES["student_t"].problem(20)
+    expected = KL(tolerance=1e-9).infer(prior(), likelihood, y)
+    sites = replace(expected.sites, precision=expected.sites.precision - 100 * (torch.arange(20) == 3))
+    assert not bool(Problem.of(prior(), likelihood, y, 0.0).condition(sites).positive_definite)
+    monkeypatch.setattr(kl, "independent_sites", None)  # the next start, which costs most of an inference
+    found = KL(tolerance=1e-9).infer(prior(), likelihood, y, start=sites)
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Moments of tilted distributions against mpmath."""
 
+import functools
 import math
 
 import mpmath
@@ -44,8 +45,12 @@ def exact(d, v, n, noise, power):
         edges = sorted(edge for edge in edges if abs(edge) <= reach)
         peak = max(log_density(edge) for edge in edges)
 
+        @functools.cache  # all five integrals take the same nodes
+        def weight(x):
+            return mpmath.exp(log_density(x) - peak)
+
         def integral(function):
-            return mpmath.quad(lambda x: function(x) * mpmath.exp(log_density(x) - peak), edges, maxdegree=8)
+            return mpmath.quad(lambda x: function(x) * weight(x), edges, maxdegree=8)
 
         total = integral(lambda x: mpmath.mpf(1))
         mean = integral(lambda x: x) / total
