@@ -32,6 +32,7 @@ class DenseGP(LatentGP):
         kernel: of the latents.
         neighbours: of each datum, for the nearest-neighbour prior; None for the exact one.
         points: inducing inputs (M, d), with neighbours of what these leave.
+        fill_in, prediction_neighbours: see :class:`gpext.models.LatentGP`.
     """
 
     def __init__(
@@ -43,9 +44,19 @@ class DenseGP(LatentGP):
         kernel: Kernel,
         neighbours: int | None = None,
         points: Tensor | None = None,
+        *,
+        fill_in: bool = True,
+        prediction_neighbours: int | None = None,
     ) -> None:
         super().__init__(
-            train_inputs, train_targets, likelihood, inference, neighbours=neighbours, inducing_inputs=points
+            train_inputs,
+            train_targets,
+            likelihood,
+            inference,
+            neighbours=neighbours,
+            inducing_inputs=points,
+            fill_in=fill_in,
+            prediction_neighbours=prediction_neighbours,
         )
         self.mean_module = _mean(likelihood)
         self.covar_module = kernel

@@ -56,6 +56,8 @@ def content_of(estimator: GPEstimator) -> dict[str, Any]:
         "rule": type(model.inference).__name__ if dense else None,
         "size": 0 if points is None else len(points),  # inducing points
         "neighbours": neighbours.number if neighbours is not None else None,
+        "filled": neighbours.fill_in if neighbours is not None else None,
+        "prediction_neighbours": neighbours.to_predict if neighbours is not None else None,
         "model": saving.content_of(ModuleList([model, likelihood])),
     }
 
@@ -85,7 +87,9 @@ def restored(path: Path, content: dict[str, Any], estimator: GPEstimator) -> GPE
         rule = next((each for each in known if type(each).__name__ == content["rule"]), rules.last)
         neighbours = content.get("neighbours")  # without any, older files have the number of rows as their size
         beside = points if neighbours is not None and len(points) else None
-        model = DenseGP(data["inputs"][0], targets, likelihood, rule, kernel, neighbours, beside)
+        filled = bool(content.get("filled"))  # not in older files
+        nearest: dict[str, Any] = {"fill_in": filled, "prediction_neighbours": content.get("prediction_neighbours")}
+        model = DenseGP(data["inputs"][0], targets, likelihood, rule, kernel, neighbours, beside, **nearest)
     else:
         model = SparseGP(points, likelihood, kernel)
     parts = ModuleList([model.double(), likelihood])
