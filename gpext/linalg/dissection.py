@@ -59,6 +59,15 @@ class Dissection:
         fronts, node = _tree(level, cell, lists)
         return cls(len(points), fronts, torch.from_numpy(node).to(points.device), together)
 
+    @classmethod
+    def of_regions(cls, region: Tensor, together: bool | None = None) -> Dissection:
+        """Return a tree for each region, of one front; see :meth:`of`."""
+        together = region.device.type != "cpu" if together is None else together
+        order = region.argsort(stable=True).cpu()
+        parts = order.split(torch.bincount(region.cpu()).tolist())
+        fronts = tuple(Front(own, own[:0], 0, None, own[:0], ()) for own in parts)
+        return cls(len(region), fronts, region, together)
+
     def repeat(self, times: int) -> Dissection:
         """Return the tree of D values at each point: value d of point p has the index d n + p.
 

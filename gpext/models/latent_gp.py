@@ -67,10 +67,11 @@ class LatentGP(ApproximateGP):
             is for kernels of which distances do not tell, as with a period; of others it is no better.
         fill_in: whether the prior has, beside the covariances of neighbours, all others that a factor of the
             posterior's precision has room for: it is exact in every clique of the filled graph, and each value depends
-            on a few hundred others. In the plane posterior means are some fifty times nearer to the exact prior's, and
-            an evaluation takes 1.3 to 2.4 times as long as by neighbours alone, for False.
-        prediction_neighbours: the number of data that a new value depends on; None for k, or 2 k with `fill_in`. In
-            many columns more are better: a prediction takes their third power of operations.
+            on a few hundred others, in many columns on all of its region. In the plane posterior means are some fifty
+            times nearer to the exact prior's, and an evaluation takes 1.3 to 2.4 times as long as by neighbours alone,
+            for False.
+        prediction_neighbours: the number E of data that a new value depends on; None for k, or with `fill_in` for 2 k,
+            and at least 80 in more than three columns, where more are better. A prediction takes O(E^3) operations.
 
     Raises:
         TypeError: half precision, or something else than a rule for `inference`.

@@ -14,9 +14,10 @@ conditioning sets are boundaries, a few hundred points, where nearest neighbours
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,11 @@ from torch.nn.functional import pad
 
 from gpext.linalg.dissection import Dissection
 from gpext.linalg.front_batches import Batch
-from gpext.linalg.products import times
 from gpext.linalg.sparse_factor import SparseFactor, eliminate, hand_down, parents_of, take_up
+from gpext.operators.clique_fronts import CliqueFronts, FrontsAlone, FrontsGivenBoundaries
 from gpext.operators.neighbour_covariance import Evaluate, NeighbourGraph, Regressions
+
+_DEARER = 3.0  # times the multiplications of a factor, up to which a region is one front
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,21 @@ class CliqueGraph(NeighbourGraph):
     They are K_oo and K_ob of one front after the other, (..., T) of all.
     """
 
+    tree: Dissection
+
     block_dims = 1
 
     @classmethod
     def fill(cls, graph: NeighbourGraph) -> CliqueGraph:
-        """Return the same graph, filled."""
-        return cls(graph.points, graph.rows, graph.order, graph.first, graph.point, graph.region)
+        """Return the same graph, filled: along its tree, or with all in a region connected where that is as cheap."""
+        whole = Dissection.of_regions(graph.region)
+        tree = whole if whole.work <= _DEARER * graph.dissection.work else graph.dissection
+        return cls(graph.points, graph.rows, graph.order, graph.first, graph.point, graph.region, tree)
+
+    @property
+    def dissection(self) -> Dissection:
+        """The tree of one latent value a point."""
+        return self.tree
 
     def covariances(self, points: Tensor, root: Tensor, evaluate: Evaluate) -> Tensor:
         """Return K_oo and K_ob (..., T), less what a root explains; see :meth:`NeighbourGraph.covariances`."""
@@ -115,86 +127,73 @@ class CliqueGraph(NeighbourGraph):
 
 @dataclass(frozen=True)
 class CliqueRegressions(Regressions):
-    """W of every batch of fronts, float64. Products are W V of each, at its own and boundary (..., B, s, s + b)."""
+    """The regressions of every batch of fronts, float64. Products are those of each."""
 
     graph: CliqueGraph
     blocks: Tensor  # the covariances of the graph (..., T)
-    rows: tuple[Tensor, ...]  # of W (..., B, s, s + b), zero where a front lacks a point
+    fronts: tuple[CliqueFronts, ...]
     variance: Tensor  # the squared diagonals of L_o (..., P)
-    positive: Tensor  # whether every K_bb and E is (), bool
+    positive: Tensor
 
     @classmethod
     def of(cls, graph: CliqueGraph, blocks: Tensor) -> CliqueRegressions:
         """Return them, given the covariances of the graph (..., T)."""
         size = len(graph.points)
-        rows: list[Tensor] = []
-        positive = torch.ones((), dtype=torch.bool, device=blocks.device)
-        variance = blocks.new_ones(*blocks.shape[:-1], size + 1)
+        fronts: list[CliqueFronts] = []
         for batch, K in graph.cliques(blocks):
-            s, width = batch.own.size(-1), batch.own.size(-1) + batch.boundary.size(-1)
-            L_b, fails = torch.linalg.cholesky_ex(K[..., s:width, s:width])
-            X = torch.linalg.solve_triangular(L_b, K[..., s:width, :s], upper=False)
-            L_o, fails_too = torch.linalg.cholesky_ex(K[..., :s, :s] - X.mT @ X)
-            d = L_o.diagonal(dim1=-2, dim2=-1)
-            positive = positive & (fails == 0).all() & (fails_too == 0).all() & (d > 0).all()
-            A = torch.linalg.solve_triangular(L_b.mT, X, upper=True).mT
-            unit = torch.eye(s, dtype=K.dtype, device=K.device).expand(*A.shape[:-2], s, s)
-            W = torch.linalg.solve_triangular(L_o, torch.cat([unit, -A], -1), upper=False)
-            rows.append(W * (batch.own < size).unsqueeze(-1))
-            variance[..., batch.own] = d.square()
-        return cls(graph, blocks, tuple(reversed(rows)), variance[..., :size], positive)
+            missing = _clique(batch) == size
+            if batch.children or batch.boundary.size(-1):
+                fronts.append(FrontsGivenBoundaries.of(K, missing, batch.own.size(-1)))
+            else:
+                fronts.append(FrontsAlone.of(K, missing))
+        return cls._of(graph, blocks, tuple(reversed(fronts)))
 
     @classmethod
     def stack(cls, parts: Sequence[CliqueRegressions]) -> CliqueRegressions:
         """See :meth:`Regressions.stack`."""
-        rows = tuple(torch.stack(each) for each in zip(*(part.rows for part in parts), strict=True))
-        blocks, variance = (torch.stack([getattr(part, name) for part in parts]) for name in ("blocks", "variance"))
-        return cls(parts[0].graph, blocks, rows, variance, torch.stack([part.positive for part in parts]).all())
+        fronts = tuple(type(each[0]).stack(each) for each in zip(*(part.fronts for part in parts), strict=True))
+        return cls._of(parts[0].graph, torch.stack([part.blocks for part in parts]), fronts)
+
+    @classmethod
+    def _of(cls, graph: CliqueGraph, blocks: Tensor, fronts: tuple[CliqueFronts, ...]) -> CliqueRegressions:
+        variance = blocks.new_ones(*blocks.shape[:-1], len(graph.points) + 1)
+        for batch, front in zip(graph.dissection.batches, fronts, strict=True):
+            variance[..., batch.own] = front.chol.diagonal(dim1=-2, dim2=-1).square()
+        positive = torch.stack([front.positive for front in fronts]).all()
+        return cls(graph, blocks, fronts, variance[..., :-1], positive)
 
     def whitened(self, columns: Tensor) -> Tensor:
         """See :meth:`Regressions.whitened`."""
         x = pad(columns, (0, 0, 0, 1))
         found = x.new_empty(*torch.broadcast_shapes(x.shape[:-2], self.variance.shape[:-1]), *x.shape[-2:])
-        for batch, W in self._batches:
-            found[..., batch.own, :] = W @ x[..., _clique(batch), :]
+        for batch, front in self._batches:
+            found[..., batch.own, :] = front.whitened(x[..., _clique(batch), :])
         return found[..., :-1, :]
 
     def precision_times(self, vector: Tensor) -> Tensor:
         """See :meth:`Regressions.precision_times`."""
-        x = pad(vector, (0, 1))
-        found = x.new_zeros(*torch.broadcast_shapes(x.shape[:-1], self.variance.shape[:-1]), x.size(-1))
-        for batch, W in self._batches:
-            clique = _clique(batch)
-            moved = times(W.mT, times(W, x[..., clique]))
-            found.index_add_(-1, clique.flatten(), moved.flatten(-2))
-        return found[..., :-1]
+        x = self._spread(vector)
+        return self._sums(front.precision_times(x[..., _clique(batch)]) for batch, front in self._batches)
 
     @cached_property
     def precision_diagonal(self) -> Tensor:
         """The diagonal of K~^-1 (..., P)."""
-        return self._sums(W.square().sum(-2) for _, W in self._batches)
+        return self._sums(front.precision_diagonal() for front in self.fronts)
 
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return K~ vector = W^-1 W^-T vector (..., P)."""
         x = self._spread(vector)
-        for batch, W in self._batches:
-            s, b = batch.own.size(-1), batch.boundary.size(-1)
-            own, lower = x[..., batch.own].unsqueeze(-1), self._own(batch, W)
-            whitened = torch.linalg.solve_triangular(lower.mT, own, upper=True)
-            x[..., batch.own] = whitened.squeeze(-1)
-            if b:
-                moved = (W[..., s:].mT @ whitened).flatten(-3)
-                x.index_add_(-1, batch.boundary.flatten(), moved, alpha=-1)
+        for batch, front in self._batches:
+            own, boundary = front.half_transposed_times(x[..., batch.own])
+            x[..., batch.own] = own
+            x.index_add_(-1, batch.boundary.flatten(), boundary.flatten(-2))
         return self.half_times(x[..., :-1])
 
     def half_times(self, normal: Tensor) -> Tensor:
         """See :meth:`Regressions.half_times`."""
         x = self._spread(normal)
-        for batch, W in reversed(self._batches):
-            s = batch.own.size(-1)
-            right = x[..., batch.own] - times(W[..., s:], x[..., batch.boundary])
-            found = torch.linalg.solve_triangular(self._own(batch, W), right.unsqueeze(-1), upper=False)
-            x[..., batch.own] = found.squeeze(-1)
+        for batch, front in reversed(self._batches):
+            x[..., batch.own] = front.half_times(x[..., batch.own], x[..., batch.boundary])
         return x[..., :-1]
 
     def factorise(self, diagonal: Tensor) -> SparseFactor:
@@ -204,10 +203,9 @@ class CliqueRegressions(Regressions):
         lead = torch.broadcast_shapes(diagonal.shape[:-1], self.variance.shape[:-1])
 
         def parts(j: int) -> Tensor:
-            batch, W = tree.batches[j], self.rows[j]
-            F = (W.mT @ W).expand(*lead, -1, -1, -1)
-            missing = batch.size - W.size(-1)
-            F = pad(F, (0, missing, 0, missing)) if missing else F.contiguous()
+            batch, precision = tree.batches[j], self.fronts[j].precision()
+            missing = batch.size - precision.size(-1)
+            F = pad(precision, (0, missing, 0, missing)).expand(*lead, -1, -1, -1).clone()
             F.diagonal(dim1=-2, dim2=-1)[..., : batch.own.size(-1)].add_(added[..., batch.own])
             return F
 
@@ -222,78 +220,70 @@ class CliqueRegressions(Regressions):
         lead = torch.broadcast_shapes(blocks.shape[:-3], self.variance.shape[:-2])
 
         def parts(j: int) -> Tensor:
-            batch, W, own = tree.batches[j], self.rows[j], self.graph.dissection.batches[j].own
+            batch, own = tree.batches[j], self.graph.dissection.batches[j].own
             F = added.new_zeros(*lead, len(own), batch.size, batch.size)
-            precision = W.mT @ W
+            precision = self.fronts[j].precision()
             precision = precision.expand(*precision.shape[:-4], latents, *precision.shape[-3:])
-            for d in range(latents):
-                _of_latent(F, d, latents, W.size(-1)).add_(precision[..., d, :, :, :])
-            _of_points(F, own.size(-1), latents).add_(added[..., own, :, :].movedim(-3, -1))
+            each = _by_latent(F, latents, precision.size(-1))
+            each.diagonal(dim1=-3, dim2=-1).add_(precision.movedim(-4, -1))
+            of_points = _by_latent(F, latents, own.size(-1)).diagonal(dim1=-4, dim2=-2)
+            of_points.add_(added[..., own, :, :].movedim(-3, -1))
             return F
 
         return eliminate(tree, self._ones(lead), parts)
 
-    def inverse(self, factor: SparseFactor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def inverse(self, factor: SparseFactor, diagonal: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         """See :meth:`Regressions.inverse`."""
-        lead, size = factor.positive_definite.shape, self.variance.size(-1)
-        variance, products = self.variance.new_empty(*lead, size + 1), list(self.rows)
-        for j, (batch, Z) in zip(reversed(range(len(self.rows))), factor.inverse_entries(), strict=True):
-            width = self.rows[j].size(-1)
+        size, sites, found = self.variance.size(-1), pad(diagonal, (0, 1)), list[Any]()
+        variance = self.variance.new_empty(*factor.positive_definite.shape, size + 1)
+        for front, (batch, Z) in zip(reversed(self.fronts), factor.inverse_entries(), strict=True):
+            width = batch.own.size(-1) + batch.boundary.size(-1)
             variance[..., batch.own] = Z.diagonal(dim1=-2, dim2=-1)[..., : batch.own.size(-1)]
-            products[j] = self.rows[j] @ Z[..., :width, :width]
-        return variance[..., :size], tuple(products)
+            found.append(front.products(Z[..., :width, :width], sites[..., batch.own]))
+        return variance[..., :size], tuple(reversed(found))
 
-    def inverse_joint(self, factor: SparseFactor, latents: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def inverse_joint(self, factor: SparseFactor, blocks: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         """See :meth:`Regressions.inverse_joint`."""
-        lead, size = factor.positive_definite.shape, self.variance.size(-1)
-        blocks, products = self.variance.new_empty(*lead, latents, latents, size + 1), list(self.rows)
-        for j, (_, Z) in zip(reversed(range(len(self.rows))), factor.inverse_entries(), strict=True):
-            W, own = self.rows[j], self.graph.dissection.batches[j].own
-            each = torch.stack([_of_latent(Z, d, latents, W.size(-1)) for d in range(latents)], -4)
-            products[j] = W @ each
-            blocks[..., own] = _of_points(Z, own.size(-1), latents).movedim(-4, -2)
-        return blocks[..., :size], tuple(products)
+        lead, size, latents = factor.positive_definite.shape, self.variance.size(-1), blocks.size(-1)
+        sites, found = pad(blocks, (0, 0, 0, 0, 0, 1)), list[Any]()
+        among = self.variance.new_empty(*lead, latents, latents, size + 1)
+        for (batch, front), (_, Z) in zip(reversed(self._batches), factor.inverse_entries(), strict=True):
+            each = _by_latent(Z, latents, batch.own.size(-1) + batch.boundary.size(-1))
+            found.append(front.joint_products(each, sites[..., batch.own, :, :]))
+            of_points = _by_latent(Z, latents, batch.own.size(-1)).diagonal(dim1=-4, dim2=-2)
+            among[..., batch.own] = of_points.movedim(-4, -2)
+        return among[..., :size], tuple(reversed(found))
 
-    def plus(self, products: tuple[Tensor, ...], left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+    def plus(self, products: tuple[Any, ...], left: Tensor, right: Tensor) -> tuple[Any, ...]:
         """See :meth:`Regressions.plus`."""
         left, right = pad(left, (0, 0, 0, 1)), pad(right, (0, 0, 0, 1))
         found = []
-        for (batch, W), product in zip(self._batches, products, strict=True):
+        for (batch, front), product in zip(self._batches, products, strict=True):
             clique = _clique(batch)
-            found.append(product + (W @ right[..., clique, :]) @ left[..., clique, :].mT)
+            found.append(front.plus(product, left[..., clique, :], right[..., clique, :]))
         return tuple(found)
 
-    def plus_gram(self, products: tuple[Tensor, ...], root: Tensor) -> tuple[Tensor, ...]:
+    def plus_gram(self, products: tuple[Any, ...], root: Tensor) -> tuple[Any, ...]:
         """See :meth:`Regressions.plus_gram`."""
         return self.plus(products, root, root) if root.size(-1) else products
 
-    def share(self, products: tuple[Tensor, ...]) -> Tensor:
+    def share(self, products: tuple[Any, ...]) -> Tensor:
         """See :meth:`Regressions.share`."""
-        return self._sums((W * product).sum(-2) for (_, W), product in zip(self._batches, products, strict=True))
+        return self._sums(front.share(product) for front, product in zip(self.fronts, products, strict=True))
 
-    def by_covariance(self, products: tuple[Tensor, ...]) -> Tensor:
-        """Return the derivative in the graph's covariances (..., T); see :meth:`Regressions.by_covariance`.
-
-        It is W'Y of a front, in the covariances of its clique, where a symmetric matrix does not tell it from Y'W:
-        with G = W V W' - I, Y = G W / 2 + [0  (W V)_b K_bb^-1]. That in K_bb belongs to covariances of the parent.
-        """
-        half: list[Tensor] = []  # Y
-        for (_, K), W, product in zip(
-            self.graph.cliques(self.blocks), reversed(self.rows), reversed(products), strict=True
-        ):
-            s, width = W.shape[-2:]
-            unit = torch.eye(s, dtype=W.dtype, device=W.device)
-            Y = 0.5 * (product @ W.mT - unit) @ W
-            if width > s:
-                chol = torch.linalg.cholesky(K[..., s:width, s:width])
-                Y[..., s:] += torch.cholesky_solve(product[..., s:].mT, chol).mT
-            half.append(Y)
+    def by_covariance(self, products: tuple[Any, ...]) -> Tensor:
+        """Return the derivative in the graph's covariances (..., T); see :meth:`Regressions.by_covariance`."""
+        cliques = self.graph.cliques(self.blocks)
+        halves = [
+            front.half_derivative(product, K)
+            for (_, K), front, product in zip(cliques, reversed(self.fronts), reversed(products), strict=True)
+        ]
         rests: dict[int, Tensor] = {}
         waited_for = parents_of(self.graph.dissection.batches)
         found = []
-        for j, (batch, W) in enumerate(self._batches):
-            s, width = W.shape[-2:]
-            by_K, missing = W.mT @ half.pop(), batch.size - width
+        for j, (batch, front) in enumerate(self._batches):
+            s, width = batch.own.size(-1), batch.own.size(-1) + batch.boundary.size(-1)
+            by_K, missing = front.derivative(halves.pop()), batch.size - width
             by_K = pad(by_K, (0, missing, 0, missing)) if missing else by_K
             take_up(by_K, batch, rests, waited_for)
             by_rows = by_K[..., :s, :width].clone()
@@ -303,15 +293,8 @@ class CliqueRegressions(Regressions):
         return torch.cat(found, -1)
 
     @property
-    def _batches(self) -> list[tuple[Batch, Tensor]]:
-        """The batches of fronts, and W of each."""
-        return list(zip(self.graph.dissection.batches, self.rows, strict=True))
-
-    def _own(self, batch: Batch, W: Tensor) -> Tensor:
-        """Return L_o^-1 (..., B, s, s), with ones for points that a front lacks."""
-        s = batch.own.size(-1)
-        missing = (batch.own == self.variance.size(-1)).to(W.dtype)
-        return W[..., :s] + torch.diag_embed(missing)
+    def _batches(self) -> list[tuple[Batch, CliqueFronts]]:
+        return list(zip(self.graph.dissection.batches, self.fronts, strict=True))
 
     def _ones(self, lead: torch.Size) -> Tensor:
         return torch.ones(lead, dtype=torch.bool, device=self.variance.device)
@@ -320,9 +303,9 @@ class CliqueRegressions(Regressions):
         shape = torch.broadcast_shapes(vector.shape, self.variance.shape)
         return pad(vector.expand(shape), (0, 1))
 
-    def _sums(self, entries: Iterator[Tensor]) -> Tensor:
+    def _sums(self, entries: Iterable[Tensor]) -> Tensor:
         """Return the sums (..., P) over the entries (..., B, s + b) of all cliques that belong to each point."""
-        index = torch.cat([_clique(batch).flatten() for batch, _ in self._batches])
+        index = torch.cat([_clique(batch).flatten() for batch in self.graph.dissection.batches])
         values = torch.cat([each.flatten(-2) for each in entries], -1)
         found = values.new_zeros(*values.shape[:-1], self.variance.size(-1) + 1)
         return found.index_add_(-1, index, values)[..., :-1]
@@ -342,14 +325,7 @@ def _isolated(K: Tensor, missing: Tensor) -> Tensor:
     return K + torch.diag_embed(missing.to(K.dtype))
 
 
-def _of_latent(matrices: Tensor, latent: int, latents: int, size: int) -> Tensor:
-    """Return a view of the entries (..., B, size, size) of one of D latents of a front's points."""
+def _by_latent(matrices: Tensor, latents: int, size: int) -> Tensor:
+    """Return a view (..., B, k, D, k, D) of the entries of D latents of the first k points of each front."""
     end = latents * size
-    return matrices[..., latent:end:latents, latent:end:latents]
-
-
-def _of_points(matrices: Tensor, size: int, latents: int) -> Tensor:
-    """Return a view of the entries (..., B, D, D, size) of the latents of each of a front's first points."""
-    end = latents * size
-    each = matrices[..., :end, :end].unflatten(-1, (size, latents)).unflatten(-3, (size, latents))
-    return each.diagonal(dim1=-4, dim2=-2)
+    return matrices[..., :end, :end].unflatten(-1, (size, latents)).unflatten(-3, (size, latents))

@@ -199,12 +199,15 @@ class Regressions(ABC):
         """
 
     @abstractmethod
-    def inverse(self, factor: SparseFactor) -> tuple[Tensor, Products]:
-        """Return the diagonal of Q^-1 (..., P), and its products."""
+    def inverse(self, factor: SparseFactor, diagonal: Tensor) -> tuple[Tensor, Products]:
+        """Return the diagonal of Q^-1 (..., P), and its products, given what was factorised."""
 
     @abstractmethod
-    def inverse_joint(self, factor: SparseFactor, latents: int) -> tuple[Tensor, Products]:
-        """Return the covariances of D latents of each point (..., D, D, P), and the products of each latent's Q^-1."""
+    def inverse_joint(self, factor: SparseFactor, blocks: Tensor) -> tuple[Tensor, Products]:
+        """Return the covariances of D latents of each point (..., D, D, P), and the products of each latent's Q^-1.
+
+        Given what was factorised.
+        """
 
     @abstractmethod
     def plus(self, products: Products, left: Tensor, right: Tensor) -> Products:
@@ -307,7 +310,7 @@ class LocalRegressions(Regressions):
         scale = (1 / self.variance).expand(*batch, latents, self.variance.size(-1)).flatten(-2)
         return factorise_sparse(self.graph.joint_dissection(latents), weights, scale, blocks=blocks)
 
-    def inverse(self, factor: SparseFactor) -> tuple[Tensor, Tensor]:
+    def inverse(self, factor: SparseFactor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Regressions.inverse`."""
         b = self.weights.expand(*factor.positive_definite.shape, *self.weights.shape[-2:])
         size = b.size(-2)
@@ -319,17 +322,17 @@ class LocalRegressions(Regressions):
             product[..., part.groups, :] = times(near, b[..., part.groups, :])
         return variance[..., :size], product
 
-    def inverse_joint(self, factor: SparseFactor, latents: int) -> tuple[Tensor, Tensor]:
+    def inverse_joint(self, factor: SparseFactor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Regressions.inverse_joint`."""
-        lead, (size, width) = factor.positive_definite.shape, self.weights.shape[-2:]
+        lead, latents, (size, width) = factor.positive_definite.shape, blocks.size(-1), self.weights.shape[-2:]
         b = self.weights.expand(*lead, latents, size, width).flatten(-3, -2)
-        blocks, product = b.new_empty(*lead, size, latents, latents), torch.empty_like(b)
+        found, product = b.new_empty(*lead, size, latents, latents), torch.empty_like(b)
         for batch, Z in factor.inverse_entries():
             rows, points = batch.parts
             near = entries_at(Z, rows.front, rows.places)
             product[..., rows.groups, :] = times(near, b[..., rows.groups, :])
-            blocks[..., points.groups, :, :] = entries_at(Z, points.front, points.places)
-        return blocks.movedim(-3, -1), product.unflatten(-2, (latents, size))
+            found[..., points.groups, :, :] = entries_at(Z, points.front, points.places)
+        return found.movedim(-3, -1), product.unflatten(-2, (latents, size))
 
     def plus(self, products: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """See :meth:`Regressions.plus`."""

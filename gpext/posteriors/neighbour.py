@@ -386,7 +386,7 @@ class NeighbourPosterior(GaussianPosterior):
     @cached_property
     def _inverse(self) -> tuple[Tensor, Products]:
         """The diagonal of Q^-1 (..., P), and its products."""
-        return self.regressions.inverse(self.factor)
+        return self.regressions.inverse(self.factor, self.regressions.graph.sum_over_data(self.sites.precision))
 
 
 def condition_neighbours(

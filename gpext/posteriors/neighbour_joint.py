@@ -161,7 +161,7 @@ class NeighbourJointPosterior(JointPosterior):
     @cached_property
     def _inverse(self) -> tuple[Tensor, Products]:
         """The blocks (..., D, D, P), and the products."""
-        return self.regressions.inverse_joint(self.factor, self.prior_mean.size(-2))
+        return self.regressions.inverse_joint(self.factor, _at_points(self.regressions, self.sites))
 
 
 def condition_neighbours_joint(
@@ -187,9 +187,13 @@ def condition_neighbours_joint(
                 [0.2500, 0.2500]], dtype=torch.float64)
     """
     sites = sites.to(torch.float64)
-    blocks = regressions.graph.sum_over_data(precision_blocks(sites)).movedim(-1, -3)  # (..., P, D, D)
-    factor = regressions.factorise_joint(blocks)
+    factor = regressions.factorise_joint(_at_points(regressions, sites))
     return NeighbourJointPosterior(prior_mean.expand(sites.shift.shape), regressions, sites, factor, jitter)
+
+
+def _at_points(regressions: Regressions, sites: JointSites) -> Tensor:
+    """Return the precisions of the sites of the data at each point (..., P, D, D)."""
+    return regressions.graph.sum_over_data(precision_blocks(sites)).movedim(-1, -3)
 
 
 def are_sharp(precision: Tensor, regressions: Regressions) -> Tensor:

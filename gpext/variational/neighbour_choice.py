@@ -51,8 +51,11 @@ _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivat
 _REGION = 2000  # data of a region, where there are several by "auto"
 _MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
 _CANDIDATES = 2  # times the number of neighbours, the nearest of which those that tell most are chosen
+_FEW_COLUMNS = 3  # up to which separators are small, and a few nearest data tell most of a new value
+_PREDICTING = 80  # data that a new value depends on in more columns
 _OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by the kernel
 _DEARER = 2.0  # times the operations of a factor by regions, from which on that of the whole is not worth it
+_DEARER_IN_MANY = 0.5  # filled in, in more than three columns: there regions are dense blocks, of cheaper operations
 
 
 class _NewValues(NamedTuple):
@@ -83,7 +86,8 @@ class NeighbourChoice(Module):
         num_data: N, for neighbours by the kernel, which are part of the state dict.
         fill_in: whether the prior has all entries that a factor of the posterior's precision fills in; see
             :mod:`gpext.operators.clique_covariance`.
-        to_predict: the number of data that a new value depends on; None for `number`, or twice that with `fill_in`.
+        to_predict: the number of data that a new value depends on; None for `number`, or twice that with `fill_in`, in
+            more than three columns no less than 80.
 
     Raises:
         TypeError, ValueError: a number or a size that is not positive, or an unknown ordering or `by`.
@@ -110,7 +114,9 @@ class NeighbourChoice(Module):
             raise ValueError(f"neighbours_by must be one of {get_args(NeighboursBy)}; got {by!r}.")
         self.by, self.fill_in = by, fill_in
         self.number = whole_number("neighbours", number, 1)
-        usual = 2 * self.number if fill_in else self.number
+        usual = self.number
+        if fill_in:
+            usual = max(2 * self.number, 0 if num_columns <= _FEW_COLUMNS else _PREDICTING)
         self.to_predict = usual if to_predict is None else whole_number("prediction_neighbours", to_predict, 1)
         if ordering not in get_args(Ordering):
             raise ValueError(f"ordering must be one of {get_args(Ordering)}; got {ordering!r}.")
@@ -222,9 +228,11 @@ class NeighbourChoice(Module):
             return NeighbourGraph.of(points, self.number, order, self.region_size, nearest)
         graph = NeighbourGraph.of(points, self.number, order, nearest=nearest)
         count = len(graph.points)
-        most = _DEARER * count * _REGION**2 / 6
+        many = self.fill_in and points.size(-1) > _FEW_COLUMNS
+        by_regions = count * _REGION**2 / 6
+        most = (_DEARER_IN_MANY if many else _DEARER) * by_regions
         # A dense factor may be cheap enough, and is asked first: several latents have no use for the tree of one.
-        if self.number >= _REGION or count**3 / 6 <= most or graph.dissection.work <= most:
+        if self.number >= _REGION or count**3 / 6 <= _DEARER * by_regions or graph.dissection.work <= most:
             return graph
         return NeighbourGraph.of(points, self.number, order, _REGION, nearest)
 

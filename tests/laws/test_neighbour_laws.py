@@ -1,5 +1,7 @@
 """Nearest-neighbour priors under every pair of a rule and a likelihood, against the same prior as a dense matrix."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -22,15 +24,19 @@ def small_leaves(monkeypatch):
 
 
 def graph_of(x, number, region_size, fill=None):
-    """Neighbours among x, in a random order; filled in if `fill` is "fronts", one at a time, or "levels" of fronts."""
+    """Neighbours among x, in a random order; filled in if there is a `fill`.
+
+    It is "fronts", one at a time, "levels" of fronts, "regions" of a front each, or "regions at once".
+    """
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     graph = NeighbourGraph.of(x, number, order, region_size)
     if fill is None:
         return graph
-    graph = CliqueGraph.fill(graph)
-    tree = Dissection.of(graph.points, graph.rows, region=graph.region, together=fill == "levels")
-    graph.__dict__["dissection"] = tree  # in place of the cached property
-    return graph
+    if "regions" in fill:
+        tree = Dissection.of_regions(graph.region, together=fill == "regions at once")
+    else:
+        tree = Dissection.of(graph.points, graph.rows, region=graph.region, together=fill == "levels")
+    return replace(CliqueGraph.fill(graph), tree=tree)
 
 
 def conditioning_sets(graph):
@@ -100,6 +106,8 @@ ALL += [(*pair, 3, None, None) for pair in SERVED]
 ALL += [(*pair, 3, 6, None) for pair in FEW] + [(*pair, 0, 6, None) for pair in JOINT]
 ALL += [(*pair, 0, None, "fronts") for pair in PAIRS] + [(*pair, 3, 6, "fronts") for pair in FEW]
 ALL += [(*pair, 0, 6, "levels") for pair in FEW + JOINT] + [(*pair, 3, None, "levels") for pair in FEW]
+ALL += [(*pair, 0, 6, "regions") for pair in PAIRS] + [(*pair, 3, 6, "regions at once") for pair in FEW]
+ALL += [(*pair, 0, 6, "regions at once") for pair in JOINT]
 
 
 @pytest.mark.parametrize(("name", "rule", "inducing", "region_size", "fill"), ALL)
@@ -133,7 +141,7 @@ def test_with_all_neighbours_it_is_the_exact_prior(name, rule):
     torch.testing.assert_close(found.posterior.mean, expected.posterior.mean, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("fill", [None, "fronts", "levels"])
+@pytest.mark.parametrize("fill", [None, "fronts", "levels", "regions"])
 @pytest.mark.parametrize("inducing", [0, 3])
 @pytest.mark.parametrize("name", ["student_t", "multinomial"])
 def test_the_operator_is_the_dense_matrix(name, inducing, fill):
