@@ -105,7 +105,7 @@ def _neighbours(ledger: Ledger, options: argparse.Namespace) -> None:
     rules = ("Laplace",) if options.quick else ("Laplace", "EP")
     for scale in (_LENGTHSCALE["neighbours"], 5 * _LENGTHSCALE["neighbours"]):
         for rule, filled in itertools.product(rules, (False, True)):
-            for ordering in ORDERINGS:
+            for ordering in ("maximin",) if filled else ORDERINGS:  # filled in, they are on all sides
                 measure = functools.partial(divergence, field, data, RULES[rule], scale, ordering, filled, numbers)
                 ledger.get(f"neighbours/{scale}/{rule}/{ordering}/{'filled in' if filled else 'alone'}", measure)
 

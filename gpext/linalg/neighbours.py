@@ -6,6 +6,7 @@ Nearest by distance in O(n log n), or strongest by any function of two points in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ _SPREAD = 20_000  # points of which each is the farthest from those before; the 
 _ENTRIES = 2**22  # of a function of two points, at a time
 _AT_ONCE = 8  # times the number of neighbours, a set that is searched without division
 
+Ordering = Literal["maximin", "random", "coordinate", "middle"]
 Strength = Callable[[Tensor, Tensor], Tensor]
 """Indices of points (r,) and (c,) -> how strongly each of the first goes with each of the second (r, c)."""
 
@@ -40,6 +42,35 @@ def maximin_order(points: Tensor, generator: torch.Generator | None) -> Tensor:
         distance[i] = -1.0
         i = int(distance.argmax())
     return torch.cat([chosen[:_SPREAD][torch.from_numpy(order)], chosen[_SPREAD:]]).to(points.device)
+
+
+def ordered(points: Tensor, ordering: Ordering, seed: int) -> Tensor:
+    """Return an order of points (n, d).
+
+    Args:
+        points: (n, d).
+        ordering: "maximin", see :func:`maximin_order`; "random"; "coordinate", along the widest axis; or "middle", from
+            the mean outwards.
+        seed: of the random parts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if ordering == "maximin":
+        return maximin_order(points, generator)
+    if ordering == "random":
+        return torch.randperm(len(points), generator=generator, device="cpu").to(points.device)
+    if ordering == "middle":
+        return (points - points.mean(0)).square().sum(-1).argsort(stable=True)
+    widest = int((points.amax(0) - points.amin(0)).argmax())
+    return points[:, widest].argsort(stable=True)
+
+
+def nearest_to_each(points: Tensor, number: int) -> Tensor:
+    """Return the nearest others to each of distinct points (n, d): (n, m), m `number` or n - 1 if that is smaller."""
+    from scipy.spatial import KDTree
+
+    x, sought = points.double().cpu().numpy(), min(number, len(points) - 1) + 1
+    _, near = KDTree(x).query(x, sought)
+    return torch.as_tensor(near, dtype=torch.long, device=points.device).view(len(points), sought)[:, 1:]
 
 
 def previous_neighbours(points: Tensor, order: Tensor, number: int) -> Tensor:

@@ -27,7 +27,14 @@ from torch.nn.functional import pad
 from gpext.checks import whole_number
 from gpext.kernels import dense_covariance
 from gpext.kernels.columns import stationary_kernels
-from gpext.linalg.neighbours import maximin_order, previous_neighbours, strongest, strongest_before
+from gpext.linalg.neighbours import (
+    Ordering,
+    nearest_to_each,
+    ordered,
+    previous_neighbours,
+    strongest,
+    strongest_before,
+)
 from gpext.linalg.sparse_factor import columns_at
 from gpext.linalg.telling import most_telling
 from gpext.operators.clique_covariance import CliqueGraph
@@ -41,7 +48,6 @@ from gpext.operators.neighbour_covariance import (
 from gpext.posteriors import NeighbourJointPosterior, NeighbourPosterior, NeighbourPrior
 from gpext.variational.correlations import correlations
 
-Ordering = Literal["maximin", "random", "coordinate", "middle"]
 RegionSize = int | Literal["auto"] | None
 NeighboursBy = Literal["distance", "correlation", "information"]
 Prior = Callable[[Tensor], MultivariateNormal]
@@ -51,6 +57,7 @@ _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivat
 _REGION = 2000  # data of a region, where there are several by "auto"
 _MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
 _CANDIDATES = 2  # times the number of neighbours, the nearest of which those that tell most are chosen
+_WIDER = 1.3  # times the number of neighbours, the nearest on all sides that a filled graph connects with each datum
 _FEW_COLUMNS = 3  # up to which separators are small, and a few nearest data tell most of a new value
 _PREDICTING = 80  # data that a new value depends on in more columns
 _OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by the kernel
@@ -76,7 +83,7 @@ class NeighbourChoice(Module):
         num_columns: d, of the inputs.
         ordering: "maximin", coarse grids before finer ones; "random"; "coordinate", along the widest axis; or "middle",
             from the mean of the inputs outwards. The last two have neighbours on one side: in the plane a factor takes
-            a third to a half of the operations.
+            a third to a half of the operations. With `fill_in`, nearest data by distance are on all sides.
         seed: of the random parts of an ordering.
         region_size: the largest number of data of a region, within which neighbours are chosen; None for one region;
             "auto" for regions of 2000 where a factor of the whole would take more than twice the operations. That
@@ -85,7 +92,7 @@ class NeighbourChoice(Module):
             tell most of each value.
         num_data: N, for neighbours by the kernel, which are part of the state dict.
         fill_in: whether the prior has all entries that a factor of the posterior's precision fills in; see
-            :mod:`gpext.operators.clique_covariance`.
+            :mod:`gpext.operators.clique_covariance`. Then each datum is connected with the 1.3 k nearest to it.
         to_predict: the number of data that a new value depends on; None for `number`, or twice that with `fill_in`, in
             more than three columns no less than 80.
 
@@ -176,20 +183,14 @@ class NeighbourChoice(Module):
         kept = self._graph
         if kept is None or kept[0] is not x or not torch.equal(kept[1], self.scale) or not self._has_chosen(kept[2]):
             points = self.scaled(x.detach())
-            generator = torch.Generator().manual_seed(self.seed)
-            if self.ordering == "maximin":
-                order = maximin_order(points, generator)
-            elif self.ordering == "random":
-                order = torch.randperm(len(points), generator=generator, device="cpu").to(x.device)
-            elif self.ordering == "middle":
-                order = (points - points.mean(0)).square().sum(-1).argsort(stable=True)
-            else:
-                widest = int((points.amax(0) - points.amin(0)).argmax())
-                order = points[:, widest].argsort(stable=True)
-            nearest = None
+            number, nearest = self.number, None
             if self.chosen is not None:
                 nearest = self._nearest_of(self.chosen, x, model, root_of)
-            graph = self._graph_of(points, order, nearest)
+            elif self.fill_in:
+                number, nearest = self._on_all_sides(points)
+            by_order = not self.fill_in or self.chosen is not None
+            order = ordered(points, self.ordering, self.seed) if by_order else torch.arange(len(x), device=x.device)
+            graph = self._graph_of(points, order, number, nearest)
             kept = (x, self.scale, CliqueGraph.fill(graph) if self.fill_in else graph)
             self._graph = kept
             if self.chosen is not None and not self._has_chosen(kept[2]):
@@ -203,6 +204,15 @@ class NeighbourChoice(Module):
             return True
         rows = graph.rows[:, 1:]
         return torch.equal(self.chosen[: len(rows), : rows.size(-1)].to(rows), rows)
+
+    def _on_all_sides(self, points: Tensor) -> tuple[int, Nearest]:
+        """Return a number of neighbours, and what returns the nearest of points on all sides, whatever their order."""
+        number = math.ceil(_WIDER * self.number)
+
+        def nearest_of(index: Tensor, order: Tensor, first: Tensor) -> Tensor:
+            return index[nearest_to_each(points[first[index]], number)]
+
+        return number, nearest_of
 
     def _nearest_of(self, chosen: Tensor, x: Tensor, model: Module | None, root_of: Root | None) -> Nearest:
         """Return what returns the neighbours of points by the kernel, those of the last choice if there was one."""
@@ -223,18 +233,18 @@ class NeighbourChoice(Module):
 
         return telling_of if self.by == "information" else strongest_of
 
-    def _graph_of(self, points: Tensor, order: Tensor, nearest: Nearest | None) -> NeighbourGraph:
+    def _graph_of(self, points: Tensor, order: Tensor, number: int, nearest: Nearest | None) -> NeighbourGraph:
         if self.region_size != "auto":
-            return NeighbourGraph.of(points, self.number, order, self.region_size, nearest)
-        graph = NeighbourGraph.of(points, self.number, order, nearest=nearest)
+            return NeighbourGraph.of(points, number, order, self.region_size, nearest)
+        graph = NeighbourGraph.of(points, number, order, nearest=nearest)
         count = len(graph.points)
         many = self.fill_in and points.size(-1) > _FEW_COLUMNS
         by_regions = count * _REGION**2 / 6
         most = (_DEARER_IN_MANY if many else _DEARER) * by_regions
         # A dense factor may be cheap enough, and is asked first: several latents have no use for the tree of one.
-        if self.number >= _REGION or count**3 / 6 <= _DEARER * by_regions or graph.dissection.work <= most:
+        if number >= _REGION or count**3 / 6 <= _DEARER * by_regions or graph.dissection.work <= most:
             return graph
-        return NeighbourGraph.of(points, self.number, order, _REGION, nearest)
+        return NeighbourGraph.of(points, number, order, _REGION, nearest)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return inputs, float64, in a space of equal lengthscales, the shortest one unchanged.

@@ -70,6 +70,6 @@ def test_the_quick_run_ends_and_reports_what_it_has(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert shown.count("gpext, Laplace |") == 4
     assert "GPBoost |" not in shown
-    assert shown.count("| coordinate |") == 4
+    assert shown.count("| coordinate |") == 2
     assert main(["--report-only", "--output", str(output)]) == 0
     assert capsys.readouterr().out == shown

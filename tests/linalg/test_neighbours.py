@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from gpext.linalg import neighbours
-from gpext.linalg.neighbours import maximin_order, previous_neighbours, strongest, strongest_before
+from gpext.linalg.neighbours import (
+    maximin_order,
+    nearest_to_each,
+    previous_neighbours,
+    strongest,
+    strongest_before,
+)
 from tests.members import F64
 
 
@@ -64,3 +70,10 @@ def test_the_strongest_of_all(monkeypatch):
     found = strongest(lambda rows, columns: -torch.cdist(x[rows], x[columns]), every[40:], every[:40], 5)
     assert torch.equal(found, torch.cdist(x[40:], x[:40]).argsort(-1)[:, :5])
     assert strongest(lambda rows, columns: torch.cdist(x[rows], x[columns]), every[:0], every, 5).shape == (0, 5)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (2, 3), (7, 20), (90, 4)])
+def test_the_nearest_on_all_sides(n, k):
+    x = points(n)
+    apart = torch.cdist(x, x).fill_diagonal_(torch.inf)
+    assert torch.equal(nearest_to_each(x, k), apart.argsort(-1)[:, : min(k, n - 1)])
