@@ -53,6 +53,25 @@ def gathered_times(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     return found
 
 
+def gathered_sums(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return w_g' A_g (..., G, M) of all groups.
+
+    Args:
+        matrix: A (..., P, M).
+        rows: of each group (G, E).
+        weights: w (..., G, E).
+
+    Example:
+        >>> import torch
+        >>> gathered_sums(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0, 2]]), torch.tensor([[1.0, 2.0]]))
+        tensor([[7.]])
+    """
+    found = [(weights[..., part, :].unsqueeze(-2) @ A).squeeze(-2) for part, A in _parts(matrix, rows)]
+    if found:
+        return torch.cat(found, -2)
+    return weights.new_zeros(*torch.broadcast_shapes(matrix.shape[:-2], weights.shape[:-2]), 0, matrix.size(-1))
+
+
 def _parts(matrix: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of groups and their rows (..., g, E, M)."""
     entries = matrix[..., 0, :].numel() * rows.size(-1)

@@ -30,6 +30,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.distributions import LatentNormal
+from gpext.linalg.gathered import gathered_sums
 from gpext.linalg.lazy_covariance import LazyCovariance
 from gpext.linalg.products import times
 from gpext.linalg.sparse_factor import SparseFactor, columns_at
@@ -164,7 +165,7 @@ class NeighbourPrior:
         inner = scaled.mT @ scaled + torch.eye(root.size(-1), dtype=root.dtype, device=root.device)
         chol = torch.linalg.cholesky(inner)
         z = torch.cholesky_solve(scaled.mT @ r.whitened(moved.unsqueeze(-1)), chol).squeeze(-1)
-        own = test_root - (weights.unsqueeze(-1) * root[nearest]).sum(-2)  # phi - Phi_N' a
+        own = test_root - gathered_sums(root, nearest, weights)  # phi - Phi_N' a
         mean = test_mean.double() + (weights * moved[..., nearest]).sum(-1) + times(own, z)
         variance = rest + torch.linalg.solve_triangular(chol, own.mT, upper=False).square().sum(-2)
         return mean, variance
@@ -356,7 +357,7 @@ class NeighbourPosterior(GaussianPosterior):
 
     def _turned(self, nearest: Tensor, weights: Tensor, test_root: Tensor) -> Tensor:
         """Return rows (..., S, M) whose products are the covariance of phi'z + a'r_N beyond that of a'r_N given z."""
-        return self._whitened(test_root - (weights.unsqueeze(-1) * self.across[..., nearest, :]).sum(-2))
+        return self._whitened(test_root - gathered_sums(self.across, nearest, weights))
 
     def _whitened(self, rows: Tensor) -> Tensor:
         """Return rows L^-T (..., S, M)."""

@@ -329,11 +329,17 @@ class NeighbourChoice(Module):
         every = torch.cat([new, points])
         root = _root_at(every, root_of)
         nearest = self._nearest_to(every.detach(), len(new), forward, root.detach(), number)
-        blocks = _blocks(forward, torch.cat([new.unsqueeze(-2), points[nearest]], -2), several).double()
         itself = torch.arange(len(new), device=x.device)
-        blocks = less_explained(blocks, root, torch.cat([itself.unsqueeze(-1), nearest + len(new)], -1))
-        among = blocks[..., 1:, 1:] + jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
-        weights, rest = regress(torch.linalg.cholesky(among), blocks[..., 1:, 0], blocks[..., 0, 0])
+
+        def regressed(which: Tensor) -> tuple[Tensor, Tensor]:
+            near = nearest[which]
+            blocks = _blocks(forward, torch.cat([new[which].unsqueeze(-2), points[near]], -2), several).double()
+            blocks = less_explained(blocks, root, torch.cat([which.unsqueeze(-1), near + len(new)], -1))
+            among = blocks[..., 1:, 1:] + jitter * torch.eye(number, dtype=blocks.dtype, device=x.device)
+            return regress(torch.linalg.cholesky(among), blocks[..., 1:, 0], blocks[..., 0, 0])
+
+        found = [regressed(which) for which in itself.split(_AT_ONCE // (number + 1) ** 2 + 1)]
+        weights, rest = torch.cat([a for a, _ in found], -2), torch.cat([d for _, d in found], -1)
         rest = rest.clamp_min(0)  # negative by rounding alone
 
         def covariance() -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpext.linalg import gathered
-from gpext.linalg.gathered import gathered_gram, gathered_times
+from gpext.linalg.gathered import gathered_gram, gathered_sums, gathered_times
 from tests.members import F64
 
 
@@ -37,3 +37,14 @@ def test_weights_of_a_batch():
     found = gathered_times(matrix, rows, weights)
     for i in range(2):
         torch.testing.assert_close(found[i], gathered_times(matrix, rows, weights[i]))
+
+
+@pytest.mark.parametrize("groups", [0, 7])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_sums_are_those_of_a_copy(batch, groups):
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(*batch, 9, 3, dtype=F64, generator=generator)
+    rows = torch.randint(0, 9, (groups, 4), generator=generator)
+    weights = torch.randn(*batch, groups, 4, dtype=F64, generator=generator)
+    expected = (weights.unsqueeze(-1) * matrix[..., rows, :]).sum(-2)
+    torch.testing.assert_close(gathered_sums(matrix, rows, weights), expected)
