@@ -57,7 +57,7 @@ _AT_ONCE = 2**23  # entries of covariances evaluated at a time, where no derivat
 _REGION = 2000  # data of a region, where there are several by "auto"
 _MOVED = 1.25  # of the ratios of lengthscales, a change by which neighbours are not worth another choice
 _CANDIDATES = 2  # times the number of neighbours, the nearest of which those that tell most are chosen
-_WIDER = 1.3  # times the number of neighbours, the nearest on all sides that a filled graph connects with each datum
+_WIDER = 1.2  # times the number of neighbours, the nearest on all sides that a filled graph connects with each datum
 _FEW_COLUMNS = 3  # up to which separators are small, and a few nearest data tell most of a new value
 _PREDICTING = 80  # data that a new value depends on in more columns
 _OTHERS = 0.2  # of all neighbours, a share that has to differ for another choice by the kernel
@@ -92,7 +92,7 @@ class NeighbourChoice(Module):
             tell most of each value.
         num_data: N, for neighbours by the kernel, which are part of the state dict.
         fill_in: whether the prior has all entries that a factor of the posterior's precision fills in; see
-            :mod:`gpext.operators.clique_covariance`. Then each datum is connected with the 1.3 k nearest to it.
+            :mod:`gpext.operators.clique_covariance`. Then each datum is connected with the 1.2 k nearest to it.
         to_predict: the number of data that a new value depends on; None for `number`, or twice that with `fill_in`, in
             more than three columns no less than 80.
 
