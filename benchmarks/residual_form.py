@@ -9,8 +9,8 @@ A Matern-3/2 kernel with a lengthscale a column and gpext's priors, trained unde
 
 Noise of numbers is Gaussian, or with `--noise student_t` Student-t.
 
-Beyond some 3000 rows neighbours are within regions of 2000 where that saves half of the operations, as is the default;
-`one region` has neighbours among all data.
+Beyond some 3000 rows neighbours are within regions of 2000, dense blocks then, as is the default; `one region` has
+neighbours among all data, and `not filled in` is a prior by neighbours alone. New values depend on 80 data, or on k.
 
     GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.residual_form --output residual_form.jsonl
     python -m benchmarks.residual_form --quick
@@ -53,6 +53,7 @@ class Prior(NamedTuple):
     inducing: int | None = None
     learned: bool = False  # inducing inputs, with the hyperparameters
     region_size: Literal["auto"] | None = "auto"
+    fill_in: bool = True
 
 
 METHODS = {
@@ -64,6 +65,7 @@ METHODS = {
     "10, one region": Prior(10, region_size=None),
     "10, 200 fixed": Prior(10, 200),
     "10, 200 fixed, one region": Prior(10, 200, region_size=None),
+    "10, 200 fixed, not filled in": Prior(10, 200, fill_in=False),
     "20, 200 fixed": Prior(20, 200),
     "10, 200": Prior(10, 200, learned=True),
     "all": Prior(),
@@ -92,6 +94,7 @@ def measure(name: str, size: int, prior: Prior, noise: str) -> Row:
     z = None if prior.inducing is None else kmeans_inducing_points(x, prior.inducing, seed=0)
     columns = x.size(-1)
     options = {"neighbours": prior.neighbours, "inducing_inputs": z, "region_size": prior.region_size}
+    options["fill_in"] = prior.fill_in
     model = FieldModel(x, y, likelihood, Laplace(), columns=columns, **options)
     model.covar_module.base_kernel.lengthscale = columns**0.5
     if z is not None:
@@ -100,10 +103,18 @@ def measure(name: str, size: int, prior: Prior, noise: str) -> Row:
     register_priors(objective)
     result = gpext.fit(objective, x, y, progress=False, initial="subset")
     train = clocks()[0] - started
+    started = clocks()[0]
     with torch.no_grad():
         f = model.eval()(x_test)
         log_density = _log_density(likelihood, f, y_test)
-    return {"train": train, "log_density": log_density, "steps": result.num_steps, "status": result.status.name}
+    predict = clocks()[0] - started
+    return {
+        "train": train,
+        "predict": predict,
+        "log_density": log_density,
+        "steps": result.num_steps,
+        "status": result.status.name,
+    }
 
 
 def _log_density(likelihood: Any, f: MultivariateNormal, y: Tensor) -> float:
