@@ -45,10 +45,10 @@ _NORMAL_90 = 1.6448536269514722
 
 
 class Field(LatentGP):
-    """Counts with 20 neighbours under a Matern-3/2 kernel."""
+    """Counts with 10 neighbours under a Matern-3/2 kernel."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        super().__init__(x, y, PoissonLikelihood(), Laplace(), neighbours=20)
+        super().__init__(x, y, PoissonLikelihood(), Laplace(), neighbours=10)
         self.mean_module = gpytorch.means.ConstantMean()
         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(1.5))
         self.to(x.dtype)
