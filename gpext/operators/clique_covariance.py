@@ -61,6 +61,8 @@ class CliqueGraph(NeighbourGraph):
         for batch in self.dissection.batches:
             clique = _clique(batch).clamp(max=len(points) - 1)  # any, for what is missing
             s = batch.own.size(-1)
+            if not s:  # no kernel is asked for the covariances of no inputs, whose mean is none
+                continue
             blocks = evaluate(points[clique], s)
             if root.size(-1):
                 explained = root[..., clique[:, :s], :] @ root[..., clique, :].mT

@@ -2,14 +2,17 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gpext.inference import EP, Laplace, Status
 from gpext.likelihoods import PoissonLikelihood
+from gpext.linalg.front_batches import Front
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.operators.clique_covariance import CliqueGraph
+from gpext.operators.neighbour_covariance import NeighbourGraph
 from tests.members import F64
 from tests.models.test_neighbours import Model, data, divergence_from
 
@@ -51,6 +54,21 @@ def test_fewer_neighbours_are_nearer_to_the_exact_prior_than_more_without():
             exact = model.forward(x[first]).covariance_matrix
             found.append(divergence_from(exact, covariance.to_dense()[first][:, first]))
     assert found[2] < found[1] < found[0]
+
+
+def test_no_kernel_is_evaluated_at_no_inputs():
+    """Of a front without own points; a kernel's derivative there may be NaN, as the mean of no inputs is."""
+    x = torch.rand(8, 2, dtype=F64)
+    graph = CliqueGraph.fill(NeighbourGraph.of(x, 3, torch.arange(8)))
+    none = Front(torch.arange(0), torch.arange(0), 0, None, torch.arange(0), ())
+    graph = replace(graph, tree=replace(graph.tree, fronts=(none, *graph.tree.fronts), node=graph.tree.node + 1))
+
+    def evaluate(points, rows):
+        assert rows
+        return torch.exp(-torch.cdist(points[:, :rows], points))
+
+    blocks = graph.covariances(x[graph.first], x.new_zeros(8, 0), evaluate)
+    assert bool(graph.regress(blocks).positive)
 
 
 def test_derivatives_are_differences():
