@@ -16,6 +16,7 @@ so that the Jacobian of (log v^/v, (m^ - m)/s) in (p, q) is in closed form.
 from __future__ import annotations
 
 import torch
+from linear_operator import to_dense
 from torch import Tensor
 
 from gpext.inference.ep_internals.moment_matching import At, Match
@@ -89,7 +90,7 @@ def normal_equations(match: Match) -> tuple[Tensor, Tensor]:
     """
     eta, v = match.power, match.variance
     s = v.sqrt()
-    R = match.posterior.covariance / (s.unsqueeze(-1) * s.unsqueeze(-2))
+    R = to_dense(match.posterior.covariance) / (s.unsqueeze(-1) * s.unsqueeze(-2))
     S = R.square()
     u = -match.shift_residual
     w, g, k = match.tilted.variance / v, match.tilted.third / (v * s), match.tilted.fourth / v.square()
