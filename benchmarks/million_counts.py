@@ -1,7 +1,7 @@
 r"""Spatial counts at a million places: trained on whole regions, predicted region by region.
 
 The field has a Matern-3/2 covariance of lengthscale 0.02 in the unit square, a variance of one and a mean of 0.5, drawn
-by 2000 random Fourier features; counts are Poisson with rate exp(f). Hyperparameters are learned by Laplace with 20
+by 2000 random Fourier features; counts are Poisson with rate exp(f). Hyperparameters are learned by Laplace with 10
 neighbours on four regions of 2500 places, and 20,000 further places are predicted by `predict_by_regions` from all
 data. Coverage is of central 90 % intervals: of the normal posterior of f, and, at random within its ties, of counts.
 

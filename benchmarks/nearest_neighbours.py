@@ -1,6 +1,6 @@
 r"""Nearest-neighbour priors: beside GPBoost's Vecchia approximation, beside the prior of all data, and their cost in n.
 
-Matern-3/2 fields of the plane, each value given its 20 nearest neighbours among those before it, in nine parts:
+Matern-3/2 fields of the plane with 20 neighbours, filled in where a row does not say otherwise, in nine parts:
 
 * `california`: longitude and latitude -> whether houses are above the median value, 5000 and 15,000 to train, 5640 to
   test; gpext by its rules, filled in or by neighbours alone, or trained under Laplace and then inferred by another one,

@@ -235,12 +235,11 @@ class GPEstimator(BaseEstimator):
         is_single = num_latents(trained.likelihood) is None
         if not few or not is_single or numeric < 2 or self.kernel is not None or not self.priors:
             return {}
-        (inputs,), targets, found = model.train_inputs, model.train_targets, {}
+        (inputs,), targets, sites, found = model.train_inputs, model.train_targets, trained.sites, {}
         rule = self._rules(trained.likelihood, targets).begin
         rules = Rules(rule, rule)  # that of predictions infers when they are asked for
         for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
             likelihood = copy.deepcopy(trained.likelihood)
-            sites = trained.sites
             task = Task(inputs, targets, likelihood, kernel.to(inputs), rules, sites=sites, has_default_kernel=True)
             other = train(task, Plan(None, False, 0, None), settings.rough)
             if other.result.status in FINE:
