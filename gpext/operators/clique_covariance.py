@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from gpext.linalg.dissection import Dissection
@@ -57,18 +58,22 @@ class CliqueGraph(NeighbourGraph):
 
     def covariances(self, points: Tensor, root: Tensor, evaluate: Evaluate) -> Tensor:
         """Return K_oo and K_ob (..., T), less what a root explains; see :meth:`NeighbourGraph.covariances`."""
-        found = []
-        for batch in self.dissection.batches:
-            clique = _clique(batch).clamp(max=len(points) - 1)  # any, for what is missing
-            s = batch.own.size(-1)
-            if not s:  # no kernel is asked for the covariances of no inputs, whose mean is none
-                continue
-            blocks = evaluate(points[clique], s)
-            if root.size(-1):
-                explained = root[..., clique[:, :s], :] @ root[..., clique, :].mT
-                blocks = blocks - explained.to(blocks)
-            found.append(blocks.flatten(-3))
-        return torch.cat(found, -1)
+        found = [evaluate(points[clique], s).flatten(-3) for clique, s in self._fronts]
+        blocks = torch.cat(found, -1)
+        return blocks - _Explained.apply(root, self._fronts).to(blocks) if root.size(-1) else blocks
+
+    @cached_property
+    def _fronts(self) -> list[tuple[Tensor, int]]:
+        """The points of each batch's fronts (B, E), any for those that a front lacks, and the number of its own.
+
+        A batch without own points is left out: no kernel is asked for the covariances of no inputs, whose mean is none.
+        """
+        last = len(self.points) - 1
+        return [
+            (_clique(batch).clamp(max=last), batch.own.size(-1))
+            for batch in self.dissection.batches
+            if batch.own.size(-1)
+        ]
 
     def variances(self, blocks: Tensor) -> Tensor:
         """See :meth:`NeighbourGraph.variances`."""
@@ -125,6 +130,36 @@ class CliqueGraph(NeighbourGraph):
             places[batch.own] = start + front + (size + 1) * torch.arange(s, device=device)
             start += count * s * size
         return places[:-1]
+
+
+class _Explained(torch.autograd.Function):
+    """Phi_o Phi' (..., T) of the points of every front, Phi (..., P, M).
+
+    Derivatives are added up in one matrix of the size of Phi: by indexing there would be two for each batch of fronts.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, fronts: list[tuple[Tensor, int]]) -> Tensor:
+        ctx.save_for_backward(root)
+        ctx.fronts = fronts
+        products = [root[..., clique[:, :s], :] @ root[..., clique, :].mT for clique, s in fronts]
+        return torch.cat([product.flatten(-3) for product in products], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (root,) = ctx.saved_tensors
+        total, start = torch.zeros_like(root), 0
+        for clique, s in ctx.fronts:
+            count, size = clique.shape
+            end = start + count * s * size
+            of_product = gradient[..., start:end].unflatten(-1, (count, s, size))
+            part = root[..., clique, :]
+            of_part = of_product.mT @ part[..., :s, :]
+            of_part[..., :s, :] += of_product @ part
+            total.index_add_(-2, clique.flatten(), of_part.flatten(-3, -2))
+            start = end
+        return total, None
 
 
 @dataclass(frozen=True)
