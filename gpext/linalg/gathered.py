@@ -6,7 +6,7 @@ time and the memory. A part of it that stays in the processor's cache takes a th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,25 @@ def gathered_gram(matrix: Tensor, rows: Tensor) -> Tensor:
         tensor([[[1., 3.],
                  [3., 9.]]])
     """
-    return _Gram.apply(matrix, rows)
+    (found,) = gathered_grams(matrix, [(rows, rows.size(-1))])
+    return found
+
+
+def gathered_grams(matrix: Tensor, groups: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
+    """Return the first s rows of A_g A_g' (..., G, s, E), for groups of several sizes; differentiable once.
+
+    Derivatives of all are added up in one matrix of the size of A.
+
+    Args:
+        matrix: A (..., P, M).
+        groups: of each size, the rows (G, E), and s.
+
+    Example:
+        >>> import torch
+        >>> gathered_grams(torch.tensor([[1.0], [2.0], [3.0]]), [(torch.tensor([[0, 2]]), 1)])
+        (tensor([[[1., 3.]]]),)
+    """
+    return _Grams.apply(matrix, groups)
 
 
 def gathered_times(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
@@ -82,23 +100,31 @@ def _parts(matrix: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield part, matrix.index_select(-2, index.flatten()).unflatten(-2, index.shape)
 
 
-class _Gram(torch.autograd.Function):
-    """A_g A_g' of all groups."""
+class _Grams(torch.autograd.Function):
+    """The first s rows of A_g A_g' of all groups, of each size."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(matrix, rows)
-        found = matrix.new_empty(*matrix.shape[:-2], *rows.shape, rows.size(-1))
-        for part, A in _parts(matrix, rows):
-            found[..., part, :, :] = A @ A.mT
-        return found
+    def forward(ctx: Any, matrix: Tensor, groups: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(matrix)
+        ctx.groups = groups
+        every = []
+        for rows, s in groups:
+            found = matrix.new_empty(*matrix.shape[:-2], len(rows), s, rows.size(-1))
+            for part, A in _parts(matrix, rows):
+                found[..., part, :, :] = A[..., :s, :] @ A.mT
+            every.append(found)
+        return tuple(every)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
-        (gradient,), (matrix, rows) = gradients, ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (matrix,) = ctx.saved_tensors
         total = torch.zeros_like(matrix)
-        for part, A in _parts(matrix, rows):
-            S = gradient[..., part, :, :]
-            total.index_add_(-2, rows[part].flatten(), ((S + S.mT) @ A).flatten(-3, -2))
+        for (rows, s), gradient in zip(ctx.groups, gradients, strict=True):
+            for part, A in _parts(matrix, rows):
+                S, cross = gradient[..., part, :, :s], gradient[..., part, :, s:]
+                by_A = (S + S.mT) @ A[..., :s, :]
+                if cross.size(-1):
+                    by_A = torch.cat([by_A + cross @ A[..., s:, :], cross.mT @ A[..., :s, :]], -2)
+                total.index_add_(-2, rows[part].flatten(), by_A.flatten(-3, -2))
         return total, None

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from gpext.linalg.dissection import Dissection
 from gpext.linalg.front_batches import Batch
+from gpext.linalg.gathered import gathered_grams
 from gpext.linalg.sparse_factor import SparseFactor, eliminate, hand_down, parents_of, take_up
 from gpext.operators.clique_fronts import CliqueFronts, FrontsAlone, FrontsGivenBoundaries
 from gpext.operators.neighbour_covariance import Evaluate, NeighbourGraph, Regressions
@@ -60,7 +60,10 @@ class CliqueGraph(NeighbourGraph):
         """Return K_oo and K_ob (..., T), less what a root explains; see :meth:`NeighbourGraph.covariances`."""
         found = [evaluate(points[clique], s).flatten(-3) for clique, s in self._fronts]
         blocks = torch.cat(found, -1)
-        return blocks - _Explained.apply(root, self._fronts).to(blocks) if root.size(-1) else blocks
+        if not root.size(-1):
+            return blocks
+        explained = [each.flatten(-3) for each in gathered_grams(root, self._fronts)]
+        return blocks - torch.cat(explained, -1).to(blocks)
 
     @cached_property
     def _fronts(self) -> list[tuple[Tensor, int]]:
@@ -130,36 +133,6 @@ class CliqueGraph(NeighbourGraph):
             places[batch.own] = start + front + (size + 1) * torch.arange(s, device=device)
             start += count * s * size
         return places[:-1]
-
-
-class _Explained(torch.autograd.Function):
-    """Phi_o Phi' (..., T) of the points of every front, Phi (..., P, M).
-
-    Derivatives are added up in one matrix of the size of Phi: by indexing there would be two for each batch of fronts.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, root: Tensor, fronts: list[tuple[Tensor, int]]) -> Tensor:
-        ctx.save_for_backward(root)
-        ctx.fronts = fronts
-        products = [root[..., clique[:, :s], :] @ root[..., clique, :].mT for clique, s in fronts]
-        return torch.cat([product.flatten(-3) for product in products], -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (root,) = ctx.saved_tensors
-        total, start = torch.zeros_like(root), 0
-        for clique, s in ctx.fronts:
-            count, size = clique.shape
-            end = start + count * s * size
-            of_product = gradient[..., start:end].unflatten(-1, (count, s, size))
-            part = root[..., clique, :]
-            of_part = of_product.mT @ part[..., :s, :]
-            of_part[..., :s, :] += of_product @ part
-            total.index_add_(-2, clique.flatten(), of_part.flatten(-3, -2))
-            start = end
-        return total, None
 
 
 @dataclass(frozen=True)

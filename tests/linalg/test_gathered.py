@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpext.linalg import gathered
-from gpext.linalg.gathered import gathered_gram, gathered_sums, gathered_times
+from gpext.linalg.gathered import gathered_gram, gathered_grams, gathered_sums, gathered_times
 from tests.members import F64
 
 
@@ -28,6 +28,19 @@ def test_they_are_those_of_the_copy(batch, columns):
     weights = torch.randn(*batch, 5, 4, generator=generator, dtype=F64)
     times = (expected.detach() @ weights.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(gathered_times(matrix, rows, weights), times)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_rows_of_the_first_of_groups_of_several_sizes(batch):
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(*batch, 7, 3, generator=generator, dtype=F64, requires_grad=True)
+    groups = [(torch.randint(7, (5, size), generator=generator), s) for size, s in ((4, 1), (3, 2), (2, 2))]
+    expected = [matrix[..., rows[:, :s], :] @ matrix[..., rows, :].mT for rows, s in groups]
+    found = gathered_grams(matrix, groups)
+    into = [torch.randn(each.shape, generator=generator, dtype=F64) for each in expected]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(torch.autograd.grad(found, matrix, into), torch.autograd.grad(expected, matrix, into))
 
 
 def test_weights_of_a_batch():
