@@ -50,3 +50,20 @@ def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
         return left @ right.mT
     rows = range(0, left.size(-2), _ROWS)
     return symmetric_matrix([left[..., i : i + _ROWS, :] @ right[..., : i + _ROWS, :].mT for i in rows])
+
+
+def subtract_product(blocks: Sequence[Tensor], rows: Tensor) -> None:
+    """Subtract X X' from a symmetric matrix given by its :func:`lower_blocks`, in place, for X (..., M, N).
+
+    Example:
+        >>> import torch
+        >>> from gpext.linalg.symmetric_products import lower_blocks
+        >>> A = torch.ones(2, 2)
+        >>> subtract_product(lower_blocks(A), torch.eye(2))
+        >>> A
+        tensor([[0., 1.],
+                [1., 0.]])
+    """
+    for block in blocks:
+        end = block.size(-1)
+        block.sub_(rows[..., end - block.size(-2) : end, :] @ rows[..., :end, :].mT)

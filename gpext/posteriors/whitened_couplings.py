@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from gpext.likelihoods.curvature import diagonal_blocks
-from gpext.linalg.symmetric_products import symmetric_product
-from gpext.linalg.triangles import solve_lower
+from gpext.linalg.symmetric_products import lower_blocks, subtract_product, symmetric_matrix, symmetric_product
 from gpext.posteriors.negative_coupling import NegativeCoupling
 
 _LEAST = 1e-290  # a precision by which R0 can be divided
@@ -36,7 +35,7 @@ class WhitenedCouplings:
 
     response: Tensor  # R0 (..., D, N, N)
     variance: Tensor  # v0 (..., D, N)
-    solved: Tensor  # columns of Y_d or E_d, and L^-1 as the last (..., D + 1, N, N)
+    solved: Tensor  # columns of Y_d or E_d, and L^-1 as the last, each transposed (..., D + 1, N, N)
     solved_weights: tuple[Tensor, Tensor]  # p and q (..., D, N): Y_d = solved_d p_d + L^-1 q_d
     reduced_weights: tuple[Tensor, Tensor]  # the same of E_d
 
@@ -55,25 +54,27 @@ class WhitenedCouplings:
         """
         if not bool((precision > _LEAST).all()):
             return None
-        right = response.new_empty(*response.shape[:-3], response.size(-3) + 1, *response.shape[-2:])
-        right[..., -1, :, :] = torch.eye(response.size(-1), dtype=response.dtype, device=response.device)
-        columns = right[..., :-1, :, :]  # also for what comes before them: fresh memory costs more than arithmetic
+        # the right-hand sides, transposed, and what comes before them: fresh memory costs more than arithmetic
+        rows = response.new_empty(*response.shape[:-3], response.size(-3) + 1, *response.shape[-2:])
+        rows[..., -1, :, :] = torch.eye(response.size(-1), dtype=response.dtype, device=response.device)
+        of_latents = rows[..., :-1, :, :]
         own, prior = (matrix.diagonal(dim1=-2, dim2=-1) for matrix in (response, prior_covariance))
-        others = (torch.mul(response, prior_covariance, out=columns).sum(-1) - own * prior) / precision
+        others = (torch.mul(response, prior_covariance, out=of_latents).sum(-1) - own * prior) / precision
         share = 1 - own / precision  # gamma v0
         sharp = share > 0.5
         variance = torch.where(sharp, share / precision, (prior + others) / (1 + precision * prior))
         pull = second.root.unsqueeze(-2) * direction  # s w
-        torch.mul(response, second.spread.unsqueeze(-1), out=columns)
-        columns.mul_(torch.where(sharp, 1.0, -1 / precision).unsqueeze(-2))
-        diagonal = columns.diagonal(dim1=-2, dim2=-1)
+        torch.mul(response, second.spread.unsqueeze(-2), out=of_latents)  # R0 is symmetric
+        of_latents.mul_(torch.where(sharp, 1.0, -1 / precision).unsqueeze(-1))
+        diagonal = of_latents.diagonal(dim1=-2, dim2=-1)
         diagonal.copy_(torch.where(sharp, diagonal, pull * variance))
-        solved = solve_lower(second.chol.unsqueeze(-3), right)
+        columns = rows.flatten(-3, -2).mT  # of all latents side by side, in the order that LAPACK solves in place
+        torch.linalg.solve_triangular(second.chol, columns, upper=False, out=columns)
         none = torch.zeros_like(pull)
         return cls(
             response,
             variance,
-            solved,
+            rows,
             (torch.where(sharp, -1 / precision, 1.0), torch.where(sharp, pull / precision, none)),
             (torch.where(sharp, 1.0, -precision), torch.where(sharp, none, pull)),
         )
@@ -81,7 +82,7 @@ class WhitenedCouplings:
     @cached_property
     def blocks(self) -> Tensor:
         """The posterior covariance of the latents of each datum (..., D, D, N)."""
-        gram = torch.einsum("...aki,...bki->...abi", self.solved, self.solved)
+        gram = torch.einsum("...aik,...bik->...abi", self.solved, self.solved)
         p, q = self.solved_weights
         cross = p.unsqueeze(-2) * gram[..., :-1, -1:, :] * q.unsqueeze(-3)
         both = p.unsqueeze(-2) * gram[..., :-1, :-1, :] * p.unsqueeze(-3)
@@ -99,15 +100,14 @@ class WhitenedCouplings:
 
     @property
     def summed_response(self) -> Tensor:
-        """sum_d R_dd (..., N, N), by one product."""
-        *batch, latents, size, _ = self.response.shape
-        reduced = self.response.new_empty(*batch, size, latents, size)
-        for d in range(latents):
-            reduced[..., d, :] = self._reduced(d)
-        reduced = reduced.flatten(-2)
-        return self.response.sum(-3) - symmetric_product(reduced, reduced)
+        """sum_d R_dd (..., N, N)."""
+        found = self.response.sum(-3)
+        blocks, reduced = lower_blocks(found), torch.empty_like(found)
+        for d in range(self.response.size(-3)):
+            subtract_product(blocks, self._reduced(d, out=reduced))
+        return symmetric_matrix(blocks)
 
-    def _reduced(self, d: int) -> Tensor:
+    def _reduced(self, d: int, out: Tensor | None = None) -> Tensor:
         """Return E_d' (..., N, N)."""
         p, q = (weight[..., d, :].unsqueeze(-1) for weight in self.reduced_weights)
-        return torch.addcmul(self.solved[..., d, :, :].mT * p, self.solved[..., -1, :, :].mT, q)
+        return torch.mul(self.solved[..., d, :, :], p, out=out).addcmul_(self.solved[..., -1, :, :], q)
