@@ -20,6 +20,8 @@ from gpext.likelihoods import LatentLikelihood
 from gpext.models import LatentGP
 from gpext.variational import SiteVariationalStrategy
 
+torch.broadcast_shapes((1,), (1,))  # torch's first imports SymPy, in 0.4 s: now, and not in the first fit
+
 
 class DenseGP(LatentGP):
     """A process on all data, whose latents share one kernel.
