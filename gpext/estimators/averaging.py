@@ -27,8 +27,8 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.nn import Parameter
 
+from gpext.estimators.dense_training import evidence_of
 from gpext.estimators.models import DenseGP
-from gpext.estimators.training import evidence_of
 from gpext.inference import EP, KL, InferenceWarning, Laplace, Rule, Status
 
 DRAWS = 8

@@ -37,7 +37,8 @@ from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
 from gpext.estimators.rows import distinct_rows
 from gpext.estimators.table import Columns, fit_columns, read_table
-from gpext.estimators.training import Rules, Settings, Task, Trained, train
+from gpext.estimators.task import Rules, Settings, Task, Trained
+from gpext.estimators.training import train
 from gpext.inference import EP, KL, Laplace, OutlierReport, Rule, outlier_report
 from gpext.inference.expansion import require_curvature
 from gpext.likelihoods import LatentLikelihood, Weighted

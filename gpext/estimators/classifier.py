@@ -19,7 +19,7 @@ from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
 from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.table import read_table
-from gpext.estimators.training import Rules
+from gpext.estimators.task import Rules
 from gpext.inference import EP, KL, Laplace
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 

@@ -29,7 +29,7 @@ from gpext.estimators.gaussian_evidence import has_closed_form
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
-from gpext.estimators.training import Rules, Settings, Trained
+from gpext.estimators.task import Rules, Settings, Trained
 from gpext.inference import KL, InferenceWarning, Laplace, Status
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood

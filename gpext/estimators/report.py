@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpext.estimators.plan import Plan
-from gpext.estimators.training import Trained
+from gpext.estimators.task import Trained
 from gpext.kernels.columns import stationary_kernels
 from gpext.models import LatentGP
 from gpext.training import FitResult

@@ -7,8 +7,8 @@ import torch
 
 from gpext.estimators import GPRegressor
 from gpext.estimators.averaging import DRAWS, Positive, averaged, hyperparameter_draws, members_of
+from gpext.estimators.dense_training import evidence_of
 from gpext.estimators.models import DenseGP, default_kernel
-from gpext.estimators.training import evidence_of
 from gpext.inference import EP, Laplace
 from gpext.priors import register_priors
 from gpext.training import fit

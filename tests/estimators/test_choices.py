@@ -14,7 +14,7 @@ from gpext.estimators import GPClassifier, GPRegressor
 from gpext.estimators.plan import choose_plan
 from gpext.estimators.report import report_of
 from gpext.estimators.rows import unweighted
-from gpext.estimators.training import Trained
+from gpext.estimators.task import Trained
 from gpext.inference import KL
 from gpext.variational import CollapsedBound
 
@@ -116,7 +116,7 @@ def test_many_classes_learn_hyperparameters_on_a_sample(data, monkeypatch):
             raise KeyboardInterrupt
         return settle(self, tolerance=tolerance)
 
-    monkeypatch.setattr("gpext.estimators.training.CollapsedBound.settle", interrupt)
+    monkeypatch.setattr("gpext.estimators.sparse_training.CollapsedBound.settle", interrupt)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         stopped = GPClassifier(max_steps=2).fit(x, labels)
     assert stopped.fit_result_.status.name == "INTERRUPTED"

@@ -1,6 +1,7 @@
 """Columns that training has left out are brought back where they matter, and nothing changes where none does."""
 
 import copy
+from dataclasses import replace
 
 import gpytorch
 import numpy as np
@@ -9,11 +10,12 @@ import torch
 from linear_operator.utils.errors import NotPSDError
 from sklearn.exceptions import ConvergenceWarning
 
-from gpext.estimators import GPClassifier, GPRegressor, training
+from gpext.estimators import GPClassifier, GPRegressor, dense_training, sparse_training
 from gpext.estimators.left_out import bring_back
 from gpext.inference import Laplace
 from gpext.likelihoods import BernoulliLogitLikelihood
 from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.training import FitStatus
 from tests.members import F64
 from tests.models.test_neighbours import Model
 
@@ -104,11 +106,11 @@ def rows(n=300):
 
 def test_the_report_says_so(monkeypatch):
     x, y = rows()
-    plain = training.bring_back
-    monkeypatch.setattr(training, "bring_back", lambda objective, value, tolerance: (value + 1.0, [1]))
+    plain = dense_training.bring_back
+    monkeypatch.setattr(dense_training, "bring_back", lambda objective, value, tolerance: (value + 1.0, [1]))
     model = GPRegressor("gaussian").fit(x, y)
     assert any("columns 1 of the inputs, left out at first" in choice for choice in model.report_.choices)
-    monkeypatch.setattr(training, "bring_back", plain)
+    monkeypatch.setattr(dense_training, "bring_back", plain)
     assert not any("left out" in choice for choice in GPRegressor("gaussian").fit(x, y).report_.choices)
 
 
@@ -116,7 +118,7 @@ def test_ctrl_c_during_the_second_look_keeps_the_model(monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "bring_back", interrupted)
+    monkeypatch.setattr(dense_training, "bring_back", interrupted)
     x, y = rows()
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = GPRegressor("gaussian").fit(x, y)
@@ -127,7 +129,7 @@ def test_ctrl_c_during_the_second_look_keeps_the_model(monkeypatch):
 def few_inducing_points(monkeypatch):
     for name, value in (("_FULL", 0.0), ("_FIRST", 8), ("_MOST", 16)):
         monkeypatch.setattr(f"gpext.estimators.plan.{name}", value)
-    monkeypatch.setattr(training, "_PART", 80)
+    monkeypatch.setattr(sparse_training, "_PART", 80)
 
 
 def test_inducing_points_begin_with_what_a_part_of_the_rows_tells(few_inducing_points):
@@ -138,16 +140,16 @@ def test_inducing_points_begin_with_what_a_part_of_the_rows_tells(few_inducing_p
 
 
 def test_ctrl_c_there_leaves_a_model_that_predicts(few_inducing_points, monkeypatch):
-    plain = training._train_once
+    plain = sparse_training.train_once
 
     def interrupted(task, settings):
         found = plain(task, settings)
-        result = training.replace(found.result, status=training.FitStatus.INTERRUPTED, message="interrupted.")
-        return training.replace(found, result=result)
+        result = replace(found.result, status=FitStatus.INTERRUPTED, message="interrupted.")
+        return replace(found, result=result)
 
-    monkeypatch.setattr(training, "_train_once", interrupted)
+    monkeypatch.setattr(sparse_training, "train_once", interrupted)
     x, y = rows()
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         model = GPClassifier(neighbours=None, random_state=0).fit(x, y > 0.5)
-    assert model.fit_result_.status is training.FitStatus.INTERRUPTED
+    assert model.fit_result_.status is FitStatus.INTERRUPTED
     assert np.isfinite(model.predict_proba(x)).all()

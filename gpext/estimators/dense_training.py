@@ -1,0 +1,144 @@
+"""Training of a model of all data, or of neighbours: on a part first, and again where columns were left out.
+
+Hyperparameters cost most where all data are used, and most of what is to be learned about them a part of the data can
+tell: `gpext.fit` begins on subsets, unless a model of as many rows has been trained before.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from gpytorch.kernels import Kernel, ScaleKernel
+
+from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
+from gpext.estimators.left_out import bring_back
+from gpext.estimators.models import DenseGP, start_from
+from gpext.estimators.rows import unweighted
+from gpext.estimators.task import Initial, Settings, Task, Trained, fit_task
+from gpext.inference import KL, InferenceWarning, Status
+from gpext.likelihoods import Weighted
+from gpext.mlls import LatentMarginalLogLikelihood
+from gpext.priors import register_priors
+from gpext.training import FitResult, FitStatus
+from gpext.training.subsets import subset_sizes
+
+_NEARLY_ALL, _MUCH = 0.8, 0.1  # of the variance of standardised targets
+_LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
+_GAIN = 0.001  # nats a row, for which columns that were left out are brought back
+_NO_SECOND_LOOK = (FitStatus.INTERRUPTED, FitStatus.BREAKDOWN, FitStatus.NO_POSTERIOR, FitStatus.STOPPED)
+
+
+def train_dense(task: Task, settings: Settings) -> Trained:
+    """Train on all data, a second time from elsewhere where Gaussian noise has explained too much of the targets.
+
+    From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
+    function of many columns with hardly any noise: where noise has explained nearly all, or much although rows that
+    occur several times have equal targets.
+    """
+    if not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
+        return train_once(task, settings)
+    likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))  # as they are before training
+    trained = train_once(task, settings)
+    noise = float(unweighted(trained.likelihood).noise.detach())
+    if trained.result.status is FitStatus.INTERRUPTED or noise < (_MUCH if _repeats(task) else _NEARLY_ALL):
+        return trained
+    _begin_without_noise(likelihood, kernel)
+    elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=len(task.inputs))
+    again = train_once(elsewhere, settings)
+    before, after = trained.result.objective, again.result.objective
+    if not after > before + settings.tolerance:
+        return trained
+    reason = (
+        f"trained a second time, from little noise, as noise had explained {noise:.2f} of the variance: objective a "
+        f"row {before:.4f}, then {after:.4f}"
+    )
+    return replace(again, reasons=(*again.reasons, reason))
+
+
+def _repeats(task: Task) -> bool:
+    """Return whether some rows count as several with the same target."""
+    return isinstance(task.likelihood, Weighted) and bool((task.targets[..., -1] >= 2).any())
+
+
+def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
+    """Set hyperparameters to those of a function of large values and little noise."""
+    unweighted(likelihood).noise = _LITTLE_NOISE
+    for part in kernel.modules():
+        if isinstance(part, ScaleKernel):
+            part.outputscale = _LARGE
+
+
+def train_once(task: Task, settings: Settings) -> Trained:
+    """Train on all data from one start, by the rule that training begins with and then by that which it ends with."""
+    rules = task.rules
+    model = DenseGP(
+        task.inputs, task.targets, task.likelihood, rules.begin, task.kernel, task.neighbours, task.points
+    ).to(task.inputs.dtype)
+    objective = evidence_of(model)
+    if task.priors:
+        register_priors(objective)
+    if task.start is not None:
+        start_from(model, task.start)
+    if task.sites is not None:
+        model.variational_strategy.start_from(task.sites)
+    sizes = subset_sizes(len(task.inputs), with_neighbours=task.neighbours is not None)
+    is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
+    known: Initial = "curvature" if sizes else "data"
+    initial, reasons = "subset" if is_new else known, list[str]()
+
+    def trained(settings: Settings, initial: Initial) -> FitResult:
+        """Train, and once more where columns were left out that matter."""
+        result = fit_task(objective, task.inputs, task.targets, settings, initial=initial)
+        if not task.has_default_kernel or result.status in _NO_SECOND_LOOK:
+            return result
+        try:
+            found = bring_back(objective, result.objective, _GAIN)
+        except KeyboardInterrupt:
+            message = "interrupted: the model is as trained before a second look at its columns"
+            return replace(result, status=FitStatus.INTERRUPTED, message=message)
+        if found is None:
+            return result
+        value, columns = found
+        again = fit_task(objective, task.inputs, task.targets, settings, initial=known)
+        reasons.append(
+            f"columns {', '.join(map(str, columns))} of the inputs, left out at first, were brought back: objective a "
+            f"row {result.objective:.4f}, then {value:.4f}, and after training {again.objective:.4f}"
+        )
+        return again
+
+    if rules.first is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InferenceWarning)  # the other rule may converge
+            result = trained(settings.rough, initial)
+        model.inference, initial = rules.train, known
+        if result.status is FitStatus.INTERRUPTED:
+            return Trained(model, task.likelihood, result, _conclude(model, task))
+        result = fit_task(objective, task.inputs, task.targets, settings, initial=initial)
+    else:
+        result = trained(settings, initial)
+    return Trained(model, task.likelihood, result, (*reasons, *_conclude(model, task)))
+
+
+def evidence_of(model: DenseGP) -> LatentMarginalLogLikelihood:
+    """Return the log evidence of a model by its rule, in closed form where there is one."""
+    is_exact = model.variational_strategy.neighbours is None
+    closed = is_exact and has_closed_form(model.likelihood, model.inference)
+    return (GaussianEvidence if closed else LatentMarginalLogLikelihood)(model.likelihood, model)
+
+
+def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
+    """Infer by the last rule, or, where it does not converge, by another one; return a sentence if so."""
+    ends = []
+    others = (KL(), task.rules.train) if task.neighbours is None else (task.rules.train,)  # KL takes many factors
+    for rule in (task.rules.last, *others):
+        model.inference = rule
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InferenceWarning)  # the outcome is in the report
+            result = model.result
+        if result.status is Status.CONVERGED:
+            break
+        ends.append(result.message)
+    return tuple(ends)
