@@ -11,56 +11,54 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 
 from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
 from gpext.estimators.left_out import bring_back
-from gpext.estimators.models import DenseGP, start_from
+from gpext.estimators.models import DenseGP, hyperparameters_of, start_from
 from gpext.estimators.rows import unweighted
-from gpext.estimators.task import Initial, Settings, Task, Trained, fit_task
+from gpext.estimators.task import Initial, Settings, Task, Trained, fit_task, random_rows
 from gpext.inference import KL, InferenceWarning, Status
-from gpext.likelihoods import Weighted
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.priors import register_priors
 from gpext.training import FitResult, FitStatus
+from gpext.training.full_batch import BREAKDOWNS
 from gpext.training.subsets import subset_sizes
 
-_NEARLY_ALL, _MUCH = 0.8, 0.1  # of the variance of standardised targets
+_SOME = 400  # rows that tell whether there is a better model with little noise
+_PROMISE = 0.03  # nats a row that they have to gain by it: they are fitted to it, and the rest is not
 _LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
 _GAIN = 0.001  # nats a row, for which columns that were left out are brought back
 _NO_SECOND_LOOK = (FitStatus.INTERRUPTED, FitStatus.BREAKDOWN, FitStatus.NO_POSTERIOR, FitStatus.STOPPED)
 
 
 def train_dense(task: Task, settings: Settings) -> Trained:
-    """Train on all data, a second time from elsewhere where Gaussian noise has explained too much of the targets.
+    """Train on all data; under Gaussian noise again from elsewhere, where some of the rows promise a larger evidence.
 
     From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
-    function of many columns with hardly any noise: where noise has explained nearly all, or much although rows that
-    occur several times have equal targets.
+    function of many columns with hardly any noise. Whether there is one, a few hundred rows tell in tenths of a second.
     """
-    if not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
+    is_rough = settings == settings.rough  # another training starts from it
+    if is_rough or not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
         return train_once(task, settings)
     likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))  # as they are before training
     trained = train_once(task, settings)
-    noise = float(unweighted(trained.likelihood).noise.detach())
-    if trained.result.status is FitStatus.INTERRUPTED or noise < (_MUCH if _repeats(task) else _NEARLY_ALL):
+    if trained.result.status is FitStatus.INTERRUPTED:
         return trained
     _begin_without_noise(likelihood, kernel)
-    elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=len(task.inputs))
+    elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=_SOME)
+    try:
+        if not _is_promising(elsewhere, trained, settings):
+            return trained
+    except KeyboardInterrupt:
+        return _interrupted(trained)
     again = train_once(elsewhere, settings)
     before, after = trained.result.objective, again.result.objective
     if not after > before + settings.tolerance:
-        return trained
-    reason = (
-        f"trained a second time, from little noise, as noise had explained {noise:.2f} of the variance: objective a "
-        f"row {before:.4f}, then {after:.4f}"
-    )
+        return _interrupted(trained) if again.result.status is FitStatus.INTERRUPTED else trained
+    reason = f"trained a second time, from little noise: objective a row {before:.4f}, then {after:.4f}"
     return replace(again, reasons=(*again.reasons, reason))
-
-
-def _repeats(task: Task) -> bool:
-    """Return whether some rows count as several with the same target."""
-    return isinstance(task.likelihood, Weighted) and bool((task.targets[..., -1] >= 2).any())
 
 
 def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
@@ -71,11 +69,36 @@ def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
             part.outputscale = _LARGE
 
 
-def train_once(task: Task, settings: Settings) -> Trained:
-    """Train on all data from one start, by the rule that training begins with and then by that which it ends with."""
-    rules = task.rules
+def _interrupted(trained: Trained) -> Trained:
+    message = "interrupted: the model is as trained before a second look from little noise"
+    return replace(trained, result=replace(trained.result, status=FitStatus.INTERRUPTED, message=message))
+
+
+def _is_promising(task: Task, trained: Trained, settings: Settings) -> bool:
+    """Return whether some of the rows have a larger evidence, trained on where the task begins, than under a model.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+    part = random_rows(task, min(_SOME, len(task.inputs)), settings.seed)
+    part = replace(part, neighbours=None, points=None, sites=None)
+    there = train_once(copy.deepcopy(part), settings.rough).result
+    if there.status is FitStatus.INTERRUPTED:
+        raise KeyboardInterrupt
+    objective = _objective_of(replace(copy.deepcopy(part), start=hyperparameters_of(trained.model, trained.likelihood)))
+    model = objective.train().model
+    try:
+        with torch.no_grad():
+            here = float(objective(model(*model.train_inputs), model.train_targets).sum())
+    except BREAKDOWNS:
+        return False
+    return there.objective > here + _PROMISE
+
+
+def _objective_of(task: Task) -> LatentMarginalLogLikelihood:
+    """Return the log evidence of a model of the task, where training begins."""
     model = DenseGP(
-        task.inputs, task.targets, task.likelihood, rules.begin, task.kernel, task.neighbours, task.points
+        task.inputs, task.targets, task.likelihood, task.rules.begin, task.kernel, task.neighbours, task.points
     ).to(task.inputs.dtype)
     objective = evidence_of(model)
     if task.priors:
@@ -84,6 +107,14 @@ def train_once(task: Task, settings: Settings) -> Trained:
         start_from(model, task.start)
     if task.sites is not None:
         model.variational_strategy.start_from(task.sites)
+    return objective
+
+
+def train_once(task: Task, settings: Settings) -> Trained:
+    """Train on all data from one start, by the rule that training begins with and then by that which it ends with."""
+    rules = task.rules
+    objective = _objective_of(task)
+    model = objective.model
     sizes = subset_sizes(len(task.inputs), with_neighbours=task.neighbours is not None)
     is_new = bool(sizes) and sizes[0] > task.start_rows  # a subset would tell more than the start knows
     known: Initial = "curvature" if sizes else "data"

@@ -16,6 +16,7 @@ from gpext.estimators.report import report_of
 from gpext.estimators.rows import unweighted
 from gpext.estimators.task import Trained
 from gpext.inference import KL
+from gpext.training import FitStatus
 from gpext.variational import CollapsedBound
 
 
@@ -274,3 +275,16 @@ def test_repeated_rows_with_equal_targets_tell_of_little_noise():
     once = GPRegressor("gaussian").fit(x, y)
     assert not any("trained a second time" in choice for choice in once.report_.choices)
     assert model.log_density(x[:10], y[:10]).mean() > once.log_density(x[:10], y[:10]).mean() + 1
+
+
+def test_ctrl_c_during_a_look_from_little_noise_keeps_the_model(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((30, 2))
+    monkeypatch.setattr("gpext.estimators.dense_training._is_promising", interrupted)
+    with pytest.warns(ConvergenceWarning, match="second look from little noise"):
+        model = GPRegressor("gaussian").fit(x, x[:, 0])
+    assert model.fit_result_.status is FitStatus.INTERRUPTED
+    assert np.isfinite(model.predict(x)).all()
