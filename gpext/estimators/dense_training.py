@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
+from torch import Tensor
 
 from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
 from gpext.estimators.left_out import bring_back
@@ -49,11 +50,14 @@ def train_dense(task: Task, settings: Settings) -> Trained:
     _begin_without_noise(likelihood, kernel)
     elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=_SOME)
     try:
-        if not _is_promising(elsewhere, trained, settings):
-            return trained
+        start = _promising_start(elsewhere, trained, settings)
     except KeyboardInterrupt:
         return _interrupted(trained)
-    again = train_once(elsewhere, settings)
+    if start is None:
+        return trained
+    again = train_once(replace(copy.deepcopy(elsewhere), start=start), settings)
+    if again.result.status is FitStatus.BREAKDOWN:  # of noise so little that the evidence of all rows has no digits
+        again = train_once(elsewhere, settings)
     before, after = trained.result.objective, again.result.objective
     if not after > before + settings.tolerance:
         return _interrupted(trained) if again.result.status is FitStatus.INTERRUPTED else trained
@@ -74,16 +78,18 @@ def _interrupted(trained: Trained) -> Trained:
     return replace(trained, result=replace(trained.result, status=FitStatus.INTERRUPTED, message=message))
 
 
-def _is_promising(task: Task, trained: Trained, settings: Settings) -> bool:
-    """Return whether some of the rows have a larger evidence, trained on where the task begins, than under a model.
+def _promising_start(task: Task, trained: Trained, settings: Settings) -> dict[str, Tensor] | None:
+    """Return hyperparameters from where the task begins at which some rows have a larger evidence than under a model.
+
+    None where it is not larger.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
     """
     part = random_rows(task, min(_SOME, len(task.inputs)), settings.seed)
     part = replace(part, neighbours=None, points=None, sites=None)
-    there = train_once(copy.deepcopy(part), settings.rough).result
-    if there.status is FitStatus.INTERRUPTED:
+    there = train_once(copy.deepcopy(part), settings.rough)
+    if there.result.status is FitStatus.INTERRUPTED:
         raise KeyboardInterrupt
     objective = _objective_of(replace(copy.deepcopy(part), start=hyperparameters_of(trained.model, trained.likelihood)))
     model = objective.train().model
@@ -91,8 +97,8 @@ def _is_promising(task: Task, trained: Trained, settings: Settings) -> bool:
         with torch.no_grad():
             here = float(objective(model(*model.train_inputs), model.train_targets).sum())
     except BREAKDOWNS:
-        return False
-    return there.objective > here + _PROMISE
+        return None
+    return hyperparameters_of(there.model, there.likelihood) if there.result.objective > here + _PROMISE else None
 
 
 def _objective_of(task: Task) -> LatentMarginalLogLikelihood:
