@@ -7,6 +7,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,8 @@ class GPEstimator(BaseEstimator):
                 has_default_kernel=self.kernel is None,
                 sites=sites,
             )
+            if self._begins_anew(found):
+                task = replace(task, start=None, start_rows=0, sites=None)
             found[name] = train(task, plan, settings)
             start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(raw)
             sites = found[name].sites
@@ -276,6 +279,10 @@ class GPEstimator(BaseEstimator):
             likelihood: that training begins with.
         """
         return 0
+
+    def _begins_anew(self, found: dict[str, Trained]) -> bool:
+        """Return whether models of other likelihoods tell nothing about where to begin."""
+        return False
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Set where training begins, from models of other likelihoods; return why not to train this one, or ""."""

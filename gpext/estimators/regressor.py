@@ -28,7 +28,7 @@ from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.gaussian_evidence import has_closed_form
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
-from gpext.estimators.tails import fit_tails
+from gpext.estimators.tails import Tails, fit_tails
 from gpext.estimators.task import Rules, Settings, Trained
 from gpext.inference import KL, InferenceWarning, Laplace, Status
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
@@ -50,6 +50,7 @@ _NOISES: dict[str, Callable[[], Any]] = {
 
 _MOST_ROUGH = 50_000  # rows of many columns that have neighbours
 _MOST_INFERRED = 20_000  # the same under noise that takes many factors an evaluation
+_OUTLIERS = 0.25  # nats a row, the same gain from which Gaussian noise has explained outliers, and tells nothing
 HEAVY = 0.01  # nats a row, the gain of a Student-t fitted to residuals from which its model is trained
 _SITES = 1e-3  # tolerance of KL's sites of a Student-t, of whose evidence the error is its square
 _MOST_STEPS = 200  # of KL there
@@ -190,6 +191,11 @@ class _LeftOut(NamedTuple):
     residuals: np.ndarray  # by the deviations of the predictions (n,)
     weights: np.ndarray  # of the rows (n,)
     is_exact: bool  # whether most predictions of f are better than the least noise
+
+
+def _tails(trained: Trained) -> Tails:
+    left_out = _left_out(trained)
+    return fit_tails(left_out.residuals, left_out.weights)
 
 
 def _left_out(trained: Trained) -> _LeftOut:
@@ -383,6 +389,9 @@ class GPRegressor(TargetEstimator):
     def _most_rough(self, likelihood: Any) -> int:
         return _MOST_ROUGH if has_closed_form(likelihood, KL()) else _MOST_INFERRED
 
+    def _begins_anew(self, found: dict[str, Trained]) -> bool:
+        return bool(found) and _tails(found["gaussian"]).gain > _OUTLIERS
+
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
         """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where there are none."""
         if not found:
@@ -391,7 +400,7 @@ class GPRegressor(TargetEstimator):
         left_out = _left_out(before)
         if left_out.is_exact:
             return "leave-one-out predictions under Gaussian noise are as exact as its least deviation, 0.001"
-        tails = fit_tails(left_out.residuals, left_out.weights)
+        tails = _tails(before)
         gain = (
             f"a Student-t fits the leave-one-out residuals of Gaussian noise by {tails.gain:.4f} nats a row better "
             "than a Gaussian"
@@ -402,6 +411,8 @@ class GPRegressor(TargetEstimator):
             return (
                 f"{gain}, but beyond {_MOST_INFERRED} rows its training takes far longer; noise='student_t' trains it"
             )
+        if self._begins_anew(found):
+            return ""
         noise = unweighted(before.likelihood).noise.detach()
         # No less than the least Gaussian noise: one that begins below its NoiseFloor would not be given that bound.
         start = (max(tails.scale, _LEAST_SCALE) ** 2 * noise).clamp_min(_LEAST_NOISE)

@@ -288,3 +288,20 @@ def test_ctrl_c_during_a_look_from_little_noise_keeps_the_model(monkeypatch):
         model = GPRegressor("gaussian").fit(x, x[:, 0])
     assert model.fit_result_.status is FitStatus.INTERRUPTED
     assert np.isfinite(model.predict(x)).all()
+
+
+def test_a_student_t_begins_anew_where_gaussian_noise_has_explained_outliers():
+    """Three tenths of the targets are nonsense: from lengthscales that explain them training would not come back."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(0, 6, (600, 2))
+
+    def f(x):
+        return np.sin(2 * x[:, 0]) + 0.3 * x[:, 1]
+
+    y = f(x) + 0.1 * rng.standard_normal(600)
+    is_outlier = rng.random(600) < 0.3
+    y[is_outlier] += 100 * rng.standard_normal(is_outlier.sum())
+    new = rng.uniform(0, 6, (200, 2))
+    model = GPRegressor().fit(x, y)
+    assert model.likelihood_name_ == "student_t"
+    assert np.sqrt(np.mean((model.predict(new) - f(new)) ** 2)) < 0.2
