@@ -21,6 +21,7 @@ from gpext.estimators.models import DenseGP, hyperparameters_of, start_from
 from gpext.estimators.rows import unweighted
 from gpext.estimators.task import Initial, Settings, Task, Trained, fit_task, random_rows
 from gpext.inference import KL, InferenceWarning, Status
+from gpext.likelihoods import Weighted
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.priors import register_priors
 from gpext.training import FitResult, FitStatus
@@ -29,6 +30,7 @@ from gpext.training.subsets import subset_sizes
 
 _SOME = 400  # rows that tell whether there is a better model with little noise
 _PROMISE = 0.03  # nats a row that they have to gain by it: they are fitted to it, and the rest is not
+_MUCH = 0.1  # of the variance of standardised targets
 _LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
 _GAIN = 0.001  # nats a row, for which columns that were left out are brought back
 _NO_SECOND_LOOK = (FitStatus.INTERRUPTED, FitStatus.BREAKDOWN, FitStatus.NO_POSTERIOR, FitStatus.STOPPED)
@@ -39,13 +41,16 @@ def train_dense(task: Task, settings: Settings) -> Trained:
 
     From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
     function of many columns with hardly any noise. Whether there is one, a few hundred rows tell in tenths of a second.
+    Where rows that count as several have the same target, no noise at all has a large evidence, whatever the function: it
+    is looked for only if noise has explained much.
     """
     is_rough = settings == settings.rough  # another training starts from it
     if is_rough or not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
         return train_once(task, settings)
     likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))  # as they are before training
     trained = train_once(task, settings)
-    if trained.result.status is FitStatus.INTERRUPTED:
+    noise = float(unweighted(trained.likelihood).noise.detach())
+    if trained.result.status is FitStatus.INTERRUPTED or (_repeats(task) and noise < _MUCH):
         return trained
     _begin_without_noise(likelihood, kernel)
     elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=_SOME)
@@ -63,6 +68,11 @@ def train_dense(task: Task, settings: Settings) -> Trained:
         return _interrupted(trained) if again.result.status is FitStatus.INTERRUPTED else trained
     reason = f"trained a second time, from little noise: objective a row {before:.4f}, then {after:.4f}"
     return replace(again, reasons=(*again.reasons, reason))
+
+
+def _repeats(task: Task) -> bool:
+    """Return whether some rows count as several with the same target."""
+    return isinstance(task.likelihood, Weighted) and bool((task.targets[..., -1] >= 2).any())
 
 
 def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
