@@ -41,8 +41,8 @@ def train_dense(task: Task, settings: Settings) -> Trained:
 
     From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
     function of many columns with hardly any noise. Whether there is one, a few hundred rows tell in tenths of a second.
-    Where rows that count as several have the same target, no noise at all has a large evidence, whatever the function: it
-    is looked for only if noise has explained much.
+    Where rows that count as several have the same target, no noise at all has a large evidence, whatever the function:
+    it is looked for only if noise has explained much.
     """
     is_rough = settings == settings.rough  # another training starts from it
     if is_rough or not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
