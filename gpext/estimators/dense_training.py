@@ -45,7 +45,8 @@ def train_dense(task: Task, settings: Settings) -> Trained:
     it is looked for only if noise has explained much.
     """
     is_rough = settings == settings.rough  # another training starts from it
-    if is_rough or not (task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)):
+    is_gaussian = task.has_default_kernel and has_closed_form(task.likelihood, task.rules.train)
+    if is_rough or not (is_gaussian and _may_have_little_noise(task.likelihood)):
         return train_once(task, settings)
     likelihood, kernel = copy.deepcopy((task.likelihood, task.kernel))  # as they are before training
     trained = train_once(task, settings)
@@ -68,6 +69,14 @@ def train_dense(task: Task, settings: Settings) -> Trained:
         return _interrupted(trained) if again.result.status is FitStatus.INTERRUPTED else trained
     reason = f"trained a second time, from little noise: objective a row {before:.4f}, then {after:.4f}"
     return replace(again, reasons=(*again.reasons, reason))
+
+
+def _may_have_little_noise(likelihood: Any) -> bool:
+    """Return whether Gaussian noise is learnt, and may be as little as that of a second start."""
+    noise = unweighted(likelihood).noise_covar
+    constraint = noise.raw_noise_constraint
+    is_within = float(constraint.lower_bound) < _LITTLE_NOISE < float(constraint.upper_bound)
+    return noise.raw_noise.requires_grad and is_within
 
 
 def _repeats(task: Task) -> bool:

@@ -305,3 +305,15 @@ def test_a_student_t_begins_anew_where_gaussian_noise_has_explained_outliers():
     model = GPRegressor().fit(x, y)
     assert model.likelihood_name_ == "student_t"
     assert np.sqrt(np.mean((model.predict(new) - f(new)) ** 2)) < 0.2
+
+
+@pytest.mark.parametrize("kind", ["bounded", "fixed"])
+def test_noise_that_the_user_has_bounded_or_fixed_stays_so(kind):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 6, (60, 2))
+    y = np.sin(2 * x[:, 0]) + 0.01 * rng.standard_normal(60)
+    noise = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(0.05))
+    noise.noise = 0.3
+    noise.raw_noise.requires_grad_(kind == "bounded")
+    found = float(GPRegressor(noise).fit(x, y).likelihood_.noise.detach())
+    assert found == pytest.approx(0.3) if kind == "fixed" else found >= 0.05
