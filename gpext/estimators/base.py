@@ -7,7 +7,6 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,10 +162,12 @@ class GPEstimator(BaseEstimator):
             self._distinct = self._distinct[:0]
         for name, make in likelihoods.items():
             likelihood = make().to(inputs.dtype)
-            reason = self._prepare(likelihood, found)
+            reason, begins_anew = self._prepare(likelihood, found)
             if reason:
                 reasons.append(f"noise {name!r} not trained: {reason}")
                 continue
+            if begins_anew:
+                start, start_rows, sites = None, 0, None
             likelihood, y = self._weighted(likelihood, *wholes, sparse=plan.is_sparse)
             task = Task(
                 inputs,
@@ -182,8 +183,6 @@ class GPEstimator(BaseEstimator):
                 has_default_kernel=self.kernel is None,
                 sites=sites,
             )
-            if self._begins_anew(found):
-                task = replace(task, start=None, start_rows=0, sites=None)
             found[name] = train(task, plan, settings)
             start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(raw)
             sites = found[name].sites
@@ -280,13 +279,12 @@ class GPEstimator(BaseEstimator):
         """
         return 0
 
-    def _begins_anew(self, found: dict[str, Trained]) -> bool:
-        """Return whether models of other likelihoods tell nothing about where to begin."""
-        return False
+    def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> tuple[str, bool]:
+        """Set where training begins, from models of other likelihoods.
 
-    def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
-        """Set where training begins, from models of other likelihoods; return why not to train this one, or ""."""
-        return ""
+        Return why not to train this one, or "", and whether the others tell nothing about where to begin.
+        """
+        return "", False
 
     def _choose_columns(
         self,

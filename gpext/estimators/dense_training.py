@@ -55,10 +55,11 @@ def train_dense(task: Task, settings: Settings) -> Trained:
         return trained
     _begin_without_noise(likelihood, kernel)
     elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=_SOME)
+    after_ctrl_c = replace(trained, result=_interrupted(trained.result, "from little noise"))
     try:
         start = _promising_start(elsewhere, trained, settings)
     except KeyboardInterrupt:
-        return _interrupted(trained)
+        return after_ctrl_c
     if start is None:
         return trained
     again = train_once(replace(copy.deepcopy(elsewhere), start=start), settings)
@@ -66,7 +67,7 @@ def train_dense(task: Task, settings: Settings) -> Trained:
         again = train_once(elsewhere, settings)
     before, after = trained.result.objective, again.result.objective
     if not after > before + settings.tolerance:
-        return _interrupted(trained) if again.result.status is FitStatus.INTERRUPTED else trained
+        return after_ctrl_c if again.result.status is FitStatus.INTERRUPTED else trained
     reason = f"trained a second time, from little noise: objective a row {before:.4f}, then {after:.4f}"
     return replace(again, reasons=(*again.reasons, reason))
 
@@ -92,9 +93,9 @@ def _begin_without_noise(likelihood: Any, kernel: Kernel) -> None:
             part.outputscale = _LARGE
 
 
-def _interrupted(trained: Trained) -> Trained:
-    message = "interrupted: the model is as trained before a second look from little noise"
-    return replace(trained, result=replace(trained.result, status=FitStatus.INTERRUPTED, message=message))
+def _interrupted(result: FitResult, look: str) -> FitResult:
+    message = f"interrupted: the model is as trained before a second look {look}"
+    return replace(result, status=FitStatus.INTERRUPTED, message=message)
 
 
 def _promising_start(task: Task, trained: Trained, settings: Settings) -> dict[str, Tensor] | None:
@@ -105,8 +106,7 @@ def _promising_start(task: Task, trained: Trained, settings: Settings) -> dict[s
     Raises:
         KeyboardInterrupt: Ctrl-C.
     """
-    part = random_rows(task, min(_SOME, len(task.inputs)), settings.seed)
-    part = replace(part, neighbours=None, points=None, sites=None)
+    part = replace(random_rows(task, _SOME, settings.seed), neighbours=None, points=None, sites=None)
     there = train_once(copy.deepcopy(part), settings.rough)
     if there.result.status is FitStatus.INTERRUPTED:
         raise KeyboardInterrupt
@@ -147,18 +147,17 @@ def train_once(task: Task, settings: Settings) -> Trained:
 
     def trained(settings: Settings, initial: Initial) -> FitResult:
         """Train, and once more where columns were left out that matter."""
-        result = fit_task(objective, task.inputs, task.targets, settings, initial=initial)
+        result = fit_task(objective, task, settings, initial=initial)
         if not task.has_default_kernel or result.status in _NO_SECOND_LOOK:
             return result
         try:
             found = bring_back(objective, result.objective, _GAIN)
         except KeyboardInterrupt:
-            message = "interrupted: the model is as trained before a second look at its columns"
-            return replace(result, status=FitStatus.INTERRUPTED, message=message)
+            return _interrupted(result, "at its columns")
         if found is None:
             return result
         value, columns = found
-        again = fit_task(objective, task.inputs, task.targets, settings, initial=known)
+        again = fit_task(objective, task, settings, initial=known)
         reasons.append(
             f"columns {', '.join(map(str, columns))} of the inputs, left out at first, were brought back: objective a "
             f"row {result.objective:.4f}, then {value:.4f}, and after training {again.objective:.4f}"
@@ -172,7 +171,7 @@ def train_once(task: Task, settings: Settings) -> Trained:
         model.inference, initial = rules.train, known
         if result.status is FitStatus.INTERRUPTED:
             return Trained(model, task.likelihood, result, _conclude(model, task))
-        result = fit_task(objective, task.inputs, task.targets, settings, initial=initial)
+        result = fit_task(objective, task, settings, initial=initial)
     else:
         result = trained(settings, initial)
     return Trained(model, task.likelihood, result, (*reasons, *_conclude(model, task)))

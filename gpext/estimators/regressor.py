@@ -28,7 +28,7 @@ from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.gaussian_evidence import has_closed_form
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
-from gpext.estimators.tails import Tails, fit_tails
+from gpext.estimators.tails import fit_tails
 from gpext.estimators.task import Rules, Settings, Trained
 from gpext.inference import KL, InferenceWarning, Laplace, Status
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
@@ -191,11 +191,6 @@ class _LeftOut(NamedTuple):
     residuals: np.ndarray  # by the deviations of the predictions (n,)
     weights: np.ndarray  # of the rows (n,)
     is_exact: bool  # whether most predictions of f are better than the least noise
-
-
-def _tails(trained: Trained) -> Tails:
-    left_out = _left_out(trained)
-    return fit_tails(left_out.residuals, left_out.weights)
 
 
 def _left_out(trained: Trained) -> _LeftOut:
@@ -389,35 +384,31 @@ class GPRegressor(TargetEstimator):
     def _most_rough(self, likelihood: Any) -> int:
         return _MOST_ROUGH if has_closed_form(likelihood, KL()) else _MOST_INFERRED
 
-    def _begins_anew(self, found: dict[str, Trained]) -> bool:
-        return bool(found) and _tails(found["gaussian"]).gain > _OUTLIERS
-
-    def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> str:
+    def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> tuple[str, bool]:
         """Begin a Student-t with the tails of residuals under Gaussian noise; leave it out where there are none."""
         if not found:
-            return ""
+            return "", False
         before = found["gaussian"]
         left_out = _left_out(before)
         if left_out.is_exact:
-            return "leave-one-out predictions under Gaussian noise are as exact as its least deviation, 0.001"
-        tails = _tails(before)
+            return "leave-one-out predictions under Gaussian noise are as exact as its least deviation, 0.001", False
+        tails = fit_tails(left_out.residuals, left_out.weights)
         gain = (
             f"a Student-t fits the leave-one-out residuals of Gaussian noise by {tails.gain:.4f} nats a row better "
             "than a Gaussian"
         )
         if tails.gain < HEAVY:
-            return f"{gain}, less than {HEAVY}"
+            return f"{gain}, less than {HEAVY}", False
         if len(before.model.train_inputs[0]) > _MOST_INFERRED:
-            return (
-                f"{gain}, but beyond {_MOST_INFERRED} rows its training takes far longer; noise='student_t' trains it"
-            )
-        if self._begins_anew(found):
-            return ""
+            far = f"beyond {_MOST_INFERRED} rows its training takes far longer; noise='student_t' trains it"
+            return f"{gain}, but {far}", False
+        if tails.gain > _OUTLIERS:
+            return "", True
         noise = unweighted(before.likelihood).noise.detach()
         # No less than the least Gaussian noise: one that begins below its NoiseFloor would not be given that bound.
         start = (max(tails.scale, _LEAST_SCALE) ** 2 * noise).clamp_min(_LEAST_NOISE)
         likelihood.initialize(noise=start, deg_free=noise.new_tensor(tails.deg_free))
-        return ""
+        return "", False
 
     def _default_rules(self, likelihood: Any, targets: Tensor) -> Rules:
         if num_latents(likelihood) is not None or has_closed_form(likelihood, KL()):

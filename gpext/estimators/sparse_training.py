@@ -108,7 +108,7 @@ def _fit_sparse(
     objective = _bound(likelihood, model, len(task.inputs))
     if task.priors:
         register_priors(objective)
-    result = fit_task(objective, task.inputs, task.targets, settings, batch_size)
+    result = fit_task(objective, task, settings, batch_size)
     return Trained(model, likelihood, result)
 
 

@@ -153,17 +153,16 @@ def inducing_points_of(task: Task, size: int, seed: int) -> Tensor:
 
 def fit_task(
     objective: MarginalLogLikelihood,
-    x: Tensor,
-    y: Tensor,
+    task: Task,
     settings: Settings,
     batch_size: int | None = None,
     initial: Initial = "data",
 ) -> FitResult:
-    """Train by :func:`gpext.fit` as the settings say."""
+    """Train on the rows of a task by :func:`gpext.fit` as the settings say."""
     return fit(
         objective,
-        x,
-        y,
+        task.inputs,
+        task.targets,
         batch_size=batch_size,
         max_steps=settings.max_steps,
         tolerance=settings.tolerance,
