@@ -268,6 +268,7 @@ class Sampler(ABC, Generic[Result]):
         if status is SamplingStatus.NOT_WRITTEN:
             store.flush_to_memory()
         seconds = time.perf_counter() - started
+        self.target.jitter = max(members.spread.gather(self.target.jitter))
         draws = self._concluded(Outcome(store.chunks, store.everyones_states(), status, note, seconds))
         if status is not None:
             warn_caller(draws.message, InferenceWarning)

@@ -147,6 +147,18 @@ def test_data_at_one_input_are_drawn_alike():
     torch.testing.assert_close(draws.latent[..., 5], draws.latent[..., 2], rtol=0, atol=1e-8)
 
 
+def test_the_largest_jitter_that_chains_needed_is_reported():
+    """Neighbours a thousandth of a lengthscale away leave conditional variances no digits."""
+    sampler = GibbsSampler(model(3))
+    target = sampler.target
+    own = target.begin(1)[0]
+    assert target.prior_at(own).jitter == target.jitter == 0
+    added = target.prior_at(own + 5000).jitter
+    assert added > 0
+    assert target.prior_at(own).jitter == 0
+    assert f"; jitter {added:g}." in run(sampler, 2).message
+
+
 def test_neighbours_stay_while_lengthscales_move():
     target = GibbsSampler(model(3)).target
     raw = target.begin(1)[0]

@@ -16,7 +16,7 @@ class ChainTarget(ABC):
         model: whose products may be shared out among ranks; None where there is none.
         latent_shape: of f in one chain (..., N); (0,) where f is integrated out.
         dtype: that in which draws of f are kept.
-        jitter: that was added to the prior covariance.
+        jitter: the largest that was added to the prior covariance.
     """
 
     model: Any = None

@@ -157,6 +157,7 @@ class ModelTarget(Target):
     ) -> None:
         self._take(model, names, logarithms)
         super().__init__(self._prior_of_observed(), self.model.likelihood, model.train_targets, jitter)
+        self._least_jitter = self.jitter
 
     @torch.inference_mode(False)  # a copy made in it would have no parameters that move
     def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
@@ -259,7 +260,7 @@ class ModelTarget(Target):
         return copy.deepcopy(self.likelihood)
 
     def prior_at(self, raw: Tensor) -> DensePrior | NeighbourPrior:
-        """Return the prior of f at the training inputs at raw values (P,).
+        """Return the prior of f at the training inputs at raw values (P,), and keep the largest jitter of any.
 
         Raises:
             HyperparameterError: it is not finite.
@@ -267,11 +268,12 @@ class ModelTarget(Target):
         self._moved.write(raw)
         prior = self._prior_of_observed()
         covariance = prior.lazy_covariance_matrix
-        by_neighbours = NeighbourPrior.of(prior.mean, covariance, self.jitter)
+        by_neighbours = NeighbourPrior.of(prior.mean, covariance, self._least_jitter)
         if by_neighbours is None:
-            known: DensePrior | NeighbourPrior = DensePrior.of(prior.mean, covariance.to_dense(), self.jitter)
+            known: DensePrior | NeighbourPrior = DensePrior.of(prior.mean, covariance.to_dense(), self._least_jitter)
         else:
-            known, _ = by_neighbours
+            known, added = by_neighbours
+            self.jitter = max(self.jitter, added)
         if not bool(known.mean.isfinite().all() and known.is_finite):
             raise HyperparameterError("the prior has NaN or infinite entries; check the kernel's parameters.")
         return known
