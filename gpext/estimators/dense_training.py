@@ -28,8 +28,7 @@ from gpext.training import FitResult, FitStatus
 from gpext.training.full_batch import BREAKDOWNS
 from gpext.training.subsets import subset_sizes
 
-_SOME = 400  # rows that tell whether there is a better model with little noise
-_PROMISE = 0.03  # nats a row that they have to gain by it: they are fitted to it, and the rest is not
+_SOME = 400  # rows that find a better model with little noise, if there is one
 _MUCH = 0.1  # of the variance of standardised targets
 _LARGE, _LITTLE_NOISE = 100.0, 1e-3  # outputscale and noise of a second start
 _GAIN = 0.001  # nats a row, for which columns that were left out are brought back
@@ -37,10 +36,10 @@ _NO_SECOND_LOOK = (FitStatus.INTERRUPTED, FitStatus.BREAKDOWN, FitStatus.NO_POST
 
 
 def train_dense(task: Task, settings: Settings) -> Trained:
-    """Train on all data; under Gaussian noise again from elsewhere, where some of the rows promise a larger evidence.
+    """Train on all data; under Gaussian noise again from elsewhere, where some of the rows find a larger evidence.
 
     From lengthscales of the distances between data, and as much noise as signal, no slope of the evidence may lead to a
-    function of many columns with hardly any noise. Whether there is one, a few hundred rows tell in tenths of a second.
+    function of many columns with hardly any noise. If there is one, a few hundred rows find it in tenths of a second.
     Where rows that count as several have the same target, no noise at all has a large evidence, whatever the function:
     it is looked for only if noise has explained much.
     """
@@ -57,13 +56,13 @@ def train_dense(task: Task, settings: Settings) -> Trained:
     elsewhere = replace(task, likelihood=likelihood, kernel=kernel, start=None, start_rows=_SOME)
     after_ctrl_c = replace(trained, result=_interrupted(trained.result, "from little noise"))
     try:
-        start = _promising_start(elsewhere, trained, settings)
+        start = _better_start(elsewhere, trained, settings)
     except KeyboardInterrupt:
         return after_ctrl_c
     if start is None:
         return trained
     again = train_once(replace(copy.deepcopy(elsewhere), start=start), settings)
-    if again.result.status is FitStatus.BREAKDOWN:  # of noise so little that the evidence of all rows has no digits
+    if again.result.status is FitStatus.BREAKDOWN:
         again = train_once(elsewhere, settings)
     before, after = trained.result.objective, again.result.objective
     if not after > before + settings.tolerance:
@@ -98,10 +97,8 @@ def _interrupted(result: FitResult, look: str) -> FitResult:
     return replace(result, status=FitStatus.INTERRUPTED, message=message)
 
 
-def _promising_start(task: Task, trained: Trained, settings: Settings) -> dict[str, Tensor] | None:
-    """Return hyperparameters from where the task begins at which some rows have a larger evidence than under a model.
-
-    None where it is not larger.
+def _better_start(task: Task, trained: Trained, settings: Settings) -> dict[str, Tensor] | None:
+    """Return what some rows learn from where the task begins, if all rows have a larger evidence there than by a model.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -110,14 +107,15 @@ def _promising_start(task: Task, trained: Trained, settings: Settings) -> dict[s
     there = train_once(copy.deepcopy(part), settings.rough)
     if there.result.status is FitStatus.INTERRUPTED:
         raise KeyboardInterrupt
-    objective = _objective_of(replace(copy.deepcopy(part), start=hyperparameters_of(trained.model, trained.likelihood)))
-    model = objective.train().model
+    start = hyperparameters_of(there.model, there.likelihood)
+    objective = _objective_of(replace(copy.deepcopy(task), start=start)).train()
+    model = objective.model
     try:
         with torch.no_grad():
-            here = float(objective(model(*model.train_inputs), model.train_targets).sum())
-    except BREAKDOWNS:
-        return None
-    return hyperparameters_of(there.model, there.likelihood) if there.result.objective > here + _PROMISE else None
+            value = float(objective(model(*model.train_inputs), model.train_targets).sum())
+    except BREAKDOWNS:  # of so little noise that the evidence of all rows has no digits there
+        value = there.result.objective
+    return start if value > trained.result.objective + settings.tolerance else None
 
 
 def _objective_of(task: Task) -> LatentMarginalLogLikelihood:

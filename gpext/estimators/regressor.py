@@ -247,7 +247,8 @@ class GPRegressor(TargetEstimator):
             second tried only where the residuals of the first have heavier tails than it expects and, with neighbours,
             on up to 20,000 rows, and kept only if its inference converges; or any likelihood of gpext or gpytorch for
             standardised targets, which is copied. "gaussian" noise has a deviation of at least 0.001 of that of the
-            targets; the default kernel is trained a second time, from little noise, where 400 rows promise more by it.
+            targets; the default kernel is trained a second time, from little noise, where 400 rows find a larger
+            evidence by it.
         kernel: a gpytorch kernel over the standardised columns, numeric ones before categorical ones. None: Matern-5/2
             with a lengthscale for each numeric column, times a :class:`gpext.kernels.CategoricalKernel`.
         inference: a rule of :mod:`gpext.inference` for the full data; "auto" is exact for Gaussian noise, trains a

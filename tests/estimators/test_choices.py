@@ -283,7 +283,7 @@ def test_ctrl_c_during_a_look_from_little_noise_keeps_the_model(monkeypatch):
 
     rng = np.random.default_rng(0)
     x = rng.standard_normal((30, 2))
-    monkeypatch.setattr("gpext.estimators.dense_training._promising_start", interrupted)
+    monkeypatch.setattr("gpext.estimators.dense_training._better_start", interrupted)
     with pytest.warns(ConvergenceWarning, match="second look from little noise"):
         model = GPRegressor("gaussian").fit(x, x[:, 0])
     assert model.fit_result_.status is FitStatus.INTERRUPTED
