@@ -319,6 +319,16 @@ class NeighbourPosterior(GaussianPosterior):
         of_coordinates = 2 * self.chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.factor.log_det + self.regressions.variance.log().sum(-1) + of_coordinates
 
+    @property
+    def log_peak(self) -> Tensor:
+        """See :attr:`GaussianPosterior.log_peak`; of errors in the mean it has their squares alone.
+
+        Of `weights` it would have them as they are, and by neighbours that tell almost all they are large.
+        """
+        z, r = self._parts
+        energy = z.square().sum(-1) + self.regressions.whitened(r.unsqueeze(-1)).square().sum((-2, -1))
+        return -0.5 * (energy + self.log_det)
+
     def covariance_times(self, vector: Tensor) -> Tensor:
         """Return V vector (..., N)."""
         return self._moved(*self._response(vector))

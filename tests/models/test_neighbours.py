@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from dataclasses import replace
+from functools import partial
 
 import gpytorch
 import pytest
@@ -10,11 +12,14 @@ from gpytorch.distributions import MultivariateNormal
 
 import gpext
 from gpext.bounds import num_latents
-from gpext.inference import CAVI, EP, KL, Laplace, Status, Taylor
+from gpext.inference import CAVI, EP, KL, Laplace, Status, Taylor, exact_terms
+from gpext.inference.drivers.fixed_point import visit
+from gpext.inference.problem import Problem
 from gpext.kernels import sphere_points
 from gpext.likelihoods import (
     BernoulliLogitLikelihood,
     HeteroscedasticGaussianLikelihood,
+    LaplaceLikelihood,
     MultinomialLogitLikelihood,
     PoissonLikelihood,
     StudentTLikelihood,
@@ -321,6 +326,27 @@ def test_sharp_sites_lose_no_digits():
         )
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_the_bound_has_the_digits_that_it_says_where_neighbours_tell_almost_all():
+    """Neighbours leave a 10^8th of the variance of a value and less, and means have half of their digits."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=generator, dtype=F64)
+    y = torch.sin(2 * x[:, 0]) + 0.1 * torch.randn(200, generator=generator, dtype=F64)
+    likelihood = LaplaceLikelihood().double()
+    likelihood.noise = 0.02
+    model = Model(x, y, likelihood, KL(), neighbours=20, fill_in=True)
+    model.covar_module.base_kernel = gpytorch.kernels.MaternKernel(2.5).double()
+    model.covar_module.base_kernel.lengthscale = 30.0
+    model.covar_module.outputscale = 100.0
+    assert model.result.status is Status.CONVERGED
+    noise = 1e-12 * torch.randn(5, 200, generator=generator, dtype=F64)
+    with torch.no_grad():
+        problem = Problem.of(model.variational_strategy.prior_distribution, likelihood, y, 0.0)
+        terms, sites = partial(exact_terms, likelihood, y), model.result.conditioned.sites
+        found = [visit(problem, terms, replace(sites, shift=sites.shift * (1 + each))) for each in noise]
+        values = torch.stack([each.value for each in found])
+        assert float(values.max() - values.min()) < float(found[0].rounding)
 
 
 def test_new_data_replace_the_old():
