@@ -35,7 +35,7 @@ from gpext.estimators.models import (
 )
 from gpext.estimators.plan import Plan, choose_plan
 from gpext.estimators.report import Report, report_of
-from gpext.estimators.rows import distinct_rows
+from gpext.estimators.rows import Rows, distinct_rows
 from gpext.estimators.table import Columns, fit_columns, read_table
 from gpext.estimators.task import Rules, Settings, Task, Trained
 from gpext.estimators.training import train
@@ -133,14 +133,14 @@ class GPEstimator(BaseEstimator):
             raw: the table of distinct rows, numbers and codes.
             targets: (n,) or (n, k) as the likelihoods take them.
             weights: of the rows (n,), positive.
-            likelihoods: makers by name, the most general one last, which is the only one with inducing points.
+            likelihoods: makers by name; with inducing points one of them alone.
         """
         started = time.perf_counter()
         settings = Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
         first = next(iter(likelihoods.values()))
-        self._columns, transform_reason, tried = self._choose_columns(raw, targets, weights, first, settings)
+        rows = Rows(raw, targets, weights)
+        self._columns, transform_reason, tried = self._choose_columns(rows, first, settings)
         inputs = torch.from_numpy(self._columns.transform(raw))
-        wholes = torch.from_numpy(np.ascontiguousarray(targets, float)), torch.from_numpy(weights)
         start, start_rows = self._start(), len(raw)
         if start is None and tried is not None:
             start, start_rows = hyperparameters_of(tried.model, tried.likelihood), len(tried.model.train_inputs[0])
@@ -157,8 +157,9 @@ class GPEstimator(BaseEstimator):
             num_columns=inputs.size(-1),
             most_rough=self._most_rough(first()),
         )
-        if plan.is_sparse:  # the most general one alone
-            likelihoods = dict([list(likelihoods.items())[-1]])
+        if plan.is_sparse:
+            name, reason = self._choose_sparse(rows, likelihoods, settings)
+            likelihoods, reasons = {name: likelihoods[name]}, [*reasons, reason]
             self._distinct = self._distinct[:0]
         for name, make in likelihoods.items():
             likelihood = make().to(inputs.dtype)
@@ -168,7 +169,7 @@ class GPEstimator(BaseEstimator):
                 continue
             if begins_anew:
                 start, start_rows, sites = None, 0, None
-            likelihood, y = self._weighted(likelihood, *wholes, sparse=plan.is_sparse)
+            likelihood, y = self._weighted(likelihood, *rows.tensors, sparse=plan.is_sparse)
             task = Task(
                 inputs,
                 y,
@@ -279,6 +280,12 @@ class GPEstimator(BaseEstimator):
         """
         return 0
 
+    def _choose_sparse(
+        self, rows: Rows, likelihoods: dict[str, Callable[[], Any]], settings: Settings
+    ) -> tuple[str, str]:
+        """Return the name of the likelihood that has inducing points, the last and most general one, and why."""
+        return list(likelihoods)[-1], ""
+
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> tuple[str, bool]:
         """Set where training begins, from models of other likelihoods.
 
@@ -287,12 +294,7 @@ class GPEstimator(BaseEstimator):
         return "", False
 
     def _choose_columns(
-        self,
-        raw: np.ndarray,
-        targets: np.ndarray,
-        weights: np.ndarray,
-        make: Callable[[], Any],
-        settings: Settings,
+        self, rows: Rows, make: Callable[[], Any], settings: Settings
     ) -> tuple[Columns, str, Trained | None]:
         """Return the columns as they are or with skewed ones transformed, why, and the model that decided, if any.
 
@@ -300,35 +302,49 @@ class GPEstimator(BaseEstimator):
         """
         if self.skewed_columns not in ("auto", "keep", "yeo_johnson"):
             raise ValueError(f"skewed_columns must be 'auto', 'keep' or 'yeo_johnson'; got {self.skewed_columns!r}.")
-        plain = fit_columns(self, raw, weights, power=False)
+        plain = fit_columns(self, rows.raw, rows.weights, power=False)
         if self.skewed_columns == "keep" or len(plain.skewed) == 0:
             return plain, "", None
-        power = fit_columns(self, raw, weights, power=True)
+        power = fit_columns(self, rows.raw, rows.weights, power=True)
         if self.skewed_columns == "yeo_johnson":
             return power, "", None
-        some = np.random.default_rng(settings.seed).permutation(len(raw))[:_TRIED]
-        found: list[Trained] = []
-        for columns in (plain, power):
-            inputs = torch.from_numpy(columns.transform(raw[some]))
-            parts = torch.from_numpy(np.ascontiguousarray(targets[some], float)), torch.from_numpy(weights[some])
-            likelihood, y = self._weighted(make().to(inputs.dtype), *parts)
-            kernel, rules = self._own_kernel(inputs, columns), self._rules(likelihood, y)
-            start = hyperparameters_of(found[0].model, found[0].likelihood) if found else None
-            is_default = self.kernel is None
-            task = Task(
-                inputs, y, likelihood, kernel, rules, priors=self.priors, start=start, has_default_kernel=is_default
-            )
-            found.append(train(task, Plan(None, False, 0, None), settings.rough))
+        some = rows.some(_TRIED, settings.seed)
+        first = self._train_on_some(some, plain, make, settings)
+        start = hyperparameters_of(first.model, first.likelihood)
+        found = first, self._train_on_some(some, power, make, settings, start)
         names = [plain.names[j] for j in plain.skewed]
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         scores = [each.score for each in found]
         verb = "transformed" if scores[1] > scores[0] else "left as they are"
         reason = (
-            f"skewed columns {verb} ({shown}): leave-one-out log density of {len(some)} rows {scores[0]:.4f} as they "
-            f"are, {scores[1]:.4f} transformed"
+            f"skewed columns {verb} ({shown}): leave-one-out log density of {len(some.raw)} rows {scores[0]:.4f} as "
+            f"they are, {scores[1]:.4f} transformed"
         )
         chosen = int(scores[1] > scores[0])
         return (plain, power)[chosen], reason, found[chosen]
+
+    def _train_on_some(
+        self,
+        some: Rows,
+        columns: Columns,
+        make: Callable[[], Any],
+        settings: Settings,
+        start: dict[str, Tensor] | None = None,
+    ) -> Trained:
+        """Train a model of all data roughly, of so few rows that it tells in seconds which of several is better."""
+        inputs = torch.from_numpy(columns.transform(some.raw))
+        likelihood, y = self._weighted(make().to(inputs.dtype), *some.tensors)
+        task = Task(
+            inputs,
+            y,
+            likelihood,
+            self._own_kernel(inputs, columns),
+            self._rules(likelihood, y),
+            priors=self.priors,
+            start=start,
+            has_default_kernel=self.kernel is None,
+        )
+        return train(task, Plan(None, False, 0, None), settings.rough)
 
     def _start(self) -> dict[str, Tensor] | None:
         """Return the hyperparameters of the last training, to start from them, or None."""

@@ -6,11 +6,31 @@ together and sorted, data in another order, repeated data and data with whole we
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gpext.likelihoods import Weighted
+
+
+class Rows(NamedTuple):
+    """Distinct rows of a table, numbers and codes (n, d), their targets (n,) or (n, k), and weights (n,)."""
+
+    raw: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Targets and weights, float64."""
+        return torch.from_numpy(np.ascontiguousarray(self.targets, float)), torch.from_numpy(self.weights)
+
+    def some(self, size: int, seed: int) -> Rows:
+        """Return random ones, up to `size`."""
+        index = np.random.default_rng(seed).permutation(len(self.raw))[:size]
+        return Rows(self.raw[index], self.targets[index], self.weights[index])
 
 
 def read_weights(sample_weight: Any, raw: np.ndarray) -> np.ndarray:

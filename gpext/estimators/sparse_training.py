@@ -26,6 +26,7 @@ from gpext.variational import CollapsedBound
 
 WORTH = 0.003  # nats a datum
 _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
+_FINER = 0.3  # times the tolerance: the bound has plateaus on which steps gain less than many more of them would
 _PART = 1000  # rows whose hyperparameters those of inducing points begin with
 
 
@@ -74,6 +75,10 @@ def train_sparse(task: Task, plan: Plan, settings: Settings) -> Trained:
             return replace(at_once, result=result)
     while True:
         trained = _fit_sparse(task, size, start, settings, plan.batch_size)
+        if best is not None and trained.score < best.score and trained.result.status is not FitStatus.INTERRUPTED:
+            # More points can do what fewer can: training has ended short of it.
+            values = hyperparameters_of(best.model, best.likelihood)
+            trained = _fit_sparse(task, size, values, settings, plan.batch_size)
         objectives[size] = trained.score
         gain = trained.score - (best.score if best is not None else -float("inf"))
         if best is None or gain > 0:
@@ -108,8 +113,8 @@ def _fit_sparse(
     objective = _bound(likelihood, model, len(task.inputs))
     if task.priors:
         register_priors(objective)
-    result = fit_task(objective, task, settings, batch_size)
-    return Trained(model, likelihood, result)
+    finer = replace(settings, tolerance=_FINER * settings.tolerance)
+    return Trained(model, likelihood, fit_task(objective, task, finer, batch_size))
 
 
 def _bound(likelihood: Any, model: SparseGP, num_data: int) -> MarginalLogLikelihood:

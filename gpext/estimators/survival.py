@@ -17,8 +17,9 @@ from torch import Tensor
 
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.failures import all_or_nothing
-from gpext.estimators.rows import unweighted
+from gpext.estimators.rows import Rows, unweighted
 from gpext.estimators.table import read_table
+from gpext.estimators.task import Settings
 from gpext.likelihoods import (
     Censored,
     LogLogisticLikelihood,
@@ -27,6 +28,7 @@ from gpext.likelihoods import (
 )
 from gpext.survival import ParametricHazard, concordance_index
 
+_SOME = 500  # rows that tell the family where there are too many for all
 _FAMILIES = {"weibull": WeibullLikelihood, "log_logistic": LogLogisticLikelihood, "log_normal": LogNormalLikelihood}
 
 
@@ -44,7 +46,8 @@ class GPSurvival(GPEstimator):
     whose second is the time of the event or of censoring. A plain array of times is one without censoring.
 
     Args:
-        family: "weibull", "log_logistic", "log_normal", or "auto", the best of the three by leave-one-out log density.
+        family: "weibull", "log_logistic", "log_normal", or "auto", the best of the three by leave-one-out log density,
+            with inducing points by that of 500 random rows.
         kernel, inference, inducing_points, batch_size, skewed_columns, priors: as of :class:`GPRegressor`.
         neighbours: as of :class:`GPClassifier`, where p(y | f) has one latent function.
         max_steps, tolerance, warm_start, random_state, verbose: as of :class:`GPRegressor`.
@@ -138,6 +141,20 @@ class GPSurvival(GPEstimator):
         if any(name not in _FAMILIES for name in names):
             raise ValueError(f"family must be 'auto', {', '.join(map(repr, _FAMILIES))}; got {self.family!r}.")
         return {name: partial(_censored, _FAMILIES[name]) for name in names}
+
+    def _choose_sparse(
+        self, rows: Rows, likelihoods: dict[str, Callable[[], Any]], settings: Settings
+    ) -> tuple[str, str]:
+        """Return the family of the best leave-one-out predictions of some rows: none is the most general."""
+        if len(likelihoods) == 1:
+            return super()._choose_sparse(rows, likelihoods, settings)
+        some = rows.some(_SOME, settings.seed)
+        scores = {
+            name: self._train_on_some(some, self._columns, make, settings).score for name, make in likelihoods.items()
+        }
+        told = ", ".join(f"{score:.4f} with {name}" for name, score in scores.items())
+        chosen = max(scores, key=lambda name: scores[name])
+        return chosen, f"family {chosen!r} by the leave-one-out log density of {len(some.raw)} random rows: {told}"
 
     def _hazard(self, X: Any) -> ParametricHazard:
         inputs = self._inputs(X)
