@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import gpytorch
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import gpext
-from gpext.estimators import GPClassifier, GPRegressor
+from gpext.estimators import GPClassifier, GPRegressor, GPSurvival, sparse_training
 from gpext.estimators.plan import choose_plan
 from gpext.estimators.report import report_of
 from gpext.estimators.rows import unweighted
@@ -65,6 +66,36 @@ def test_inducing_points_grow_while_the_bound_gains(data, monkeypatch):
     assert any("doubled" in choice for choice in model.report_.choices)
     full = GPRegressor("student_t", inducing_points=None).fit(x, y)
     assert abs(model.log_density(x, y).mean() - full.log_density(x, y).mean()) < 0.03
+
+
+def test_more_inducing_points_begin_where_fewer_have_ended_if_they_end_below(data, monkeypatch):
+    x, y = data
+    starts = []
+
+    def fit(task, size, values, settings, batch_size=None):
+        trained = original(task, size, values, settings, batch_size)
+        starts.append((size, values))
+        falls_short = size == 6 and len(starts) == 2
+        return replace(trained, result=replace(trained.result, objective=-9.0)) if falls_short else trained
+
+    original = sparse_training._fit_sparse
+    monkeypatch.setattr(sparse_training, "_fit_sparse", fit)
+    monkeypatch.setattr("gpext.estimators.plan._FULL", 0.0)
+    monkeypatch.setattr("gpext.estimators.plan._FIRST", 3)
+    model = GPRegressor("gaussian", neighbours=None).fit(x, y)
+    assert [size for size, _ in starts[:3]] == [3, 6, 6]
+    name = "covar_module.base_kernel.raw_lengthscale"
+    assert not torch.equal(starts[1][1][name], starts[2][1][name])
+    assert not any("-9.0" in choice for choice in model.report_.choices)
+
+
+def test_the_family_of_many_survival_times_is_that_of_some():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((600, 4))
+    time = np.exp(X[:, 0]) * rng.weibull(3.0, 600)
+    model = GPSurvival(inducing_points=10).fit(X, time)
+    assert model.likelihood_name_ == "weibull"
+    assert any("family 'weibull' by the leave-one-out" in choice for choice in model.report_.choices)
 
 
 @pytest.mark.parametrize("points", [15, np.linspace(-2, 2, 12)[:, None]])
