@@ -124,24 +124,19 @@ class GPEstimator(BaseEstimator):
         raw, targets, weights, self._distinct = distinct_rows(raw, targets, sample_weight)
         return raw, targets, weights
 
-    def _train(
-        self, raw: np.ndarray, targets: np.ndarray, weights: np.ndarray, likelihoods: dict[str, Callable[[], Any]]
-    ) -> None:
+    def _train(self, rows: Rows, likelihoods: dict[str, Callable[[], Any]]) -> None:
         """Train a model by each likelihood in turn, each from the one before, and keep that of the best predictions.
 
         Args:
-            raw: the table of distinct rows, numbers and codes.
-            targets: (n,) or (n, k) as the likelihoods take them.
-            weights: of the rows (n,), positive.
+            rows: distinct ones, their targets as the likelihoods take them, and positive weights.
             likelihoods: makers by name; with inducing points one of them alone.
         """
         started = time.perf_counter()
         settings = Settings(self.max_steps, self.tolerance, self._seed(), self.verbose > 0)
         first = next(iter(likelihoods.values()))
-        rows = Rows(raw, targets, weights)
         self._columns, transform_reason, tried = self._choose_columns(rows, first, settings)
-        inputs = torch.from_numpy(self._columns.transform(raw))
-        start, start_rows = self._start(), len(raw)
+        inputs = torch.from_numpy(self._columns.transform(rows.raw))
+        start, start_rows = self._start(), len(inputs)
         if start is None and tried is not None:
             start, start_rows = hyperparameters_of(tried.model, tried.likelihood), len(tried.model.train_inputs[0])
         found: dict[str, Trained] = {}
@@ -185,12 +180,12 @@ class GPEstimator(BaseEstimator):
                 sites=sites,
             )
             found[name] = train(task, plan, settings)
-            start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(raw)
+            start, start_rows = hyperparameters_of(found[name].model, found[name].likelihood), len(inputs)
             sites = found[name].sites
             if found[name].result.status is FitStatus.INTERRUPTED:
                 break
         chosen = max(found, key=lambda name: (found[name].result.status in FINE, found[name].score))
-        self.likelihood_name_, self._is_weighted = chosen, bool((weights != 1).any())
+        self.likelihood_name_, self._is_weighted = chosen, bool((rows.weights != 1).any())
         self.model_, self.likelihood_ = found[chosen].model.eval(), found[chosen].likelihood.eval()
         self.fit_result_ = found[chosen].result
         reasons.append(self._average(found[chosen], settings))
@@ -200,7 +195,7 @@ class GPEstimator(BaseEstimator):
             chosen,
             plan,
             len(inputs),
-            float(weights.sum()),
+            float(rows.weights.sum()),
             time.perf_counter() - started,
             reasons,
         )

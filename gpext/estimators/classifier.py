@@ -18,6 +18,7 @@ from torch.nn.functional import one_hot
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
 from gpext.estimators.failures import all_or_nothing
+from gpext.estimators.rows import Rows
 from gpext.estimators.table import read_table
 from gpext.estimators.task import Rules
 from gpext.inference import EP, KL, Laplace
@@ -58,7 +59,7 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
             raise ValueError(
                 f"{type(self).__name__} needs labels of at least two classes; got 1 class, {self.classes_[0]!r}."
             )
-        self._train(raw, self._codes(known[numbers]), weights, self._candidates())
+        self._train(Rows(raw, self._codes(known[numbers]), weights), self._candidates())
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:
@@ -136,7 +137,7 @@ class GPClassifier(ClassEstimator):
             standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.
         priors: whether kernels get the priors of :mod:`gpext.priors` where they have none.
         max_steps: of each training; None for the default of :func:`gpext.fit`.
-        tolerance: of the objective a datum, as in :func:`gpext.fit`.
+        tolerance: of the objective a datum, as in :func:`gpext.fit`; three tenths of it with inducing points.
         warm_start: whether another `fit` starts from the hyperparameters of the last.
         random_state: of inducing points, subsets and minibatches; None is one fixed seed.
         verbose: 1 shows progress.

@@ -17,7 +17,7 @@ from torch.distributions import Distribution, Normal
 from gpext.bounds import num_latents
 from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.regressor import TargetEstimator, conditional, ends_of
-from gpext.estimators.rows import unweighted
+from gpext.estimators.rows import Rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
     LatentLikelihood,
@@ -139,7 +139,7 @@ class GPCountRegressor(TargetEstimator):
         self._log_rate = math.log(max(mean, 0.5 / weights.sum()) / exposed)
         targets[:, 1] += self._log_rate
         self._whole = bool((targets[:, 0] % 1 == 0).all())
-        self._train(raw, targets, weights, likelihoods)
+        self._train(Rows(raw, targets, weights), likelihoods)
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:

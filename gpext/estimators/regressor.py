@@ -26,7 +26,7 @@ from gpext.estimators.averaging import limited, stacking_weights
 from gpext.estimators.base import MODE, GPEstimator
 from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.gaussian_evidence import has_closed_form
-from gpext.estimators.rows import unweighted
+from gpext.estimators.rows import Rows, unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
 from gpext.estimators.task import Rules, Settings, Trained
@@ -266,7 +266,7 @@ class GPRegressor(TargetEstimator):
             standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.
         priors: whether kernels get the priors of :mod:`gpext.priors` where they have none.
         max_steps: of each training; None for the default of :func:`gpext.fit`.
-        tolerance: of the objective a datum, as in :func:`gpext.fit`.
+        tolerance: of the objective a datum, as in :func:`gpext.fit`; three tenths of it with inducing points.
         warm_start: whether another `fit` starts from the hyperparameters of the last.
         random_state: of inducing points, subsets and minibatches; None is one fixed seed.
         verbose: 1 shows progress.
@@ -344,7 +344,7 @@ class GPRegressor(TargetEstimator):
         raw = read_table(self, X, reset=True)
         raw, targets, weights = self._distinct_rows(raw, self._targets(y, len(raw)), sample_weight)
         self._center, self._scale = center_and_scale(targets, weights)
-        self._train(raw, (targets - self._center) / self._scale, weights, likelihoods)
+        self._train(Rows(raw, (targets - self._center) / self._scale, weights), likelihoods)
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:

@@ -133,7 +133,7 @@ class GPSurvival(GPEstimator):
         self.unique_times_ = np.unique(limits[:, 0])
         # In units of the geometric mean of the times a latent function about zero is of the size of the data.
         self._unit = math.exp(np.average(np.log(limits[:, 0]), weights=weights))
-        self._train(raw, limits / self._unit, weights, likelihoods)
+        self._train(Rows(raw, limits / self._unit, weights), likelihoods)
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:
