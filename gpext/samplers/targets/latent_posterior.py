@@ -73,7 +73,8 @@ class Target(ChainTarget):
         latent_shape: torch.Size,  # of f (..., N) of one chain
         dtype: torch.dtype,
     ) -> None:
-        self.likelihood, self.targets, self.jitter = require_augmentation(likelihood), targets, jitter
+        self.likelihood, self.targets = require_augmentation(likelihood), targets
+        self.jitter = self._least_jitter = jitter
         self.latent_shape, self.dtype = latent_shape, dtype
         with torch.no_grad():
             self._augmentation = likelihood.augmentation(targets)
@@ -157,7 +158,6 @@ class ModelTarget(Target):
     ) -> None:
         self._take(model, names, logarithms)
         super().__init__(self._prior_of_observed(), self.model.likelihood, model.train_targets, jitter)
-        self._least_jitter = self.jitter
 
     @torch.inference_mode(False)  # a copy made in it would have no parameters that move
     def _take(self, model: LatentGP, names: Sequence[str] | None, logarithms: bool) -> None:
