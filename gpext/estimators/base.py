@@ -117,12 +117,10 @@ class GPEstimator(BaseEstimator):
 
     # ---- training ----------------------------------------------------------------------------------------------
 
-    def _distinct_rows(
-        self, raw: np.ndarray, targets: np.ndarray, sample_weight: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the distinct rows, their targets and weights; see :func:`distinct_rows`."""
+    def _distinct_rows(self, raw: np.ndarray, targets: np.ndarray, sample_weight: Any) -> Rows:
+        """Return the distinct rows; see :func:`distinct_rows`."""
         raw, targets, weights, self._distinct = distinct_rows(raw, targets, sample_weight)
-        return raw, targets, weights
+        return Rows(raw, targets, weights)
 
     def _train(self, rows: Rows, likelihoods: dict[str, Callable[[], Any]]) -> None:
         """Train a model by each likelihood in turn, each from the one before, and keep that of the best predictions.
@@ -153,9 +151,11 @@ class GPEstimator(BaseEstimator):
             most_rough=self._most_rough(first()),
         )
         if plan.is_sparse:
-            name, reason = self._choose_sparse(rows, likelihoods, settings)
-            likelihoods, reasons = {name: likelihoods[name]}, [*reasons, reason]
             self._distinct = self._distinct[:0]
+            if len(likelihoods) > 1:
+                name, reason = self._choose_sparse(rows, likelihoods, settings)
+                likelihoods = {name: likelihoods[name]}
+                reasons.append(reason)
         for name, make in likelihoods.items():
             likelihood = make().to(inputs.dtype)
             reason, begins_anew = self._prepare(likelihood, found)
@@ -278,7 +278,7 @@ class GPEstimator(BaseEstimator):
     def _choose_sparse(
         self, rows: Rows, likelihoods: dict[str, Callable[[], Any]], settings: Settings
     ) -> tuple[str, str]:
-        """Return the name of the likelihood that has inducing points, the last and most general one, and why."""
+        """Return which of several likelihoods has inducing points, the last and most general one, and why."""
         return list(likelihoods)[-1], ""
 
     def _prepare(self, likelihood: Any, found: dict[str, Trained]) -> tuple[str, bool]:

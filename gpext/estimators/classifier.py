@@ -18,7 +18,6 @@ from torch.nn.functional import one_hot
 from gpext.estimators.base import GPEstimator
 from gpext.estimators.counts_of_classes import WeightedClasses
 from gpext.estimators.failures import all_or_nothing
-from gpext.estimators.rows import Rows
 from gpext.estimators.table import read_table
 from gpext.estimators.task import Rules
 from gpext.inference import EP, KL, Laplace
@@ -53,13 +52,13 @@ class ClassEstimator(ClassifierMixin, GPEstimator):
         if len(labels) != len(raw):
             raise ValueError(f"X and y must be equally long; got {len(raw)} rows and {len(labels)} labels.")
         known, numbers = np.unique(labels, return_inverse=True)
-        raw, numbers, weights = self._distinct_rows(raw, numbers, sample_weight)
-        self.classes_ = self._ordered(known[np.unique(numbers)])
+        rows = self._distinct_rows(raw, numbers, sample_weight)
+        self.classes_ = self._ordered(known[np.unique(rows.targets)])
         if len(self.classes_) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs labels of at least two classes; got 1 class, {self.classes_[0]!r}."
             )
-        self._train(Rows(raw, self._codes(known[numbers]), weights), self._candidates())
+        self._train(rows._replace(targets=self._codes(known[rows.targets])), self._candidates())
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:

@@ -17,7 +17,7 @@ from torch.distributions import Distribution, Normal
 from gpext.bounds import num_latents
 from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.regressor import TargetEstimator, conditional, ends_of
-from gpext.estimators.rows import Rows, unweighted
+from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.likelihoods import (
     LatentLikelihood,
@@ -133,13 +133,14 @@ class GPCountRegressor(TargetEstimator):
         likelihoods = self._candidates()
         raw = read_table(self, X, reset=True)
         counts, offsets = self._targets(y, len(raw)), np.log(_exposures(exposure, len(raw)))
-        raw, targets, weights = self._distinct_rows(raw, np.stack([counts, offsets], 1), sample_weight)
+        rows = self._distinct_rows(raw, np.stack([counts, offsets], 1), sample_weight)
+        _, targets, weights = rows
         # f is about zero at the mean rate.
         mean, exposed = np.average(targets[:, 0], weights=weights), np.average(np.exp(targets[:, 1]), weights=weights)
         self._log_rate = math.log(max(mean, 0.5 / weights.sum()) / exposed)
         targets[:, 1] += self._log_rate
         self._whole = bool((targets[:, 0] % 1 == 0).all())
-        self._train(Rows(raw, targets, weights), likelihoods)
+        self._train(rows, likelihoods)
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:

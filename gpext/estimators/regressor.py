@@ -26,7 +26,7 @@ from gpext.estimators.averaging import limited, stacking_weights
 from gpext.estimators.base import MODE, GPEstimator
 from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.gaussian_evidence import has_closed_form
-from gpext.estimators.rows import Rows, unweighted
+from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
 from gpext.estimators.task import Rules, Settings, Trained
@@ -342,9 +342,9 @@ class GPRegressor(TargetEstimator):
         """
         likelihoods = self._candidates()
         raw = read_table(self, X, reset=True)
-        raw, targets, weights = self._distinct_rows(raw, self._targets(y, len(raw)), sample_weight)
-        self._center, self._scale = center_and_scale(targets, weights)
-        self._train(Rows(raw, (targets - self._center) / self._scale, weights), likelihoods)
+        rows = self._distinct_rows(raw, self._targets(y, len(raw)), sample_weight)
+        self._center, self._scale = center_and_scale(rows.targets, rows.weights)
+        self._train(rows._replace(targets=(rows.targets - self._center) / self._scale), likelihoods)
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:

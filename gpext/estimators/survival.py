@@ -129,11 +129,12 @@ class GPSurvival(GPEstimator):
         raw = read_table(self, X, reset=True)
         event, time = read_survival(y, len(raw))
         limits = np.stack([time, np.where(event, time, np.inf)], 1)
-        raw, limits, weights = self._distinct_rows(raw, limits, sample_weight)
-        self.unique_times_ = np.unique(limits[:, 0])
+        rows = self._distinct_rows(raw, limits, sample_weight)
+        times = rows.targets[:, 0]
+        self.unique_times_ = np.unique(times)
         # In units of the geometric mean of the times a latent function about zero is of the size of the data.
-        self._unit = math.exp(np.average(np.log(limits[:, 0]), weights=weights))
-        self._train(Rows(raw, limits / self._unit, weights), likelihoods)
+        self._unit = math.exp(np.average(np.log(times), weights=rows.weights))
+        self._train(rows._replace(targets=rows.targets / self._unit), likelihoods)
         return self
 
     def _candidates(self) -> dict[str, Callable[[], Any]]:
@@ -146,8 +147,6 @@ class GPSurvival(GPEstimator):
         self, rows: Rows, likelihoods: dict[str, Callable[[], Any]], settings: Settings
     ) -> tuple[str, str]:
         """Return the family of the best leave-one-out predictions of some rows: none is the most general."""
-        if len(likelihoods) == 1:
-            return super()._choose_sparse(rows, likelihoods, settings)
         some = rows.some(_SOME, settings.seed)
         scores = {
             name: self._train_on_some(some, self._columns, make, settings).score for name, make in likelihoods.items()
