@@ -157,9 +157,9 @@ def minimize_lbfgs(
             the last by no more than the first (a run that begins with tiny steps gains more with each), or eight
             successive evaluations differ by less than a tenth of this, and the minimisation when a whole run improves
             the objective by less than three times this. In a known curvature a run has converged when a quadratic
-            function has less than this to gain along the last iteration, and by a Newton step after it, and either
-            the run has gained no more than twice what such a function of that curvature would, or has made two
-            iterations a parameter, or the last three are as above.
+            function has less than this to gain along the last iteration, by its slopes at both ends, and by a Newton
+            step after it, and either the run has gained no more than twice what such a function of that curvature
+            would, or has made two iterations a parameter, or the last three are as above.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
         on_best: called after each evaluation that is better than all before it, at the parameters there, so
@@ -277,12 +277,11 @@ class _Run:
             if self.callback is not None and self.callback(values[-1]):
                 outcome = Outcome.STOPPED
                 raise StopIteration
-            gain = (values[-2] if len(values) > 1 else at_start[0]) - values[-1]
             gains = -np.diff(values[-4:])
             has_settled = len(gains) == 3 and max(gains) < self.tolerance and gains[-1] <= gains[0]
             if curvature is not None:
                 is_told = at_start[0] - values[-1] < 2 * self.foretold or self.tells_curvature
-                has_settled = (is_told or has_settled) and self._to_gain(curvature, gain) < self.tolerance
+                has_settled = (is_told or has_settled) and self._to_gain(curvature) < self.tolerance
             if has_settled:
                 outcome = Outcome.CONVERGED
                 raise StopIteration
@@ -313,13 +312,15 @@ class _Run:
         """Whether the steps of this run are enough to tell the curvature along every parameter."""
         return len(self.points) > _STEPS_PER_PARAMETER * len(self._best_point)
 
-    def _to_gain(self, curvature: Array, gain: float) -> float:
-        """Return what there is to gain by the last step, which gained this, or by a Newton step from here.
+    def _to_gain(self, curvature: Array) -> float:
+        """Return what there is to gain by the last step, or by a Newton step from here.
 
-        A quadratic function whose slope along a step is m, and that gains G by it, has m^2 / (4 (m - G)) to gain there.
+        A quadratic function of the slopes m and m' at the two ends of a step has m^2 / (2 (m - m')) to gain along it.
+        The gain itself would tell less: where it is small, what an inexact inference has left is as large.
         """
-        slope = self.gradients[-2] @ (self.points[-2] - self.points[-1])
-        along = slope**2 / (4 * (slope - gain)) if gain < slope else np.inf
+        step = self.points[-2] - self.points[-1]
+        before, after = self.gradients[-2] @ step, self.gradients[-1] @ step
+        along = before**2 / (2 * (before - after)) if after < before else np.inf
         return max(along, 0.5 * float(np.square(curvature.T @ self.gradients[-1]).sum()))
 
     def evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:

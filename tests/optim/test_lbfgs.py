@@ -320,6 +320,20 @@ def test_a_step_in_a_known_curvature_that_leaves_more_to_gain_elsewhere_is_not_t
     assert steps[-1] < -0.6
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_short_step_in_a_known_curvature_leaves_to_gain_is_told_by_slopes_not_by_inexact_values(seed):
+    root, function = quadratic(tensor(1.1, -2.1, 4.0))
+    start, generator = tensor(1.0, -2.0, 3.9), torch.Generator().manual_seed(seed)
+    known, steps, to_gain = Curvature(), [], function(start).item()
+    known.root = 0.2**0.5 * torch.linalg.inv(root).numpy()  # the step bends what it gains by a fiftieth of `to_gain`
+
+    def inexact(p):
+        return function(p) + 0.02 * to_gain * torch.rand((), generator=generator, dtype=F64)
+
+    minimise([start], inexact, tolerance=1.05 * to_gain, curvature=known, callback=steps.append)
+    assert len(steps) == 1
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_the_very_first_step_suits_an_objective_a_datum_and_is_no_longer_than_one(scale):
     tried = []
