@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,9 +39,10 @@ class CliqueFronts(ABC):
     def stack(cls, parts: Sequence[Any]) -> Any:
         """Return a batch of them, the first dimension."""
 
+    @property
     @abstractmethod
     def precision(self) -> Tensor:
-        """Return the part of the precision (..., B, s + b, s + b)."""
+        """The part of the precision (..., B, s + b, s + b)."""
 
     @abstractmethod
     def precision_diagonal(self) -> Tensor:
@@ -125,8 +127,9 @@ class FrontsGivenBoundaries(CliqueFronts):
         rows, chol = (torch.stack([getattr(part, name) for part in parts]) for name in ("rows", "chol"))
         return cls(rows, chol, torch.stack([part.positive for part in parts]).all())
 
+    @cached_property
     def precision(self) -> Tensor:
-        """Return W'W."""
+        """W'W, kept: every factorisation begins with it."""
         return self.rows.mT @ self.rows
 
     def precision_diagonal(self) -> Tensor:
@@ -210,8 +213,9 @@ class FrontsAlone(CliqueFronts):
         inverse, chol = (torch.stack([getattr(part, name) for part in parts]) for name in ("inverse", "chol"))
         return cls(inverse, chol, torch.stack([part.positive for part in parts]).all())
 
+    @property
     def precision(self) -> Tensor:
-        """Return P."""
+        """P."""
         return self.inverse
 
     def precision_diagonal(self) -> Tensor:
