@@ -110,15 +110,15 @@ class Curvature:
         if not pairs:
             return
         s, y = pairs[-1]
-        unit = np.eye(len(s))
         if self.root is None:
             self._pairs.extend(pairs)
             if len(self._pairs) < _STEPS_PER_PARAMETER * len(s):
                 return
             pairs, self._pairs = self._pairs, []
-            inverse = unit * (s @ y) / (y @ y)
+            inverse = np.eye(len(s)) * (s @ y) / (y @ y)
         else:
             inverse = self.root @ self.root.T
+        unit = np.eye(len(s))
         for s, y in pairs:
             turned = unit - np.outer(s, y) / (s @ y)
             inverse = turned @ inverse @ turned.T + np.outer(s, s) / (s @ y)

@@ -284,6 +284,15 @@ def test_the_curvature_of_a_run_satisfies_the_secant_equation_of_its_last_step()
     torch.testing.assert_close(inverse @ (new_g - g), new_x - x, rtol=1e-8, atol=1e-12)
 
 
+def test_no_matrix_is_made_of_many_parameters_whose_curvature_a_run_does_not_tell():
+    start = torch.zeros(10**6, dtype=F64)  # of which a matrix has 8 TB
+    known, values = Curvature(), []
+    scale = torch.linspace(1, 3, len(start), dtype=F64)
+    minimise([start], lambda p: (scale * (p - 1).square()).mean(), max_steps=3, curvature=known, callback=values.append)
+    assert values[-1] < 1
+    assert known.root is None
+
+
 def test_a_run_whose_gain_its_curvature_foretold_is_not_restarted():
     counts = {}
     for name in ("known", "unknown"):
