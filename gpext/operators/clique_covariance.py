@@ -214,9 +214,9 @@ class CliqueRegressions(Regressions):
 
         def parts(j: int) -> Tensor:
             batch, precision = tree.batches[j], self.fronts[j].precision
-            width, B = precision.size(-1), len(batch.own)
+            width = precision.size(-1)
             make = precision.new_empty if width == batch.size else precision.new_zeros
-            F = make(*lead, B, batch.size, batch.size)
+            F = make(*lead, len(batch.own), batch.size, batch.size)
             F[..., :width, :width] = precision
             F.diagonal(dim1=-2, dim2=-1)[..., : batch.own.size(-1)].add_(added[..., batch.own])
             return F
