@@ -213,10 +213,9 @@ class CliqueRegressions(Regressions):
         lead = torch.broadcast_shapes(diagonal.shape[:-1], self.variance.shape[:-1])
 
         def parts(j: int) -> Tensor:
-            batch, precision = tree.batches[j], self.fronts[j].precision
+            batch, precision = tree.batches[j], self.fronts[j].precision()
             width = precision.size(-1)
-            make = precision.new_empty if width == batch.size else precision.new_zeros
-            F = make(*lead, len(batch.own), batch.size, batch.size)
+            F = precision.new_zeros(*lead, len(batch.own), batch.size, batch.size)
             F[..., :width, :width] = precision
             F.diagonal(dim1=-2, dim2=-1)[..., : batch.own.size(-1)].add_(added[..., batch.own])
             return F
@@ -234,7 +233,7 @@ class CliqueRegressions(Regressions):
         def parts(j: int) -> Tensor:
             batch, own = tree.batches[j], self.graph.dissection.batches[j].own
             F = added.new_zeros(*lead, len(own), batch.size, batch.size)
-            precision = self.fronts[j].precision
+            precision = self.fronts[j].precision()
             precision = precision.expand(*precision.shape[:-4], latents, *precision.shape[-3:])
             each = _by_latent(F, latents, precision.size(-1))
             each.diagonal(dim1=-3, dim2=-1).add_(precision.movedim(-4, -1))

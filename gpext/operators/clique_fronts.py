@@ -38,10 +38,9 @@ class CliqueFronts(ABC):
     def stack(cls, parts: Sequence[Any]) -> Any:
         """Return a batch of them, the first dimension."""
 
-    @property
     @abstractmethod
     def precision(self) -> Tensor:
-        """The part of the precision (..., B, s + b, s + b)."""
+        """Return the part of the precision (..., B, s + b, s + b)."""
 
     @abstractmethod
     def precision_diagonal(self) -> Tensor:
@@ -126,9 +125,8 @@ class FrontsGivenBoundaries(CliqueFronts):
         rows, chol = (torch.stack([getattr(part, name) for part in parts]) for name in ("rows", "chol"))
         return cls(rows, chol, torch.stack([part.positive for part in parts]).all())
 
-    @property
     def precision(self) -> Tensor:
-        """W'W; not kept: of 100,000 data it is 2 GB, and hardly takes time."""
+        """Return W'W; not kept: of 100,000 data it is 2 GB, and hardly takes time."""
         return self.rows.mT @ self.rows
 
     def precision_diagonal(self) -> Tensor:
@@ -212,9 +210,8 @@ class FrontsAlone(CliqueFronts):
         inverse, chol = (torch.stack([getattr(part, name) for part in parts]) for name in ("inverse", "chol"))
         return cls(inverse, chol, torch.stack([part.positive for part in parts]).all())
 
-    @property
     def precision(self) -> Tensor:
-        """P."""
+        """Return P."""
         return self.inverse
 
     def precision_diagonal(self) -> Tensor:

@@ -115,10 +115,8 @@ class Curvature:
             if len(self._pairs) < _STEPS_PER_PARAMETER * len(s):
                 return
             pairs, self._pairs = self._pairs, []
-            inverse = np.eye(len(s)) * (s @ y) / (y @ y)
-        else:
-            inverse = self.root @ self.root.T
         unit = np.eye(len(s))
+        inverse = unit * (s @ y) / (y @ y) if self.root is None else self.root @ self.root.T
         for s, y in pairs:
             turned = unit - np.outer(s, y) / (s @ y)
             inverse = turned @ inverse @ turned.T + np.outer(s, s) / (s @ y)

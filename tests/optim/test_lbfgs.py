@@ -334,7 +334,7 @@ def test_what_a_short_step_in_a_known_curvature_leaves_to_gain_is_told_by_slopes
     root, function = quadratic(tensor(1.1, -2.1, 4.0))
     start, generator = tensor(1.0, -2.0, 3.9), torch.Generator().manual_seed(seed)
     known, steps, to_gain = Curvature(), [], function(start).item()
-    known.root = 0.2**0.5 * torch.linalg.inv(root).numpy()  # the step bends what it gains by a fiftieth of `to_gain`
+    known.root = 0.2**0.5 * torch.linalg.inv(root).numpy()  # the step bends what it gains by 0.04 of `to_gain`
 
     def inexact(p):
         return function(p) + 0.02 * to_gain * torch.rand((), generator=generator, dtype=F64)
