@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from tests import seeds
+from tests.neutral_settings import kept_settings
 
 if "PYTEST_XDIST_WORKER" in os.environ and "KEOPS_CACHE_FOLDER" not in os.environ:
     # pykeops reads a file when it is imported and writes it when a process ends: workers must not share it. The folder
     # is new, private and removed with the process: an exit handler registered before pykeops's runs after it.
     os.environ["KEOPS_CACHE_FOLDER"] = tempfile.mkdtemp(prefix="gpext-keops-")
     atexit.register(shutil.rmtree, os.environ["KEOPS_CACHE_FOLDER"], ignore_errors=True)
+
+with kept_settings(), contextlib.suppress(ModuleNotFoundError):  # whichever test comes first imports it no more
+    import botorch  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
