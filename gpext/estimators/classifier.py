@@ -23,6 +23,7 @@ from gpext.estimators.task import Rules
 from gpext.inference import EP, KL, Laplace
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 
+_SITES = 1e-3  # tolerance of KL's sites of several classes; probabilities err by less than it
 _SPARSE_TOLERANCE = 1e-7  # of expected log densities, where inducing points leave far larger errors
 
 
@@ -136,7 +137,8 @@ class GPClassifier(ClassEstimator):
             standardised; "auto", the better of the two by leave-one-out predictions of a few hundred rows.
         priors: whether kernels get the priors of :mod:`gpext.priors` where they have none.
         max_steps: of each training; None for the default of :func:`gpext.fit`.
-        tolerance: of the objective a datum, as in :func:`gpext.fit`; three tenths of it with inducing points.
+        tolerance: of the objective a datum, as in :func:`gpext.fit`; three tenths of it with inducing points, and
+            more beyond six classes: a twentieth of it for each.
         warm_start: whether another `fit` starts from the hyperparameters of the last.
         random_state: of inducing points, subsets and minibatches; None is one fixed seed.
         verbose: 1 shows progress.
@@ -174,7 +176,7 @@ class GPClassifier(ClassEstimator):
         return MultinomialLogitLikelihood(len(self.classes_))
 
     def _default_rules(self, likelihood: Any, targets: Tensor) -> Rules:
-        return Rules(Laplace(), EP() if len(self.classes_) == 2 else KL())
+        return Rules(Laplace(), EP() if len(self.classes_) == 2 else KL(tolerance=_SITES))
 
     def _weighted(
         self, likelihood: Any, targets: Tensor, weights: Tensor, *, sparse: bool = False

@@ -14,6 +14,7 @@ from typing import Any
 from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
+from gpext.bounds import num_latents
 from gpext.estimators.dense_training import train_once
 from gpext.estimators.models import SparseGP, hyperparameters_of, start_from
 from gpext.estimators.plan import Plan
@@ -27,6 +28,7 @@ from gpext.variational import CollapsedBound
 WORTH = 0.003  # nats a datum
 _SETTLED = 10  # times the tolerance, for steps in q(u) alone that begin near its optimum
 _FINER = 0.3  # times the tolerance: the bound has plateaus on which steps gain less than many more of them would
+_FEW_LATENTS = 6  # from which on it rises to the tolerance itself: what a step costs is proportional to their number
 _PART = 1000  # rows whose hyperparameters those of inducing points begin with
 
 
@@ -113,8 +115,9 @@ def _fit_sparse(
     objective = _bound(likelihood, model, len(task.inputs))
     if task.priors:
         register_priors(objective)
-    finer = replace(settings, tolerance=_FINER * settings.tolerance)
-    return Trained(model, likelihood, fit_task(objective, task, finer, batch_size))
+    finer = min(1.0, _FINER * max(1.0, (num_latents(likelihood) or 1) / _FEW_LATENTS))
+    settings = replace(settings, tolerance=finer * settings.tolerance)
+    return Trained(model, likelihood, fit_task(objective, task, settings, batch_size))
 
 
 def _bound(likelihood: Any, model: SparseGP, num_data: int) -> MarginalLogLikelihood:

@@ -241,8 +241,11 @@ class CollapsedBound:
     @torch.no_grad()
     def _project(self, sites: list[GaussianSites]) -> tuple[Tensor, Tensor]:
         def of_this_rank() -> list[Tensor]:
-            sums = [project(block.whitened, block.prior_mean, s) for block, s in zip(self._blocks, sites, strict=True)]
-            vector, gram = (torch.stack([p.double() for p in part]).sum(0) for part in zip(*sums, strict=True))
+            vector, gram = torch.zeros_like(eta), torch.zeros_like(half)
+            for block, own in zip(self._blocks, sites, strict=True):  # with many latents a term is as large as the data
+                by_block = project(block.whitened, block.prior_mean, own)
+                vector += by_block[0]
+                gram += by_block[1]
             return [vector, *lower_blocks(gram)]
 
         eta, half = (p.detach().double() for p in self.strategy._variational_distribution.parameters())

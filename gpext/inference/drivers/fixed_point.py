@@ -200,6 +200,7 @@ def climb(
     status = Status.MAX_STEPS
     patience = Patience(_PATIENCE)
     is_near = False  # to the top
+    coupled: tuple[Iterate, GaussianSites] | None = None  # an iterate, and its target
     improper = False  # since the last full step, a step has led to what is no posterior
     while len(trace) < max_steps:
         if bool((over_sites(iterate.residual, norm, iterate.value.dim()) < tolerance).all()):
@@ -210,7 +211,9 @@ def climb(
             break
         target, mixed = iterate.proposal, None
         if curvature is not None:
-            target = coupled_target(problem, iterate, curvature)
+            if coupled is None or coupled[0] is not iterate:
+                coupled = iterate, coupled_target(problem, iterate, curvature)
+            target = coupled[1]
         if mixing is not None and bool((rate == 1).all()):
             if not is_near and curvature is None and bool((iterate.residual < NEAR).all()):
                 is_near, mixing = True, Mixing(problem)  # of another map
