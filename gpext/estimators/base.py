@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _ROWS = 1000  # predicted at once
 _ROWS_BY_NEIGHBOURS = 4000  # likewise: they share work, and need less memory each
 _FEW = 400  # rows up to which predictions are averages over hyperparameters
-_TRIED = 300  # rows of the models that decide about a transform
+_TRIED = 300  # rows of the models that decide about a transform, of up to four latent functions
 MODE = 1e-4  # tolerance of Laplace's mode while training, in posterior standard deviations
 FINE = (FitStatus.CONVERGED, FitStatus.STALLED, FitStatus.NOISE_FLOOR)
 
@@ -303,7 +303,8 @@ class GPEstimator(BaseEstimator):
         power = fit_columns(self, rows.raw, rows.weights, power=True)
         if self.skewed_columns == "yeo_johnson":
             return power, "", None
-        some = rows.some(_TRIED, settings.seed)
+        latents = num_latents(make()) or 1
+        some = rows.some(round(_TRIED * min(1, 4 / latents) ** (1 / 3)), settings.seed)
         first = self._train_on_some(some, plain, make, settings)
         start = hyperparameters_of(first.model, first.likelihood)
         found = first, self._train_on_some(some, power, make, settings, start)

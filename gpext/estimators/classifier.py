@@ -138,7 +138,7 @@ class GPClassifier(ClassEstimator):
         priors: whether kernels get the priors of :mod:`gpext.priors` where they have none.
         max_steps: of each training; None for the default of :func:`gpext.fit`.
         tolerance: of the objective a datum, as in :func:`gpext.fit`; three tenths of it with inducing points, and
-            more beyond six classes: a twentieth of it for each.
+            more of it beyond six classes, all of it from twenty on.
         warm_start: whether another `fit` starts from the hyperparameters of the last.
         random_state: of inducing points, subsets and minibatches; None is one fixed seed.
         verbose: 1 shows progress.

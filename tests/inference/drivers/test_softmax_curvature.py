@@ -2,8 +2,13 @@
 
 import pytest
 import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import MaternKernel
 
+from gpext.inference import KL, Status
+from gpext.inference.drivers import fixed_point
 from gpext.inference.drivers.softmax_curvature import matching_softmax
+from gpext.likelihoods import MultinomialLogitLikelihood
 from gpext.quadrature import expected_log_sum_exp
 from tests.members import F64
 
@@ -58,3 +63,24 @@ def test_what_no_softmax_has_gives_something_finite():
         found = stand_in(torch.tensor(diagonal, dtype=F64).unsqueeze(-1))
         assert bool(found.isfinite().all())
         assert bool((torch.linalg.eigvalsh(found) > -1e-8 * max(diagonal)).all())
+
+
+def test_a_rejected_step_takes_no_other_newton_step_for_the_means(monkeypatch):
+    """Where labels are random and functions large, Anderson's mixing and full steps lead astray a few times."""
+    real, seen = fixed_point.coupled_target, []
+
+    def target(problem, iterate, curvature):
+        seen.append(iterate)
+        return real(problem, iterate, curvature)
+
+    monkeypatch.setattr(fixed_point, "coupled_target", target)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(60, 2, dtype=F64, generator=generator)
+    y = torch.randint(0, 4, (60,), generator=generator)
+    with torch.no_grad():
+        covariance = 1e4 * MaternKernel(2.5).double()(x).to_dense()
+    prior = MultivariateNormal(torch.zeros(4, 60, dtype=F64), covariance.expand(4, 60, 60))
+    result = KL().infer(prior, MultinomialLogitLikelihood(4), y)
+    assert result.status is Status.CONVERGED
+    assert len({id(iterate) for iterate in seen}) == len(seen)
+    assert len(seen) < len(result.trace) - 2
