@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpext.callers import held_warnings, warn_caller
-from gpext.optim.coordinates import Array, Coordinates
 from gpext.threads import one_thread_of_numpy
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
+
+Array = Any  # a NumPy array
 
 _STEPS_PER_PARAMETER = 2  # that tell the curvature
 _TYPICAL = 0.4  # second derivative along its gradient of a log evidence a datum, in the coordinates of a run
@@ -76,14 +77,14 @@ class Curvature:
         Raises:
             torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the parameters given.
         """
-        run = _Run(objective, Coordinates(parameters), 0.0, None, on_best)
-        start = run.coordinates.get()
-        scale = run.coordinates.scale(start)
+        run = _Run(objective, parameters, 0.0, None, on_best)
+        start = _flatten(parameters)
+        scale = np.maximum(1, np.abs(start))
         try:
             _, gradient = run.evaluate(start)
             moved = [run.evaluate(start + each)[1] for each in np.diag(_APART * scale)]
         finally:
-            run.coordinates.set(start)
+            _unflatten(start, parameters)
         if run.has_broken_down:
             return
         hessian = scale * (np.array(moved) - gradient) / _APART
@@ -135,15 +136,13 @@ def minimize_lbfgs(
     max_restarts: int = 0,
     memory: int = 20,
     curvature: Curvature | None = None,
-    positive: Sequence[Tensor] = (),
 ) -> Outcome:
     """Minimise a differentiable objective in place; the parameters end at the best point evaluated.
 
-    Every run works in the coordinates x / max(1, |x|) of its start, or log softplus(x) of `positive` parameters: behind
-    a softplus, a large value is a scale, and moves in proportion to itself. In a long flat valley a run may end because
-    its model of the curvature is stale; a restart discards it, but for the length of the first step. The length of the
-    very first step suits a log evidence a datum, and is at most one. An iteration evaluates the objective at most a
-    dozen times.
+    Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, a large value is a scale, and
+    moves in proportion to itself. In a long flat valley a run may end because its model of the curvature is stale; a
+    restart discards it, but for the length of the first step. The length of the very first step suits a log evidence a
+    datum, and is at most one. An iteration evaluates the objective at most a dozen times.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
@@ -167,8 +166,6 @@ def minimize_lbfgs(
         memory: number of curvature pairs kept.
         curvature: of earlier minimisations; if it is known, its coordinates take the place of those above in the first
             run, which is the last if it converges. It follows every run.
-        positive: parameters that a softplus makes positive. They move as logarithms of what it makes of them, which
-            takes fewer steps where values grow by orders of magnitude. A `curvature` has to be of the same coordinates.
 
     Raises:
         torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the starting point.
@@ -186,7 +183,7 @@ def minimize_lbfgs(
     """
     if not sum(p.numel() for p in parameters):
         return Outcome.CONVERGED
-    run = _Run(objective, Coordinates(parameters, positive), tolerance, callback, on_best)
+    run = _Run(objective, parameters, tolerance, callback, on_best)
     curvature = Curvature() if curvature is None else curvature
     for restart in range(max_restarts + 1):
         if run.num_steps >= max_steps:
@@ -214,12 +211,12 @@ class _Run:
     def __init__(
         self,
         objective: Callable[[], Tensor | float],
-        coordinates: Coordinates,
+        parameters: Sequence[Tensor],
         tolerance: float,
         callback: Callable[[float], bool | None] | None,
         on_best: Callable[[], None] | None,
     ) -> None:
-        self.objective, self.coordinates, self.tolerance, self.callback = objective, coordinates, tolerance, callback
+        self.objective, self.parameters, self.tolerance, self.callback = objective, parameters, tolerance, callback
         self.on_best = on_best
         self.num_steps = 0
         self.gain = 0.0  # of this run
@@ -227,7 +224,7 @@ class _Run:
         self.points: list[Array] = []  # of the iterates of this run
         self.gradients: list[Array] = []
         self.has_broken_down = False  # anywhere in this run
-        self._best_value, self._best_point = np.inf, coordinates.get()
+        self._best_value, self._best_point = np.inf, _flatten(parameters)
         self._last_point, self._last_gradient = self._best_point, np.zeros_like(self._best_point)
 
     def minimise(
@@ -245,7 +242,7 @@ class _Run:
         outcome: Outcome | None = None
         self.has_broken_down = False
         at_start = self.evaluate(start)
-        root, self.foretold = self.coordinates.scale(start), 0.0
+        root, self.foretold = np.maximum(1, np.abs(start)), 0.0
         # The first step of L-BFGS-B has length one.
         if curvature is not None:  # Newton's has that of the gradient; it is at most one in the coordinates above
             downhill = curvature.T @ at_start[1]
@@ -299,7 +296,7 @@ class _Run:
         except _FruitlessError:
             outcome = Outcome.CONVERGED
         finally:  # also after an interrupt
-            self.coordinates.set(self._best_point)
+            _unflatten(self._best_point, self.parameters)
         self.gain = at_start[0] - self._best_value
         if outcome is not None:
             return outcome
@@ -326,8 +323,8 @@ class _Run:
 
     def evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         self._last_point = point
-        self.coordinates.set(point)
-        for parameter in self.coordinates.parameters:
+        _unflatten(point, self.parameters)
+        for parameter in self.parameters:
             parameter.grad = None
         with held_warnings() as held:
             try:
@@ -339,7 +336,7 @@ class _Run:
         if np.isfinite(value):  # otherwise the line search leaves this point, and its warnings are irrelevant
             for message, category in held:
                 warn_caller(message, category)
-        gradient = self.coordinates.gradient()
+        gradient = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             if not np.isfinite(self._best_value):
                 what = "its gradient is not finite" if np.isfinite(value) else f"the objective is {value}"
@@ -364,3 +361,18 @@ def _first_length(scale: Array, gradient: Array, last_step: tuple[Array, Array] 
     s, y = last_step[0] / scale, last_step[1] * scale
     length = steepness * (s @ y) / max(y @ y, np.finfo(float).tiny)
     return length if 0 < length < 1 else unknown
+
+
+def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
+    if not tensors:
+        return np.empty(0)
+    return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in tensors])
+
+
+@torch.no_grad()
+def _unflatten(point: np.ndarray, parameters: Sequence[Tensor]) -> None:
+    start = 0
+    for parameter in parameters:
+        chunk = point[start : start + parameter.numel()]
+        parameter.copy_(torch.from_numpy(chunk.copy()).view(parameter.shape))
+        start += parameter.numel()

@@ -143,7 +143,6 @@ def _learn(
                     tolerance=tolerance,
                     callback=stage.step,
                     max_restarts=_RESTARTS if stage.is_last and not of_sample else 0,
-                    positive=_behind_softplus(run.mll),
                 )
                 status = FitStatus[outcome.name]
             done = stage.is_last or stage.stopped or not run.steps_left(MAX_STEPS)
@@ -346,14 +345,3 @@ def hyperparameters(mll: MarginalLogLikelihood) -> list[Tensor]:
     """Return the trainable parameters of the model and the likelihood except those of q(u), each once."""
     parameters = [*mll.model.hyperparameters(), *mll.likelihood.parameters()]
     return list({id(p): p for p in parameters if p.requires_grad}.values())
-
-
-def _behind_softplus(mll: MarginalLogLikelihood) -> list[Tensor]:
-    """Return the parameters whose constraint is a softplus, above a bound or not."""
-    found = []
-    for _, parameter, constraint in mll.named_parameters_and_constraints():
-        if constraint is not None and constraint.enforced:
-            value = constraint.transform(parameter.detach()) - constraint.lower_bound
-            if torch.allclose(value, torch.nn.functional.softplus(parameter.detach())):
-                found.append(parameter)
-    return found

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.mlls import VariationalELBO
 
 from gpext import FitStatus, fit
@@ -125,25 +124,3 @@ def test_data_that_the_hyperparameters_given_cannot_serve_wait(monkeypatch):
     assert result.status is expected.status
     assert result.trace.tolist() == [*expected.trace[:1].tolist(), *expected.trace[2:].tolist()]
     assert math.isclose(result.objective, expected.objective)
-
-
-def test_parameters_behind_a_softplus_are_those_that_move_by_their_logarithms(monkeypatch):
-    given, real = [], full_batch.minimize_lbfgs
-
-    def minimise(*arguments, **options):
-        given.extend(options["positive"])
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(full_batch, "minimize_lbfgs", minimise)
-    mll, x, y = problem(200)
-    base = mll.model.covar_module.base_kernel
-    mll.model.covar_module.register_constraint("raw_outputscale", GreaterThan(0.1))
-    for others in (Interval(0.01, 10.0), Positive(transform=torch.exp, inv_transform=torch.log)):
-        given.clear()
-        base.register_constraint("raw_lengthscale", others)
-        fit(mll, x, y, max_steps=2, progress=False)
-        assert [id(p) for p in given] == [id(mll.model.covar_module.raw_outputscale)]
-    given.clear()
-    base.register_constraint("raw_lengthscale", Positive())
-    fit(mll, x, y, max_steps=2, progress=False)
-    assert {id(p) for p in given} == {id(mll.model.covar_module.raw_outputscale), id(base.raw_lengthscale)}
