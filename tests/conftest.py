@@ -19,7 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ and "KEOPS_CACHE_FOLDER" not in os.enviro
     os.environ["KEOPS_CACHE_FOLDER"] = tempfile.mkdtemp(prefix="gpext-keops-")
     atexit.register(shutil.rmtree, os.environ["KEOPS_CACHE_FOLDER"], ignore_errors=True)
 
-with kept_settings(), contextlib.suppress(ModuleNotFoundError):  # whichever test comes first imports it no more
+with kept_settings(), contextlib.suppress(ModuleNotFoundError):  # imported by a test, it would change those after it
     import botorch  # noqa: F401
 
 
