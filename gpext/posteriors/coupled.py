@@ -217,7 +217,11 @@ def condition_coupled(prior_mean: Tensor, prior_covariance: Tensor, sites: Coupl
                 [-0.1250,  0.3750]], dtype=torch.float64))
     """
     sites = sites.to(torch.float64)
-    first = condition_dense(prior_mean, prior_covariance, sites.diagonal)
+    return couple(condition_dense(prior_mean, prior_covariance, sites.diagonal), sites)
+
+
+def couple(first: DensePosterior, sites: CoupledSites) -> CoupledPosterior:
+    """Return what the couplings of sites make of D latents conditioned on their diagonal; float64."""
     w = sites.direction
     seen_mean = (w * first.mean).sum(-2)
     if bool(first.positive_definite.all()):

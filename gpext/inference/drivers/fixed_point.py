@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gpext.bounds import LocalBound
-from gpext.inference.drivers.inexact_newton import NEAR, rough_newton_step
-from gpext.inference.drivers.softmax_curvature import Curvature
+from gpext.inference.drivers.inexact_newton import NEAR, newton_step, rough_newton_step
+from gpext.inference.drivers.softmax_curvature import Curvature, coupled_nearby
 from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem, is_lost
 from gpext.inference.result import InferenceResult, Status
@@ -39,6 +39,7 @@ _RISE = 1e-9  # of F, relative, that counts as one
 _SHRINKS = 0.99  # of the largest residual, likewise: when F has no digits left, the residual may still shrink slowly
 _CG_TOLERANCE = 0.03
 _MOST_CG_STEPS = 50
+_LEAST_MIXED = 0.1  # of a positive precision, that mixing leaves: it may extrapolate to what is no posterior
 
 
 @dataclass(frozen=True)
@@ -254,35 +255,16 @@ def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> 
     """Return the proposal with the mean of a Newton step for all latents together.
 
     The proposal moves each latent as if the others stood still; where they share a datum (a softmax knows differences
-    only) that crawls. The Newton step solves (K^-1 + H) dm = g - K^-1 (m - mu) by conjugate gradients preconditioned
-    with V, in the form A p = y + (H - T) p with y = V^-1 p, which needs products with V and no inverse of K.
+    only) that crawls. The Newton step solves (K^-1 + H) dm = g - K^-1 (m - mu) by conjugate gradients.
     """
-    posterior, tau = iterate.posterior, iterate.sites.precision
-    weights = iterate.sites.shift - tau * iterate.mean  # K^-1 (m - mu)
+    weights = iterate.sites.shift - iterate.sites.times(iterate.mean)  # K^-1 (m - mu)
     residual = iterate.terms.mean_gradient - weights
-    move, dual = torch.zeros_like(residual), torch.zeros_like(residual)
-    z = posterior.covariance_times(residual)
-    p, y = z, residual
-    size = _inner(residual, z)
-    curve = curvature(iterate.terms)
-    goal = _CG_TOLERANCE**2 * size
-    for _ in range(_MOST_CG_STEPS):
-        product = y + curve(p) - tau * p
-        step = size / _inner(p, product).clamp_min(torch.finfo(size.dtype).tiny)
-        move, dual, residual = move + step * p, dual + step * y, residual - step * product
-        z = posterior.covariance_times(residual)
-        new_size = _inner(residual, z)
-        if bool((new_size <= goal).all()):
-            break
-        p, y = z + new_size / size * p, residual + new_size / size * y
-        size = new_size
-    mean, weights = iterate.mean + move, weights + dual - tau * move
-    return GaussianSites(weights + iterate.terms.precision * mean, iterate.terms.precision.expand(mean.shape))
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner product over the latents and data of a posterior, (..., 1, 1)."""
-    return (a * b).sum((-2, -1), keepdim=True)
+    nearby = coupled_nearby(iterate.posterior)
+    first = nearby.solve(residual)
+    enough = _CG_TOLERANCE * problem.inner(residual, first[0]).clamp_min(0).sqrt()
+    move, turn, _ = newton_step(problem, nearby, curvature(iterate.terms), residual, first, enough, _MOST_CG_STEPS)
+    mean, precision = iterate.mean + move, iterate.terms.precision
+    return GaussianSites(weights + turn + precision * mean, precision.expand(mean.shape))
 
 
 def _between(problem: Problem, sites: GaussianSites, target: GaussianSites, rate: Tensor) -> GaussianSites:
@@ -318,8 +300,12 @@ class Mixing:
         coefficients = torch.linalg.solve(gram + torch.diag_embed(ridge), right)
         mixed = x + r - ((dx + dr) @ coefficients).squeeze(-1)
         size = sites.shift[self._one].numel()
-        shift, precision = mixed[..., :size], mixed[..., size:]
-        return type(sites)(shift.reshape(sites.shift.shape), precision.reshape(sites.precision.shape))
+        shift = mixed[..., :size].reshape(sites.shift.shape)
+        precision = mixed[..., size:].reshape(sites.precision.shape)
+        if isinstance(sites, GaussianSites):
+            least = _LEAST_MIXED * torch.minimum(sites.precision, target.precision)
+            precision = torch.where(least > 0, torch.maximum(precision, least), precision)
+        return type(sites)(shift, precision)
 
     @property
     def _one(self) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def refine_mode(
         if bool(ended.all()):
             break
         enough = (torch.minimum(torch.full_like(length, _FORCING), length) * length).clamp_min(_ENOUGH * tolerance)
-        move, turn, used = _newton_step(problem, posterior, at.sites, residual, first, enough)
+        move, turn, used = newton_step(problem, posterior, at.sites, residual, first, enough, _MOST_PRODUCTS)
         left -= 1 + used
         slope = problem.inner(residual, move)
         if not bool((slope > 0).any()):
@@ -118,13 +118,14 @@ def _cancels(problem: Problem, f: Tensor, weights: Tensor) -> bool:
     return bool((problem.inner(apart.abs(), weights.abs()) > _LOSES_DIGITS * (1 + energy.abs())).any())
 
 
-def _newton_step(
+def newton_step(
     problem: Problem,
     posterior: Posterior | JointPosterior,
     sites: Sites,
     residual: Tensor,
     first: tuple[Tensor, Tensor],
     enough: Tensor,
+    most: int,
 ) -> tuple[Tensor, Tensor, int]:
     """Return an approximate (K^-1 + U)^-1 residual, its product with K^-1, and the number of products with V0 it took.
 
@@ -137,12 +138,13 @@ def _newton_step(
         residual: like f.
         first: V0 residual, and its product with K^-1.
         enough: sqrt(residual' V0 residual) (...) that may be left of it.
+        most: products with V0 after the first.
     """
     step, turn = torch.zeros_like(residual), torch.zeros_like(residual)
     size = problem.inner(residual, first[0]).clamp_min(0)
     p, Kp = first  # Kp is K^-1 p, as Kz below is K^-1 z
     used = 0
-    while used < _MOST_PRODUCTS:
+    while used < most:
         image = Kp + sites.times(p)
         curvature = problem.inner(p, image)
         going = (curvature > 0) & (size > enough.square())

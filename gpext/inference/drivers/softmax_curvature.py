@@ -22,37 +22,51 @@ import torch
 from torch import Tensor
 
 from gpext.inference.local_terms import LocalTerms
+from gpext.posteriors import CoupledPosterior, DensePosterior, Posterior, couple
+from gpext.sites import CoupledSites
 
 _BISECTIONS = 50
 _LARGEST = 14.0  # log of the largest A, in units of the smallest
 
-Curvature = Callable[[LocalTerms], Callable[[Tensor], Tensor]]
-"""F_i's terms -> the product of H_i with a direction (..., D, N); H_i is positive semidefinite."""
+Curvature = Callable[[LocalTerms], CoupledSites]
+"""F_i's terms -> H_i, positive semidefinite, as the precisions of sites without a shift."""
 
 
-def exact_curvature(local: LocalTerms) -> Callable[[Tensor], Tensor]:
-    """Return the product with H for the exact expectation, from the precisions of its best sites (..., D, N)."""
+def exact_curvature(local: LocalTerms) -> CoupledSites:
+    """Return H for the exact expectation, from the precisions of its best sites (..., D, N)."""
     size, q = matching_softmax(local.precision.clamp_min(torch.finfo(local.precision.dtype).tiny))
-    return _product(size * q, q)
+    return _softmax_sites(size * q, size.squeeze(-2))
 
 
 def log_sum_exp_curvature(counts: Tensor, total: Tensor) -> Curvature:
-    """Return the product with n (diag(pi) - pi pi') for bounds that are a log sum exp of shifted means.
+    """Return n (diag(pi) - pi pi') for bounds that are a log sum exp of shifted means.
 
     Args:
         counts: y (..., D, N).
         total: n (..., N).
     """
-
-    def curvature(local: LocalTerms) -> Callable[[Tensor], Tensor]:
-        weights = (counts - local.mean_gradient).clamp_min(0)  # n pi
-        return _product(weights, weights / total.unsqueeze(-2).clamp_min(1))
-
-    return curvature
+    return lambda local: _softmax_sites((counts - local.mean_gradient).clamp_min(0), total.clamp_min(1))
 
 
-def _product(weights: Tensor, q: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda p: weights * (p - (q * p).sum(-2, keepdim=True))
+def _softmax_sites(weights: Tensor, size: Tensor) -> CoupledSites:
+    """Return diag(w) - w w' / size, for w (..., D, N) and sizes (..., N)."""
+    size = size.to(weights).expand(weights[..., 0, :].shape)
+    return CoupledSites(torch.zeros_like(weights), weights, -1 / size, weights)
+
+
+def coupled_nearby(posterior: Posterior) -> Posterior | CoupledPosterior:
+    """Return the posterior of D latents with the sites of each datum coupled as by a softmax of the same rows.
+
+    That is tau_d on the diagonal and -tau tau' / sum(tau) added, from the factors of the D latents and one more. Of the
+    weighted graph that H is (its weights E[pi_c pi_d], its degrees tau where tau is best) this has the degrees, so that
+    (K^-1 + U)^-1 (K^-1 + H) has eigenvalues up to two, and from one where pi is certain: conjugate gradients take two
+    or three steps, where without a coupling they crawl along what all latents have in common, of which H is zero. Other
+    than dense posteriors, and those with a negative precision, are returned as they are.
+    """
+    tau = posterior.sites.precision
+    if not isinstance(posterior, DensePosterior) or bool((tau < 0).any()):
+        return posterior
+    return couple(posterior, _softmax_sites(tau, tau.sum(-2).clamp_min(torch.finfo(tau.dtype).tiny)))
 
 
 def matching_softmax(diagonal: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,13 @@ from gpytorch.kernels import MaternKernel
 
 from gpext.inference import KL, Status
 from gpext.inference.drivers import fixed_point
-from gpext.inference.drivers.softmax_curvature import matching_softmax
+from gpext.inference.drivers.softmax_curvature import coupled_nearby, exact_curvature, matching_softmax
+from gpext.inference.local_terms import bound_terms
+from gpext.inference.problem import Problem
 from gpext.likelihoods import MultinomialLogitLikelihood
+from gpext.posteriors import CoupledPosterior, DensePosterior
 from gpext.quadrature import expected_log_sum_exp
+from gpext.sites import GaussianSites
 from tests.members import F64
 
 
@@ -52,6 +56,70 @@ def test_shares_diagonal_rows_and_sign_with_the_curvature(num_classes):
     assert (found - exact).norm() < 0.2 * (averaged - exact).norm()
 
 
+@pytest.mark.parametrize("num_classes", [2, 3, 11])
+def test_the_coupling_of_the_degrees_is_the_curvature_to_a_factor_of_two(num_classes):
+    generator = torch.Generator().manual_seed(num_classes)
+    pi = (3 * torch.randn(200, num_classes, generator=generator, dtype=F64)).softmax(-1)
+    tau = pi * (1 - pi)
+    exact = torch.diag_embed(pi) - pi.unsqueeze(-1) * pi.unsqueeze(-2)
+    ours = torch.diag_embed(tau) - tau.unsqueeze(-1) * tau.unsqueeze(-2) / tau.sum(-1)[:, None, None]
+    contrasts = torch.linalg.qr(torch.ones(num_classes, 1, dtype=F64), mode="complete").Q[:, 1:]
+    root = torch.linalg.cholesky(contrasts.mT @ ours @ contrasts)
+    half = torch.linalg.solve_triangular(root, contrasts.mT @ exact @ contrasts, upper=False)
+    values = torch.linalg.eigvalsh(torch.linalg.solve_triangular(root, half.mT, upper=False))
+    assert float(values.min()) > 1 - 1e-6
+    assert float(values.max()) < 2 + 1e-6
+
+
+def large_functions(num_classes=4, num_data=60, scale=1e5):
+    """Return a prior, a likelihood and random labels; Newton steps of each class by itself crawl."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(num_data, 2, dtype=F64, generator=generator)
+    y = torch.randint(0, num_classes, (num_data,), generator=generator)
+    with torch.no_grad():
+        covariance = scale * MaternKernel(2.5).double()(x).to_dense()
+    prior = MultivariateNormal(
+        torch.zeros(num_classes, num_data, dtype=F64), covariance.expand(num_classes, num_data, num_data)
+    )
+    return prior, MultinomialLogitLikelihood(num_classes), y
+
+
+def iterate_of(prior, likelihood, y):
+    problem = Problem.of(prior, likelihood, y, 0.0)
+    sites = KL(max_steps=8).infer(prior, likelihood, y).sites
+    return problem, fixed_point.visit(problem, lambda m, v: bound_terms(KL().bound.bind(likelihood, y), m, v), sites)
+
+
+def test_the_coupled_target_solves_for_the_means_of_all_latents_in_few_products(monkeypatch):
+    problem, iterate = iterate_of(*large_functions())
+    posterior = iterate.posterior
+    assert isinstance(posterior, DensePosterior)
+    real, products = CoupledPosterior.solve, []
+    monkeypatch.setattr(CoupledPosterior, "solve", lambda self, r: products.append(r) or real(self, r))
+    target = fixed_point.coupled_target(problem, iterate, exact_curvature)
+    assert 0 < len(products) < 12  # some 50 with the latents apart
+    H = exact_curvature(iterate.terms)
+    blocks = torch.diag_embed(H.precision.mT)
+    blocks += H.coupling[:, None, None] * H.direction.mT.unsqueeze(-1) * H.direction.mT.unsqueeze(-2)  # (N, D, D)
+    inverse = torch.block_diag(*torch.linalg.inv(problem.prior.covariance.detach()))
+    exact = inverse + torch.diag_embed(blocks.movedim(0, -1)).movedim(1, 2).reshape(240, 240)
+    wanted = torch.linalg.solve(exact, (iterate.terms.mean_gradient - posterior.weights).flatten())
+    pull = target.shift - target.precision * iterate.mean - posterior.weights  # (K^-1 + diag(tau*)) dm
+    move = torch.linalg.solve(inverse + torch.diag(target.precision.flatten()), pull.flatten())
+    error = move - wanted
+    assert float(error @ exact @ error) < 0.1**2 * float(wanted @ exact @ wanted)
+
+
+def test_negative_precisions_are_not_coupled():
+    problem, iterate = iterate_of(*large_functions(scale=1.0))
+    sites = iterate.sites
+    precision = sites.precision.clone()
+    precision[0, 0] = -1e-3
+    posterior = problem.condition(GaussianSites(sites.shift, precision))
+    assert coupled_nearby(posterior) is posterior
+    assert isinstance(coupled_nearby(iterate.posterior), CoupledPosterior)
+
+
 def test_what_no_softmax_has_gives_something_finite():
     for diagonal in (
         [1.0, 0.1, 0.1],
@@ -74,13 +142,7 @@ def test_a_rejected_step_takes_no_other_newton_step_for_the_means(monkeypatch):
         return real(problem, iterate, curvature)
 
     monkeypatch.setattr(fixed_point, "coupled_target", target)
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(60, 2, dtype=F64, generator=generator)
-    y = torch.randint(0, 4, (60,), generator=generator)
-    with torch.no_grad():
-        covariance = 1e4 * MaternKernel(2.5).double()(x).to_dense()
-    prior = MultivariateNormal(torch.zeros(4, 60, dtype=F64), covariance.expand(4, 60, 60))
-    result = KL().infer(prior, MultinomialLogitLikelihood(4), y)
+    result = KL().infer(*large_functions())
     assert result.status is Status.CONVERGED
     assert len({id(iterate) for iterate in seen}) == len(seen)
     assert len(seen) < len(result.trace) - 2

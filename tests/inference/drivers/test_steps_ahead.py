@@ -129,3 +129,17 @@ def test_it_saves_factorisations(rule, monkeypatch):
             module, "rough_newton_step", lambda problem, posterior, sites, residual: (0 * residual,) * 2
         )
     assert with_step <= 0.9 * factorisations()
+
+
+def test_mixing_leaves_positive_precisions_positive():
+    """The second residual is nearly the first: extrapolated to where it vanishes, a precision would be -3.2."""
+    problem = Problem.of(prior(), PoissonLikelihood(), torch.ones(SIZE, dtype=F64), 0.0)
+    zero, one = torch.zeros(SIZE, dtype=F64), torch.ones(SIZE, dtype=F64)
+    mixing = fixed_point.Mixing(problem)
+    assert mixing.mix(GaussianSites(zero, one), one, GaussianSites(zero, 0.5 * one)) is None
+    mixed = mixing.mix(GaussianSites(zero, 0.5 * one), one, GaussianSites(zero, 0.06 * one))
+    torch.testing.assert_close(mixed.precision, 0.006 * one)
+    others = fixed_point.Mixing(problem)
+    others.mix(GaussianSites(zero, one), one, GaussianSites(zero, 0.5 * one))
+    mixed = others.mix(GaussianSites(zero, -0.1 * one), one, GaussianSites(zero, -0.3 * one))
+    torch.testing.assert_close(mixed.precision, -5 / 6 * one)
