@@ -24,7 +24,7 @@ from gpext.inference import EP, KL, Laplace
 from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
 
 _SITES = 1e-3  # tolerance of KL's sites of several classes; probabilities err by less than it
-_SPARSE_TOLERANCE = 1e-7  # of expected log densities, where inducing points leave far larger errors
+_TOLERANCE = 1e-7  # of expected log densities: sites and inducing points leave far larger errors
 
 
 class ClassEstimator(ClassifierMixin, GPEstimator):
@@ -173,7 +173,7 @@ class GPClassifier(ClassEstimator):
     def _likelihood(self) -> Any:
         if len(self.classes_) == 2:
             return BernoulliLogitLikelihood()
-        return MultinomialLogitLikelihood(len(self.classes_))
+        return MultinomialLogitLikelihood(len(self.classes_), tolerance=_TOLERANCE)
 
     def _default_rules(self, likelihood: Any, targets: Tensor) -> Rules:
         return Rules(Laplace(), EP() if len(self.classes_) == 2 else KL(tolerance=_SITES))
@@ -183,11 +183,10 @@ class GPClassifier(ClassEstimator):
     ) -> tuple[Any, Tensor]:
         if len(self.classes_) == 2:
             return super()._weighted(likelihood, targets, weights, sparse=sparse)
-        tolerance = _SPARSE_TOLERANCE if sparse else likelihood.tolerance
         if bool((weights == 1).all()):
-            return MultinomialLogitLikelihood(len(self.classes_), tolerance=tolerance), targets
+            return likelihood, targets
         by_class = one_hot(targets.long(), len(self.classes_)).to(weights) * weights.unsqueeze(-1)
-        return WeightedClasses(len(self.classes_), tolerance=tolerance), by_class
+        return WeightedClasses(len(self.classes_), tolerance=_TOLERANCE), by_class
 
     def _probabilities(self, q: MultivariateNormal) -> Tensor:
         if len(self.classes_) > 2:

@@ -32,6 +32,8 @@ from gpext.quadrature import (
     log_multinomial_density,
 )
 
+_SMALL = 0.1  # for a probability with an error of 1e-11 to have a logarithm to 1e-10
+
 
 class MultinomialLogitLikelihood(JointLikelihood):
     """Unordered classes, :math:`p(y=k|f) = e^{f_k} / sum_j e^{f_j}`, or the counts of several trials.
@@ -141,7 +143,10 @@ class MultinomialLogitLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        value = log_multinomial_density(self._terms(targets).counts, mean.double(), variance.double())
+        counts, m, v = self._terms(targets).counts, mean.double(), variance.double()
+        follows = torch.is_grad_enabled() and (mean.requires_grad or variance.requires_grad)
+        one_of_known = self.total_count == 1 and not follows
+        value = _log_probability(counts, m, v) if one_of_known else log_multinomial_density(counts, m, v)
         return value.to(floating_like(targets, mean).dtype)
 
     def joint_log_density(self, targets: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -222,6 +227,22 @@ class MultinomialLogitLikelihood(JointLikelihood):
             )
         of_any_total = MultinomialLogitLikelihood(self.num_classes, total_count=None)
         return CompoundMultinomial(self.total_count, *self._blocks(function_dist), of_any_total.joint_log_density)
+
+
+def _log_probability(counts: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return the log density (..., N) of one trial: by E[softmax] in a twentieth of the time, where it has the digits.
+
+    Args:
+        counts: one for the class, zero for the others (..., K, N).
+        mean: (..., K, N).
+        variance: (..., K, N).
+    """
+    counts, mean, variance = torch.broadcast_tensors(counts, mean, variance)
+    probability = (counts * expected_softmax(mean, variance)).sum(-2)
+    value, is_small = probability.log(), probability < _SMALL
+    if bool(is_small.any()):
+        value[is_small] = log_multinomial_density(*(t.mT[is_small].mT for t in (counts, mean, variance)))
+    return value
 
 
 def _one_number(total_count: Any) -> int:

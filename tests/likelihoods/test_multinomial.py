@@ -1,5 +1,7 @@
 """The multinomial likelihood: density, curvature and predictions against SciPy, autograd and integrals."""
 
+import math
+
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -7,7 +9,8 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from scipy import stats
 
-from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood
+from gpext.likelihoods import BernoulliLogitLikelihood, MultinomialLogitLikelihood, multinomial
+from gpext.quadrature import log_multinomial_density
 from tests.members import F64, tensor
 from tests.statistics import misfit
 
@@ -144,3 +147,37 @@ def test_total_counts_are_whole_numbers():
     for bad in (torch.tensor([5, 6]), 2.5):
         with pytest.raises(TypeError, match="With total_count=None every datum has its own total"):
             MultinomialLogitLikelihood(3, bad)
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_the_log_probability_of_a_class_is_that_of_one_trial(num_classes):
+    """However small it is, and whatever way it takes: without derivatives most come from E[softmax]."""
+    generator = torch.Generator().manual_seed(num_classes)
+    mean = 10 ** (3 * torch.rand(2, 1, 40, generator=generator, dtype=F64) - 1)
+    mean = mean * torch.randn(2, num_classes, 40, generator=generator, dtype=F64)
+    variance = 10 ** (6 * torch.rand(2, num_classes, 40, generator=generator, dtype=F64) - 3)
+    targets = torch.randint(0, num_classes, (2, 40), generator=generator)
+    counts = torch.nn.functional.one_hot(targets, num_classes).double().mT
+    exact = log_multinomial_density(counts, mean, variance)
+    assert 0.1 < float((exact > math.log(0.1)).double().mean()) < 0.9
+    found = MultinomialLogitLikelihood(num_classes).log_density(targets, mean, variance)
+    torch.testing.assert_close(found, exact, rtol=1e-11, atol=2e-10)
+    mean.requires_grad_()
+    (slope,) = torch.autograd.grad(
+        MultinomialLogitLikelihood(num_classes).log_density(targets, mean, variance).sum(), mean
+    )
+    assert bool((slope * (2 * counts - 1) >= -1e-12).all())  # more of the class, less of the others
+
+
+def test_log_probabilities_of_classes_come_from_the_softmax_but_for_small_ones(monkeypatch):
+    seen = []
+    real = multinomial.log_multinomial_density
+    monkeypatch.setattr(
+        multinomial, "log_multinomial_density", lambda y, m, v: seen.append(y.size(-1)) or real(y, m, v)
+    )
+    mean = torch.zeros(3, 10, dtype=F64)
+    mean[0, :4] = -30.0
+    likelihood, labels = MultinomialLogitLikelihood(3), torch.zeros(10, dtype=torch.long)
+    value = likelihood.log_density(labels, mean, 0.01 * torch.ones(3, 10, dtype=F64))
+    assert seen == [4]
+    torch.testing.assert_close(value[:4], torch.full((4,), -30 - math.log(2), dtype=F64), rtol=0, atol=0.02)
