@@ -64,8 +64,8 @@ class DenseGP(LatentGP):
         self.covar_module = kernel
 
     def forward(self, x: Tensor) -> MultivariateNormal:
-        """Return the prior of the latents at inputs (N, d)."""
-        return _prior(self, x)
+        """Return the prior of the latents at inputs (N, d); of several latents they share one covariance (N, N)."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 class SparseGP(ApproximateGP):
@@ -90,13 +90,6 @@ class SparseGP(ApproximateGP):
 def _mean(likelihood: Module) -> ConstantMean:
     latents = num_latents(likelihood)
     return ConstantMean() if latents is None else ConstantMean(batch_shape=torch.Size([latents]))
-
-
-def _prior(model: DenseGP | SparseGP, x: Tensor) -> MultivariateNormal:
-    mean, covariance = model.mean_module(x), model.covar_module(x)
-    if covariance.shape[:-1] != mean.shape:
-        covariance = covariance.expand(*mean.shape[:-1], *covariance.shape[-2:])
-    return MultivariateNormal(mean, covariance)
 
 
 def default_kernel(num_numeric: int, num_categorical: int, *, relevance: bool = True) -> ScaleKernel:
