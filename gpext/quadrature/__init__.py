@@ -47,6 +47,7 @@ from gpext.quadrature.location_scale import (
     location_scale_moments,
     log_location_scale_density,
 )
+from gpext.quadrature.log_square import expected_log1p_square
 from gpext.quadrature.rules import gauss_hermite, gauss_legendre
 from gpext.quadrature.smooth import Jet, Rule, smooth_expectation, trapezoid, trapezoid_nodes
 from gpext.quadrature.softmax.gamma_sum import expected_log_gamma_of_sum
@@ -76,6 +77,7 @@ __all__ = [
     "analytic_expectation",
     "analytic_tilted_moments",
     "expectation",
+    "expected_log1p_square",
     "expected_log_gamma_of_sum",
     "expected_log_square_sum",
     "expected_log_sum_exp",

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Jet = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # z -> F(z), F'(z), F''(z)
+Moments = Callable[[Tensor, Tensor], Tensor]
 Rule = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # mean and sd (n, 1) -> nodes (n, Q), weights (n, Q) or (Q,)
 
 _IN_CACHE = 2**17  # values of F at a time
@@ -43,7 +44,25 @@ def smooth_expectation(jet: Jet, mean: Tensor, variance: Tensor, rule: Rule, num
         tensor([0.6065], dtype=torch.float64)
     """
     mean, variance = torch.broadcast_tensors(mean, variance)
-    return _SmoothExpectation.apply(mean, variance, jet, rule, max(_IN_CACHE // num_nodes, 1))
+
+    def moments(m: Tensor, sd: Tensor) -> Tensor:
+        z, weights = rule(m, sd)
+        return torch.stack([_weigh(values, weights) for values in jet(z)])
+
+    return expectation_by_moments(moments, mean, variance, num_nodes)
+
+
+def expectation_by_moments(moments: Moments, mean: Tensor, variance: Tensor, num_nodes: int) -> Tensor:
+    """Return E[F(z)] (...), once differentiable in mean and variance, from E[F], E[F'] and E[F''].
+
+    Args:
+        moments: these of some of the data (3, n), at means and standard deviations (n, 1); parameters inside are not
+            differentiated.
+        mean: m (...).
+        variance: v (...), nonnegative.
+        num_nodes: what a datum takes memory for.
+    """
+    return _SmoothExpectation.apply(mean, variance, moments, max(_IN_CACHE // num_nodes, 1))
 
 
 def trapezoid_nodes(strip: float, largest: Tensor) -> int:
@@ -89,22 +108,18 @@ def _accuracy(dtype: torch.dtype) -> tuple[float, float]:
 
 class _SmoothExpectation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, jet: Jet, rule: Rule, chunk: int) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, moments: Moments, chunk: int) -> Tensor:
         flat_mean, sd = mean.reshape(-1, 1), variance.reshape(-1, 1).sqrt()
-        moments = [
-            torch.stack([_weigh(values, weights) for values in jet(z)])
-            for m, s in zip(flat_mean.split(chunk), sd.split(chunk), strict=True)
-            for z, weights in (rule(m, s),)
-        ]
-        value, slope, bend = torch.cat(moments, -1).reshape(3, *mean.shape)
+        found = [moments(m, s) for m, s in zip(flat_mean.split(chunk), sd.split(chunk), strict=True)]
+        value, slope, bend = torch.cat(found, -1).reshape(3, *mean.shape)
         ctx.save_for_backward(slope, bend)
         return value
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         slope, bend = ctx.saved_tensors
-        return grad * slope, 0.5 * grad * bend, None, None, None
+        return grad * slope, 0.5 * grad * bend, None, None
 
 
 def _weigh(values: Tensor, weights: Tensor) -> Tensor:
