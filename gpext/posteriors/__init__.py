@@ -3,7 +3,7 @@
 from gpext.linalg.square_root import SquareRoot
 from gpext.linalg.symmetric_products import lower_blocks, symmetric_matrix
 from gpext.posteriors.block import BlockPosterior, condition_blocks
-from gpext.posteriors.coupled import CoupledPosterior, condition_coupled, couple
+from gpext.posteriors.coupled import CoupledPosterior, condition_coupled
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.dense_prior import DensePrior
 from gpext.posteriors.design_prior import DesignPrior, predict_latent
@@ -59,7 +59,6 @@ __all__ = [
     "condition_matrix_free",
     "condition_neighbours",
     "condition_neighbours_joint",
-    "couple",
     "factor_gradient",
     "factorise",
     "fast_covariance",

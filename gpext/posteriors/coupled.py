@@ -54,6 +54,20 @@ class CoupledPosterior(JointPosterior):
     first: DensePosterior  # every latent given the diagonal (..., D, N)
     second: DensePosterior | NegativeCoupling  # g given the couplings (..., N)
 
+    @classmethod
+    def of(cls, first: DensePosterior, sites: CoupledSites) -> CoupledPosterior:
+        """Return what the couplings of sites make of D latents conditioned on their diagonal; float64."""
+        w = sites.direction
+        seen_mean = (w * first.mean).sum(-2)
+        if bool(first.positive_definite.all()):
+            second = condition_on_couplings(seen_mean, first.response, sites.precision, sites.coupling, w)
+            if second is not None:
+                return cls(sites, first, second)
+        seen = (w.unsqueeze(-1) * first.covariance * w.unsqueeze(-2)).sum(-3)
+        seen = 0.5 * (seen + seen.mT)
+        no_shift = torch.zeros_like(sites.coupling)
+        return cls(sites, first, condition_dense(seen_mean, seen, GaussianSites(no_shift, sites.coupling)))
+
     @property
     def prior_mean(self) -> Tensor:  # type: ignore[override]
         """The prior means (..., D, N)."""
@@ -217,18 +231,4 @@ def condition_coupled(prior_mean: Tensor, prior_covariance: Tensor, sites: Coupl
                 [-0.1250,  0.3750]], dtype=torch.float64))
     """
     sites = sites.to(torch.float64)
-    return couple(condition_dense(prior_mean, prior_covariance, sites.diagonal), sites)
-
-
-def couple(first: DensePosterior, sites: CoupledSites) -> CoupledPosterior:
-    """Return what the couplings of sites make of D latents conditioned on their diagonal; float64."""
-    w = sites.direction
-    seen_mean = (w * first.mean).sum(-2)
-    if bool(first.positive_definite.all()):
-        second = condition_on_couplings(seen_mean, first.response, sites.precision, sites.coupling, w)
-        if second is not None:
-            return CoupledPosterior(sites, first, second)
-    seen = (w.unsqueeze(-1) * first.covariance * w.unsqueeze(-2)).sum(-3)
-    seen = 0.5 * (seen + seen.mT)
-    no_shift = torch.zeros_like(sites.coupling)
-    return CoupledPosterior(sites, first, condition_dense(seen_mean, seen, GaussianSites(no_shift, sites.coupling)))
+    return CoupledPosterior.of(condition_dense(prior_mean, prior_covariance, sites.diagonal), sites)

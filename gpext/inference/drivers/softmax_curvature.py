@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpext.inference.local_terms import LocalTerms
-from gpext.posteriors import CoupledPosterior, DensePosterior, Posterior, couple
+from gpext.posteriors import CoupledPosterior, DensePosterior, Posterior
 from gpext.sites import CoupledSites
 
 _BISECTIONS = 50
@@ -66,7 +66,7 @@ def coupled_nearby(posterior: Posterior) -> Posterior | CoupledPosterior:
     tau = posterior.sites.precision
     if not isinstance(posterior, DensePosterior) or bool((tau < 0).any()):
         return posterior
-    return couple(posterior, _softmax_sites(tau, tau.sum(-2).clamp_min(torch.finfo(tau.dtype).tiny)))
+    return CoupledPosterior.of(posterior, _softmax_sites(tau, tau.sum(-2).clamp_min(torch.finfo(tau.dtype).tiny)))
 
 
 def matching_softmax(diagonal: Tensor) -> tuple[Tensor, Tensor]:
