@@ -25,7 +25,7 @@ from gpext.inference.drivers.softmax_curvature import Curvature, coupled_nearby
 from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem, is_lost
 from gpext.inference.result import InferenceResult, Status
-from gpext.posteriors import Posterior
+from gpext.posteriors import JointPosterior, Posterior
 from gpext.sites import BlockSites, GaussianSites
 
 Terms = Callable[[Tensor, Tensor], LocalTerms]
@@ -38,7 +38,7 @@ _PATIENCE = 100  # steps
 _RISE = 1e-9  # of F, relative, that counts as one
 _SHRINKS = 0.99  # of the largest residual, likewise: when F has no digits left, the residual may still shrink slowly
 _CG_TOLERANCE = 0.03
-_MOST_CG_STEPS = 50
+_FEW_PRODUCTS, _MOST_PRODUCTS = 24, 50  # with latents apart, where coupled ones would take fewer, and in all
 _LEAST_MIXED = 0.1  # of a positive precision, that mixing leaves: it may extrapolate to what is no posterior
 
 
@@ -259,10 +259,16 @@ def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> 
     """
     weights = iterate.sites.shift - iterate.sites.times(iterate.mean)  # K^-1 (m - mu)
     residual = iterate.terms.mean_gradient - weights
-    nearby = coupled_nearby(iterate.posterior)
-    first = nearby.solve(residual)
-    enough = _CG_TOLERANCE * problem.inner(residual, first[0]).clamp_min(0).sqrt()
-    move, turn, _ = newton_step(problem, nearby, curvature(iterate.terms), residual, first, enough, _MOST_CG_STEPS)
+    H = curvature(iterate.terms)
+
+    def solved(nearby: Posterior | JointPosterior, most: int) -> tuple[Tensor, Tensor, int]:
+        first = nearby.solve(residual)
+        enough = _CG_TOLERANCE * problem.inner(residual, first[0]).clamp_min(0).sqrt()
+        return newton_step(problem, nearby, H, residual, first, enough, most)
+
+    move, turn, used = solved(iterate.posterior, _FEW_PRODUCTS)
+    if used == _FEW_PRODUCTS:  # where functions are large; elsewhere another factor costs more than it saves
+        move, turn, _ = solved(coupled_nearby(iterate.posterior), _MOST_PRODUCTS)
     mean, precision = iterate.mean + move, iterate.terms.precision
     return GaussianSites(weights + turn + precision * mean, precision.expand(mean.shape))
 

@@ -96,6 +96,7 @@ def test_the_coupled_target_solves_for_the_means_of_all_latents_in_few_products(
     assert isinstance(posterior, DensePosterior)
     real, products = CoupledPosterior.solve, []
     monkeypatch.setattr(CoupledPosterior, "solve", lambda self, r: products.append(r) or real(self, r))
+    monkeypatch.setattr(fixed_point, "_FEW_PRODUCTS", 0)  # with the latents apart
     target = fixed_point.coupled_target(problem, iterate, exact_curvature)
     assert 0 < len(products) < 12  # some 50 with the latents apart
     H = exact_curvature(iterate.terms)
