@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Jet = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # z -> F(z), F'(z), F''(z)
-Moments = Callable[[Tensor, Tensor], Tensor]
+Moments = Callable[[Tensor, Tensor], Tensor]  # mean and sd (n, 1) -> E[F], E[F'] and E[F''] (3, n)
 Rule = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # mean and sd (n, 1) -> nodes (n, Q), weights (n, Q) or (Q,)
 
 _IN_CACHE = 2**17  # values of F at a time

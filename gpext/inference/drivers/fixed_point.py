@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpext.bounds import LocalBound
 from gpext.inference.drivers.inexact_newton import NEAR, newton_step, rough_newton_step
-from gpext.inference.drivers.softmax_curvature import Curvature, coupled_nearby
+from gpext.inference.drivers.softmax_curvature import Curvature, can_be_coupled, coupled_nearby
 from gpext.inference.local_terms import LocalTerms
 from gpext.inference.problem import Problem, is_lost
 from gpext.inference.result import InferenceResult, Status
@@ -38,7 +38,7 @@ _PATIENCE = 100  # steps
 _RISE = 1e-9  # of F, relative, that counts as one
 _SHRINKS = 0.99  # of the largest residual, likewise: when F has no digits left, the residual may still shrink slowly
 _CG_TOLERANCE = 0.03
-_FEW_PRODUCTS, _MOST_PRODUCTS = 24, 50  # with latents apart, where coupled ones would take fewer, and in all
+_FEW_PRODUCTS, _MOST_PRODUCTS = 24, 50  # with latents apart that could be coupled, and otherwise
 _LEAST_MIXED = 0.1  # of a positive precision, that mixing leaves: it may extrapolate to what is no posterior
 
 
@@ -257,7 +257,7 @@ def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> 
     The proposal moves each latent as if the others stood still; where they share a datum (a softmax knows differences
     only) that crawls. The Newton step solves (K^-1 + H) dm = g - K^-1 (m - mu) by conjugate gradients.
     """
-    weights = iterate.sites.shift - iterate.sites.times(iterate.mean)  # K^-1 (m - mu)
+    posterior, weights = iterate.posterior, iterate.posterior.weights
     residual = iterate.terms.mean_gradient - weights
     H = curvature(iterate.terms)
 
@@ -266,9 +266,10 @@ def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> 
         enough = _CG_TOLERANCE * problem.inner(residual, first[0]).clamp_min(0).sqrt()
         return newton_step(problem, nearby, H, residual, first, enough, most)
 
-    move, turn, used = solved(iterate.posterior, _FEW_PRODUCTS)
-    if used == _FEW_PRODUCTS:  # where functions are large; elsewhere another factor costs more than it saves
-        move, turn, _ = solved(coupled_nearby(iterate.posterior), _MOST_PRODUCTS)
+    may_couple = can_be_coupled(posterior)
+    move, turn, used = solved(posterior, _FEW_PRODUCTS if may_couple else _MOST_PRODUCTS)
+    if may_couple and used == _FEW_PRODUCTS:  # functions are large; elsewhere another factor costs more than it saves
+        move, turn, _ = solved(coupled_nearby(posterior), _MOST_PRODUCTS)
     mean, precision = iterate.mean + move, iterate.terms.precision
     return GaussianSites(weights + turn + precision * mean, precision.expand(mean.shape))
 

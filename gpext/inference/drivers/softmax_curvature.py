@@ -17,6 +17,7 @@ with it crawl.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -60,13 +61,19 @@ def coupled_nearby(posterior: Posterior) -> Posterior | CoupledPosterior:
     That is tau_d on the diagonal and -tau tau' / sum(tau) added, from the factors of the D latents and one more. Of the
     weighted graph that H is (its weights E[pi_c pi_d], its degrees tau where tau is best) this has the degrees, so that
     (K^-1 + U)^-1 (K^-1 + H) has eigenvalues up to two, and from one where pi is certain: conjugate gradients take two
-    or three steps, where without a coupling they crawl along what all latents have in common, of which H is zero. Other
-    than dense posteriors, and those with a negative precision, are returned as they are.
+    or three steps, where without a coupling they crawl along what all latents have in common, of which H is zero. What
+    cannot be coupled is returned as it is.
     """
-    tau = posterior.sites.precision
-    if not isinstance(posterior, DensePosterior) or bool((tau < 0).any()):
+    if not can_be_coupled(posterior):
         return posterior
-    return CoupledPosterior.of(posterior, _softmax_sites(tau, tau.sum(-2).clamp_min(torch.finfo(tau.dtype).tiny)))
+    tau = posterior.sites.precision
+    size = tau.sum(-2).clamp_min(torch.finfo(tau.dtype).tiny)  # any, of a datum without a precision: its U is zero
+    return CoupledPosterior.of(posterior, _softmax_sites(tau, size))
+
+
+def can_be_coupled(posterior: Posterior) -> TypeGuard[DensePosterior]:
+    """Return whether a posterior of D latents is dense, and no precision of it is negative."""
+    return isinstance(posterior, DensePosterior) and bool((posterior.sites.precision >= 0).all())
 
 
 def matching_softmax(diagonal: Tensor) -> tuple[Tensor, Tensor]:
