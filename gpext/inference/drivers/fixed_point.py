@@ -13,7 +13,7 @@ then half the step after half.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -251,7 +251,14 @@ def target_ahead(problem: Problem, terms: Terms, iterate: Iterate) -> GaussianSi
     return terms(mean, iterate.variance).best_sites(mean)
 
 
-def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> GaussianSites:
+@dataclass(frozen=True)
+class NewtonTarget(GaussianSites):
+    """Sites under which the means are those after a Newton step."""
+
+    move: Tensor  # of the means (..., D, N)
+
+
+def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> NewtonTarget:
     """Return the proposal with the mean of a Newton step for all latents together.
 
     The proposal moves each latent as if the others stood still; where they share a datum (a softmax knows differences
@@ -271,13 +278,21 @@ def coupled_target(problem: Problem, iterate: Iterate, curvature: Curvature) -> 
     if may_couple and used == _FEW_PRODUCTS:  # functions are large; elsewhere another factor costs more than it saves
         move, turn, _ = solved(coupled_nearby(posterior), _MOST_PRODUCTS)
     mean, precision = iterate.mean + move, iterate.terms.precision
-    return GaussianSites(weights + turn + precision * mean, precision.expand(mean.shape))
+    return NewtonTarget(weights + turn + precision * mean, precision.expand(mean.shape), move)
 
 
 def _between(problem: Problem, sites: GaussianSites, target: GaussianSites, rate: Tensor) -> GaussianSites:
-    """Return the sites a fraction of the way, each posterior (...) its own, whose sites are (..., N) or (..., D, N)."""
+    """Return the sites a fraction of the way, each posterior (...) its own, whose sites are (..., N) or (..., D, N).
+
+    On the way to the means of a Newton step they move that fraction of it, and precisions that of the natural gradient:
+    both raise F if the fraction is small enough. Shifts that are between those of both ends move means elsewhere.
+    """
     weight = rate.unsqueeze(-1) if problem.num_latents is None else rate.unsqueeze(-1).unsqueeze(-1)
-    return sites.lerp(target, weight)
+    between = sites.lerp(target, weight)
+    if not isinstance(target, NewtonTarget):
+        return between
+    excess = weight * (1 - weight) * (target.precision - sites.precision) * target.move
+    return replace(between, shift=between.shift - excess)
 
 
 class Mixing:

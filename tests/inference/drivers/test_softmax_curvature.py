@@ -84,9 +84,9 @@ def large_functions(num_classes=4, num_data=60, scale=1e5):
     return prior, MultinomialLogitLikelihood(num_classes), y
 
 
-def iterate_of(prior, likelihood, y):
+def iterate_of(prior, likelihood, y, steps=8):
     problem = Problem.of(prior, likelihood, y, 0.0)
-    sites = KL(max_steps=8).infer(prior, likelihood, y).sites
+    sites = KL(max_steps=steps).infer(prior, likelihood, y).sites
     return problem, fixed_point.visit(problem, lambda m, v: bound_terms(KL().bound.bind(likelihood, y), m, v), sites)
 
 
@@ -109,6 +109,22 @@ def test_the_coupled_target_solves_for_the_means_of_all_latents_in_few_products(
     move = torch.linalg.solve(inverse + torch.diag(target.precision.flatten()), pull.flatten())
     error = move - wanted
     assert float(error @ exact @ error) < 0.1**2 * float(wanted @ exact @ wanted)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 8, 16])
+def test_a_part_of_a_coupled_step_moves_the_means_as_far_and_raises_the_bound(steps):
+    """However far precisions are from their best values; halved often enough, a step is not rejected."""
+    prior, likelihood, y = large_functions()
+    problem, iterate = iterate_of(prior, likelihood, y, steps)
+    target = fixed_point.coupled_target(problem, iterate, exact_curvature)
+    for rate in (1.0, 0.3, 1e-3):
+        sites = fixed_point._between(problem, iterate.sites, target, torch.tensor(rate, dtype=F64))
+        moved = problem.condition(sites).mean - iterate.mean
+        scale = float(target.move.abs().max())
+        torch.testing.assert_close(moved, rate * target.move, rtol=0, atol=1e-6 * rate * scale)
+    bound = KL().bound.bind(likelihood, y)
+    there = fixed_point.visit(problem, lambda m, v: bound_terms(bound, m, v), sites)
+    assert float(there.value) > float(iterate.value)
 
 
 def test_negative_precisions_are_not_coupled():
