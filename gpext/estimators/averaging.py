@@ -13,7 +13,6 @@ evidence is no parabola, and the moments of a mixture are dominated by its wides
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,8 +27,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gpext.estimators.dense_training import evidence_of
+from gpext.estimators.failures import without_inference_warnings
 from gpext.estimators.models import DenseGP
-from gpext.inference import EP, KL, InferenceWarning, Laplace, Rule, Status
+from gpext.inference import EP, KL, Laplace, Rule, Status
 
 DRAWS = 8
 _MOST_STEPS = 100  # of the inference of a part: most take 30, and one that does not converge would take all it may
@@ -92,8 +92,7 @@ def hyperparameter_draws(model: DenseGP, rule: Rule, seed: int) -> Tensor:
         return center.unsqueeze(0)[:0]
     steps = _STEP * torch.eye(len(center), dtype=center.dtype)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InferenceWarning)
+        with without_inference_warnings():
             at_center = positive.gradient(objective, center)
             rows = [at_center - positive.gradient(objective, center + step) for step in steps]
     except (NotPSDError, NanError):
@@ -112,8 +111,7 @@ def members_of(model: DenseGP, draws: Tensor) -> list[DenseGP]:
         member = copy.deepcopy(model)
         member.inference = limited(model.inference)
         Positive(member).set(phi)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InferenceWarning)
+        with without_inference_warnings():
             if member.eval().result.status is Status.CONVERGED:
                 members.append(member)
     return members

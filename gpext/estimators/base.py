@@ -33,12 +33,12 @@ from gpext.estimators.models import (
     plain_kernels,
     start_from,
 )
-from gpext.estimators.plan import Plan, choose_plan
+from gpext.estimators.plan import choose_plan
 from gpext.estimators.report import Report, report_of
 from gpext.estimators.rows import Rows, distinct_rows
 from gpext.estimators.table import Columns, fit_columns, read_table
 from gpext.estimators.task import Rules, Settings, Task, Trained
-from gpext.estimators.training import train
+from gpext.estimators.training import train, try_out
 from gpext.inference import EP, KL, Laplace, OutlierReport, Rule, outlier_report
 from gpext.inference.expansion import require_curvature
 from gpext.likelihoods import LatentLikelihood, Weighted
@@ -240,7 +240,7 @@ class GPEstimator(BaseEstimator):
         for name, kernel in plain_kernels(numeric, len(self._columns.categorical)).items():
             likelihood = copy.deepcopy(trained.likelihood)
             task = Task(inputs, targets, likelihood, kernel.to(inputs), rules, sites=sites, has_default_kernel=True)
-            other = train(task, Plan(None, False, 0, None), settings.rough)
+            other = try_out(task, settings)
             if other.result.status in FINE:
                 values = hyperparameters_of(other.model, other.likelihood)
                 found[name] = {key: value.numpy() for key, value in values.items()}
@@ -340,7 +340,7 @@ class GPEstimator(BaseEstimator):
             start=start,
             has_default_kernel=self.kernel is None,
         )
-        return train(task, Plan(None, False, 0, None), settings.rough)
+        return try_out(task, settings)
 
     def _start(self) -> dict[str, Tensor] | None:
         """Return the hyperparameters of the last training, to start from them, or None."""

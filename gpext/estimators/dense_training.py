@@ -7,7 +7,6 @@ tell: `gpext.fit` begins on subsets, unless a model of as many rows has been tra
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,13 @@ import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
+from gpext.estimators.failures import without_inference_warnings
 from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
 from gpext.estimators.left_out import bring_back
 from gpext.estimators.models import DenseGP, hyperparameters_of, start_from
 from gpext.estimators.rows import unweighted
 from gpext.estimators.task import Initial, Settings, Task, Trained, fit_task, random_rows
-from gpext.inference import KL, InferenceWarning, Status
+from gpext.inference import KL, Status
 from gpext.likelihoods import Weighted
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.priors import register_priors
@@ -163,8 +163,7 @@ def train_once(task: Task, settings: Settings) -> Trained:
         return again
 
     if rules.first is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InferenceWarning)  # the other rule may converge
+        with without_inference_warnings():  # the other rule may converge
             result = trained(settings.rough, initial)
         model.inference, initial = rules.train, known
         if result.status is FitStatus.INTERRUPTED:
@@ -188,8 +187,7 @@ def _conclude(model: DenseGP, task: Task) -> tuple[str, ...]:
     others = (KL(), task.rules.train) if task.neighbours is None else (task.rules.train,)  # KL takes many factors
     for rule in (task.rules.last, *others):
         model.inference = rule
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InferenceWarning)  # the outcome is in the report
+        with without_inference_warnings():
             result = model.result
         if result.status is Status.CONVERGED:
             break

@@ -1,10 +1,14 @@
-"""A decorator of `fit`: where training fails, the estimator stays as it was."""
+"""Where training fails the estimator stays as it was, and where a part of it may fail no warning is given."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
+
+from gpext.inference import InferenceWarning
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -28,3 +32,11 @@ def all_or_nothing(fit: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[
             raise
 
     return kept
+
+
+@contextmanager
+def without_inference_warnings() -> Iterator[None]:
+    """Leave out the warnings of inferences that need not converge: their status is looked at, or is in the report."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InferenceWarning)
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,13 +23,13 @@ from gpext.checks import whole_number
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.estimators.averaging import limited, stacking_weights
 from gpext.estimators.base import MODE, GPEstimator
-from gpext.estimators.failures import all_or_nothing
+from gpext.estimators.failures import all_or_nothing, without_inference_warnings
 from gpext.estimators.gaussian_evidence import has_closed_form
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
 from gpext.estimators.task import Rules, Settings, Trained
-from gpext.inference import KL, InferenceWarning, Laplace, Status
+from gpext.inference import KL, Laplace, Status
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood
 
@@ -365,8 +364,7 @@ class GPRegressor(TargetEstimator):
 
     def _recall_average(self) -> None:
         super()._recall_average()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InferenceWarning)  # what does not converge has no weight
+        with without_inference_warnings():  # what does not converge has no weight
             for other in self._others:
                 other.inference = limited(other.inference)
                 _ = other.result

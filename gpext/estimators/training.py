@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpext.estimators.dense_training import train_dense
+from gpext.estimators.failures import without_inference_warnings
 from gpext.estimators.plan import Plan
 from gpext.estimators.sparse_training import train_on_sample, train_sparse
 from gpext.estimators.task import Settings, Task, Trained, inducing_points_of
@@ -23,3 +24,13 @@ def train(task: Task, plan: Plan, settings: Settings) -> Trained:
     if plan.sample is not None:
         return train_on_sample(task, plan, plan.sample, settings)
     return train_sparse(task, plan, settings)
+
+
+def try_out(task: Task, settings: Settings) -> Trained:
+    """Train a model of all data roughly, which decides about another one, or is a part of its predictions if it can be.
+
+    Raises:
+        ValueError: data that the likelihood cannot take.
+    """
+    with without_inference_warnings():
+        return train_dense(task, settings.rough)

@@ -1,10 +1,18 @@
-"""A `fit` that fails leaves the estimator as it was."""
+"""A `fit` that fails leaves the estimator as it was, and parts that may fail do so without a warning."""
 
 import gpytorch
 import numpy as np
 import pytest
+import torch
 
 from gpext.estimators import GPClassifier, GPCountRegressor, GPRegressor, GPSurvival
+from gpext.estimators.models import default_kernel
+from gpext.estimators.plan import Plan
+from gpext.estimators.task import Rules, Settings, Task
+from gpext.estimators.training import train, try_out
+from gpext.inference import KL, InferenceWarning
+from gpext.likelihoods import BernoulliLogitLikelihood
+from gpext.training import FitStatus
 
 
 def numbers(rng, f):
@@ -66,3 +74,18 @@ def test_a_classifier_of_one_class_alone_keeps_the_classes_it_had():
         model.fit(x[::-1], np.ones(30))
     assert list(model.classes_) == [False, True]
     assert np.array_equal(model.outlier_report().index, report.index)
+
+
+def test_what_is_tried_out_ends_without_a_warning():
+    x = torch.linspace(-2, 2, 20, dtype=torch.float64).unsqueeze(-1)
+    y, rule = (2 * x[:, 0]).sin() > 0.3, KL(max_steps=1, tolerance=1e-12)
+
+    def task():
+        kernel = default_kernel(1, 0).double()
+        return Task(x, y.double(), BernoulliLogitLikelihood().double(), kernel, Rules(rule, rule))
+
+    settings = Settings(max_steps=1, tolerance=1e-3, seed=0, progress=False)
+    with pytest.warns(InferenceWarning, match="1 steps: stopped at max_steps"):
+        train(task(), Plan(None, False, 0, None), settings)
+    tried = try_out(task(), settings)  # warnings are errors in these tests
+    assert tried.result.status is FitStatus.MAX_STEPS
