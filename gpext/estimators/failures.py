@@ -1,4 +1,4 @@
-"""Where training fails the estimator stays as it was, and where a part of it may fail no warning is given."""
+"""A decorator of `fit`, by which an estimator stays as it was where training fails, and a block without warnings."""
 
 from __future__ import annotations
 
