@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gpext.estimators.dense_training import evidence_of
-from gpext.estimators.failures import without_inference_warnings
 from gpext.estimators.models import DenseGP
 from gpext.inference import EP, KL, Laplace, Rule, Status
+from gpext.inference.result import without_inference_warnings
 
 DRAWS = 8
 _MOST_STEPS = 100  # of the inference of a part: most take 30, and one that does not converge would take all it may

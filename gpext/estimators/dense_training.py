@@ -14,13 +14,13 @@ import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
-from gpext.estimators.failures import without_inference_warnings
 from gpext.estimators.gaussian_evidence import GaussianEvidence, has_closed_form
 from gpext.estimators.left_out import bring_back
 from gpext.estimators.models import DenseGP, hyperparameters_of, start_from
 from gpext.estimators.rows import unweighted
 from gpext.estimators.task import Initial, Settings, Task, Trained, fit_task, random_rows
 from gpext.inference import KL, Status
+from gpext.inference.result import without_inference_warnings
 from gpext.likelihoods import Weighted
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.priors import register_priors

@@ -1,14 +1,10 @@
-"""A decorator of `fit`, by which an estimator stays as it was where training fails, and a block without warnings."""
+"""A decorator of `fit`: where training fails, the estimator stays as it was."""
 
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
-
-from gpext.inference import InferenceWarning
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -32,11 +28,3 @@ def all_or_nothing(fit: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[
             raise
 
     return kept
-
-
-@contextmanager
-def without_inference_warnings() -> Iterator[None]:
-    """Leave out the warnings of inferences that need not converge: their status is looked at, or is in the report."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InferenceWarning)
-        yield

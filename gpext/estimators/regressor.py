@@ -23,13 +23,14 @@ from gpext.checks import whole_number
 from gpext.distributions.predictive.mixture import Mixture
 from gpext.estimators.averaging import limited, stacking_weights
 from gpext.estimators.base import MODE, GPEstimator
-from gpext.estimators.failures import all_or_nothing, without_inference_warnings
+from gpext.estimators.failures import all_or_nothing
 from gpext.estimators.gaussian_evidence import has_closed_form
 from gpext.estimators.rows import unweighted
 from gpext.estimators.table import read_table
 from gpext.estimators.tails import fit_tails
 from gpext.estimators.task import Rules, Settings, Trained
 from gpext.inference import KL, Laplace, Status
+from gpext.inference.result import without_inference_warnings
 from gpext.likelihoods import HeteroscedasticGaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpext.likelihoods.composed import ArgumentLikelihood
 

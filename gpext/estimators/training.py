@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpext.estimators.dense_training import train_dense
-from gpext.estimators.failures import without_inference_warnings
 from gpext.estimators.plan import Plan
 from gpext.estimators.sparse_training import train_on_sample, train_sparse
 from gpext.estimators.task import Settings, Task, Trained, inducing_points_of
+from gpext.inference.result import without_inference_warnings
 
 
 def train(task: Task, plan: Plan, settings: Settings) -> Trained:

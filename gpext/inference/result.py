@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -54,6 +56,14 @@ class InferenceWarning(UserWarning):
         >>> result.status.name  # a rule returns it; a model warns
         'MAX_STEPS'
     """
+
+
+@contextmanager
+def without_inference_warnings() -> Iterator[None]:
+    """Leave out the warnings of inferences that need not converge, or whose status is told otherwise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InferenceWarning)
+        yield
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from gpext.inference import CAVI, EP, KL, InferenceWarning, Laplace, Rule, Taylor
+from gpext.inference import CAVI, EP, KL, Laplace, Rule, Taylor
+from gpext.inference.result import without_inference_warnings
 from gpext.models.latent_gp import LatentGP, check_rule
 
 
@@ -90,8 +90,7 @@ def compare_inference(model: LatentGP, rules: Sequence[Rule] | None = None) -> C
     for rule in rules:
         started = time.perf_counter()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", InferenceWarning)  # the status states it
+            with without_inference_warnings():  # the status states it
                 result = rule.infer(prior, model.likelihood, targets)
         except (TypeError, ValueError) as error:  # a schedule or a bound may not support several latents, or a batch
             nan = float("nan")

@@ -10,8 +10,6 @@ that of one region.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator
@@ -22,6 +20,7 @@ from gpext.callers import warn_caller
 from gpext.checks import whole_number
 from gpext.distributions import LatentNormal
 from gpext.inference import InferenceWarning, Status
+from gpext.inference.result import without_inference_warnings
 from gpext.linalg.regions import regions
 from gpext.models.latent_gp import LatentGP, restricted_to
 from gpext.progress import Progress
@@ -92,8 +91,8 @@ def predict_by_regions(
             for region in regions(scaled, choice.scaled(x), size):
                 if not len(region.others):
                     continue
-                with restricted_to(model, region.with_margin(scaled, margin)), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", InferenceWarning)  # counted below
+                # what has not converged is counted below
+                with restricted_to(model, region.with_margin(scaled, margin)), without_inference_warnings():
                     found = model(x[region.others])
                     mean[region.others], variance[region.others] = found.mean, found.variance
                     statuses.append(model.result.status)

@@ -18,14 +18,13 @@ to have, and the mean of their gradients is the step's.
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpext.inference import InferenceWarning
+from gpext.inference.result import without_inference_warnings
 from gpext.linalg.regions import regions
 from gpext.mlls import LatentMarginalLogLikelihood
 from gpext.models.latent_gp import restricted_to
@@ -138,8 +137,7 @@ class BlockStepper:
         """Return the share of a block in the objective, and the derivatives of its negative."""
         for parameter in self._parameters:
             parameter.grad = None
-        with warnings.catch_warnings():  # only inference with the trained parameters matters
-            warnings.simplefilter("ignore", InferenceWarning)
+        with without_inference_warnings():  # only inference with the trained parameters matters
             value = len(blocks) / self._num_data * blocks.log_evidence(place)
         if value.requires_grad:
             (-value).backward()

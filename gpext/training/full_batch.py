@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +12,8 @@ from gpytorch.variational import NaturalVariationalDistribution
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpext.inference import InferenceWarning, LikelihoodTerm
+from gpext.inference import LikelihoodTerm
+from gpext.inference.result import without_inference_warnings
 from gpext.optim import Curvature, minimize_lbfgs
 from gpext.parallel import Ranks
 from gpext.training.latent_inference import LatentInference
@@ -318,8 +318,7 @@ class _Loss:
         self.inference.start()
         self.commit()
         try:
-            with warnings.catch_warnings():  # only the inference at the end of training matters
-                warnings.simplefilter("ignore", InferenceWarning)
+            with without_inference_warnings():  # only the inference at the end of training matters
                 loss = -self.mll(self.mll.model(self.x), self.y).sum()
             loss.backward()
         except (NotPSDError, NanError) as error:  # from which the line search steps back

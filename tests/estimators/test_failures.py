@@ -1,4 +1,4 @@
-"""A `fit` that fails leaves the estimator as it was, and parts that may fail do so without a warning."""
+"""A `fit` that fails leaves the estimator as it was, and what is only tried out fails without a warning."""
 
 import gpytorch
 import numpy as np
