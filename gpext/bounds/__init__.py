@@ -2,7 +2,7 @@
 
 from gpext.bounds.bohning import Bohning
 from gpext.bounds.bound import Bound, LocalBound, MultinomialTerms, SoftplusBound, SoftplusTerms
-from gpext.bounds.conditional import conditional_log_prob, has_density_of, num_latents
+from gpext.bounds.conditional import conditional_log_prob, has_density_of, num_latents, serves_density
 from gpext.bounds.jaakkola import Jaakkola
 from gpext.bounds.log_sum_exp import LogSumExp
 from gpext.bounds.multinomial import MultinomialBound
@@ -26,4 +26,5 @@ __all__ = [
     "conditional_log_prob",
     "has_density_of",
     "num_latents",
+    "serves_density",
 ]

@@ -40,6 +40,17 @@ def has_density_of(likelihood: Any, *kinds: type) -> bool:
     )
 
 
+def serves_density(likelihood: Any, method: str) -> bool:
+    """Return whether a method of a likelihood is of its p(y | f): no subclass of the method's class has one of its own.
+
+    Example:
+        >>> from gpext.likelihoods import PoissonLikelihood
+        >>> serves_density(PoissonLikelihood(), "strip")
+        True
+    """
+    return has_density_of(likelihood, next(kind for kind in type(likelihood).__mro__ if method in vars(kind)))
+
+
 def conditional_log_prob(likelihood: Any, targets: Tensor, f: Tensor) -> Tensor:
     """Return log p(targets | f), elementwise, twice differentiable in f.
 

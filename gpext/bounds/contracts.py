@@ -25,6 +25,14 @@ class HasLogProb(Protocol):
 
 
 @runtime_checkable
+class HasLogProbSlopes(Protocol):
+    """Has closed-form derivatives of its own log density, which autograd takes several times as long to find."""
+
+    def log_prob_slopes(self, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first and the second derivative of log p(y | f) in f (..., N), in the graph of f."""
+
+
+@runtime_checkable
 class HasExpectedLogDensity(Protocol):
     """Integrates its own log density."""
 

@@ -36,7 +36,7 @@ def exact_result(problem: Problem, name: str) -> InferenceResult | None:
         return None
     with torch.no_grad():
         mu = problem.mean.detach()
-        _, slope, bend = log_prob_derivatives(problem.likelihood, problem.targets, mu, 2)
+        _, slope, bend = log_prob_derivatives(problem.likelihood, problem.targets, mu)
         if not bool((bend < 0).all()):
             return None
         width = torch.minimum(problem.prior.variance.detach(), -1 / bend).sqrt()
@@ -59,7 +59,7 @@ def exact_result(problem: Problem, name: str) -> InferenceResult | None:
 
 def _continues(problem: Problem, at: Tensor, slope: Tensor, bend: Tensor, f: Tensor) -> bool:
     """Return whether the derivatives of log p(y | f) at f are those of the parabola that it is at another place."""
-    _, there, curved = log_prob_derivatives(problem.likelihood, problem.targets, f, 2)
+    _, there, curved = log_prob_derivatives(problem.likelihood, problem.targets, f)
     turned = bend * (f - at)
     is_straight = (there - slope - turned).abs() <= _SAME * (slope.abs() + turned.abs())
     return bool((is_straight & ((curved - bend).abs() <= _SAME * bend.abs())).all())

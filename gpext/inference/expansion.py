@@ -68,7 +68,7 @@ def expand(likelihood: Any, targets: Tensor, f: Tensor) -> Expansion:
         TypeError: a likelihood of several latents that does not say its curvature.
     """
     if num_latents(likelihood) is None:
-        log_p, g, bend = log_prob_derivatives(likelihood, targets, f, 2)
+        log_p, g, bend = log_prob_derivatives(likelihood, targets, f)
         sites = GaussianSites(g - bend * f, -bend)
         safe = _positive(likelihood, targets, f.detach(), -bend.detach())
         return Expansion(log_p, g, sites, GaussianSites(g + safe * f, safe))
@@ -143,7 +143,7 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
         at = likelihood.expansion_point(targets).double()
         f = torch.cat([f, *(at + scale * f for scale in (1, 1e-2, 1e-4))])
     with torch.no_grad():
-        _, *derivatives = log_prob_derivatives(likelihood, targets, f, 2)
+        _, *derivatives = log_prob_derivatives(likelihood, targets, f)
     slope, bend = (values.flatten(1)[:, 0] for values in derivatives)
     # About 0 and about the target apart: a target of 1e9 makes slopes at 0 that hide any curvature.
     bends = bend.view(-1, _POINTS).abs().amax(-1) > 1e-8 * slope.view(-1, _POINTS).abs().amax(-1)

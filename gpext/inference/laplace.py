@@ -29,7 +29,7 @@ from gpext.inference.local_modes import modal_sites
 from gpext.inference.problem import Problem
 from gpext.inference.result import InferenceResult, Status, check_options
 from gpext.inference.rule import Rule
-from gpext.posteriors import JointPosterior, Posterior
+from gpext.posteriors import DensePosterior, JointPosterior, Posterior
 from gpext.sites import JointSites
 
 _FEW_DIGITS = 1e-4  # a step that may no longer halve, in the same units, where psi has no digits of its rise
@@ -74,6 +74,8 @@ class Laplace(Rule):
         posterior, f, status, trace, _ = self._search(problem, start)
         if not (torch.is_grad_enabled() and bool(trace[-1].isfinite().all())):
             return problem.result("Laplace", posterior, trace[-1], status, trace)
+        if problem.prior.requires_grad and isinstance(posterior, DensePosterior):
+            posterior.prepare_gradient()
         pull = _pull(problem, posterior, f)  # s
         pulled = posterior.covariance_times(pull)  # V s
         at = expand(likelihood, targets, f)

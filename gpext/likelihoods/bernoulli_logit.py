@@ -47,6 +47,11 @@ class BernoulliLogitLikelihood(AugmentedLikelihood):
         """Return log p(targets | f) (..., N), for targets in the support."""
         return torch.nn.functional.logsigmoid((2 * floating(targets) - 1) * f)
 
+    def log_prob_slopes(self, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return the derivatives of log p(y | f) in f, :math:`s \sigma(-s f)` and :math:`-\sigma(f) \sigma(-f)`."""
+        sign = 2 * targets.to(f) - 1
+        return sign * torch.sigmoid(-sign * f), -torch.sigmoid(f) * torch.sigmoid(-f)
+
     def strip(self, targets: Tensor) -> Tensor:
         """Return half the width of a strip in which the logistic function has no pole: those are at +- i pi."""
         return torch.full_like(floating(targets), STRIP)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpext.bounds import conditional_log_prob
+from gpext.bounds import conditional_log_prob, serves_density
+from gpext.bounds.contracts import HasLogProbSlopes
 
 
 @dataclass(frozen=True)
@@ -53,23 +54,27 @@ class BlockCurvature:
     expected_blocks: Tensor  # the Fisher information (..., D, D, N)
 
 
-def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor, order: int) -> list[Tensor]:
-    """Return log p(y_i | f_i) of one latent and its derivatives in f_i up to `order`, each (..., N).
+def log_prob_derivatives(likelihood: Any, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log p(y_i | f_i) of one latent and its first two derivatives in f_i, each (..., N).
 
     They are in the graph of the likelihood's parameters, and of f if that has one.
     """
+    if isinstance(likelihood, HasLogProbSlopes) and serves_density(likelihood, "log_prob_slopes"):
+        return conditional_log_prob(likelihood, targets, f), *likelihood.log_prob_slopes(targets, f)
     wanted = torch.is_grad_enabled()
     with torch.enable_grad():
         f = f if f.requires_grad else f.detach().requires_grad_()
-        values = [conditional_log_prob(likelihood, targets, f)]
-        for _ in range(order):
-            last = values[-1]
-            if not last.requires_grad:  # a polynomial has run out
-                values.append(torch.zeros_like(f))
-                continue
-            (following,) = torch.autograd.grad(last.sum(), f, create_graph=True, materialize_grads=True)
-            values.append(following)
-    return values if wanted else [value.detach() for value in values]
+        log_p = conditional_log_prob(likelihood, targets, f)
+        slope = _derivative(log_p, f)
+        bend = _derivative(slope, f)
+    return (log_p, slope, bend) if wanted else (log_p.detach(), slope.detach(), bend.detach())
+
+
+def _derivative(values: Tensor, f: Tensor) -> Tensor:
+    if not values.requires_grad:  # a polynomial has run out
+        return torch.zeros_like(f)
+    (found,) = torch.autograd.grad(values.sum(), f, create_graph=True, materialize_grads=True)
+    return found
 
 
 def structured_blocks(precision: Tensor, coupling: Tensor, direction: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpext.bounds import has_density_of
+from gpext.bounds import has_density_of, serves_density
 from gpext.checks import check_tensor
 from gpext.distributions import CompoundDistribution
 from gpext.likelihoods.checks import check_targets
@@ -47,8 +47,7 @@ def strip_of(likelihood: Any, targets: Tensor) -> Tensor | None:
         return STRIP * likelihood.noise.detach().sqrt().expand(targets.shape)
     if not isinstance(likelihood, LatentLikelihood):
         return None
-    owner = next(kind for kind in type(likelihood).__mro__ if "strip" in vars(kind))
-    return likelihood.strip(targets) if has_density_of(likelihood, owner) else None
+    return likelihood.strip(targets) if serves_density(likelihood, "strip") else None
 
 
 class LatentLikelihood(Likelihood, ABC):

@@ -186,7 +186,7 @@ def blocks_of(likelihood: Any, covariance: Tensor) -> Tensor:
 def _curvature(likelihood: Any, targets: Tensor, f: Tensor, latents: int) -> Curvature | BlockCurvature:
     """Return the curvature of one family in D latents, at those of its own f (..., n) or (..., d, n)."""
     if num_latents(likelihood) is None:
-        log_p, slope, bend = log_prob_derivatives(likelihood, targets, f, 2)
+        log_p, slope, bend = log_prob_derivatives(likelihood, targets, f)
         none = torch.zeros_like(f)
         gradient, precision, safe = (
             _padded(each.unsqueeze(-2), latents) for each in (slope, -bend, (-bend).clamp_min(0))

@@ -76,6 +76,15 @@ class NegativeBinomialLogLikelihood(AugmentedLikelihood):
         """Return log y, of a half for none, where Taylor expands."""
         return targets.double().clamp_min(0.5).log()
 
+    def log_prob_slopes(self, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return the derivatives of log p(y | f) in f, with :math:`\sigma = \mu / (\mu + r)`, r = 1 / alpha.
+
+        :math:`y (1 - \sigma) - r \sigma` and :math:`-(y + r) \sigma (1 - \sigma)`.
+        """
+        y, r = targets.to(f), self.dispersion.to(f).reciprocal()
+        above, below = torch.sigmoid(f - r.log()), torch.sigmoid(r.log() - f)
+        return y * below - r * above, -(y + r) * above * below
+
     def check_support(self, targets: Tensor) -> None:
         """Raise ValueError if a target is no count."""
         check_counts(targets)

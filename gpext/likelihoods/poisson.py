@@ -34,6 +34,11 @@ class PoissonLikelihood(LatentLikelihood):
         """Return log p(targets | f) (..., N), for targets in the support."""
         return log_poisson(targets.double(), f.double()).to(floating_like(targets, f).dtype)
 
+    def log_prob_slopes(self, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of log p(y | f) in f, y - e^f and -e^f."""
+        rate = f.exp()
+        return targets.to(f) - rate, -rate
+
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return y m - exp(m + v/2) - log y!, elementwise.
 

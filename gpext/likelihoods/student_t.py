@@ -42,6 +42,17 @@ class StudentTLikelihood(AdditiveNoiseLikelihood, gpytorch.likelihoods.StudentTL
         width = self.noise.sqrt() * (0.8 * self.deg_free.sqrt()).clamp(max=STRIP)
         return width.detach().expand(targets.shape)
 
+    def log_prob_slopes(self, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return the derivatives of log p(y | f) in f, r = y - f: of -(nu + 1) log(nu s^2 + r^2) / 2.
+
+        :math:`(\nu + 1) r / (\nu s^2 + r^2)` and :math:`(\nu + 1) (r^2 - \nu s^2) / (\nu s^2 + r^2)^2`.
+        """
+        nu, residual = self.deg_free.to(f), targets.to(f) - f
+        spread = nu * self.noise.to(f)
+        total = spread + residual.square()
+        rate = (nu + 1) / total
+        return rate * residual, rate * (1 - 2 * spread / total)  # an outlier's square may overflow
+
     def unchecked_augmentation(self, targets: Tensor) -> Augmentation:
         """Return the augmentation of targets in the support."""
         nu, noise = self.deg_free, self.noise

@@ -103,7 +103,7 @@ class DensePosterior(GaussianPosterior):
             return prior, torch.ones_like(prior)
         lost = tau * prior < _RELIABLE
         if not _most(lost):
-            share = self.factor.inverse_diagonal
+            share = self._share_of_positive
             lost = lost | (1 - share < _RELIABLE)
         if _most(lost):
             variance = prior - self.whitened_positive.square().sum(-2)
@@ -122,6 +122,14 @@ class DensePosterior(GaussianPosterior):
             variance = variance.scatter(-1, index, exact)
             share = share.scatter(-1, index, 1 - tau.gather(-1, index) * exact)
         return variance, share
+
+    @property
+    def _share_of_positive(self) -> Tensor:
+        """The diagonal of B1^-1 (..., N), from R1 = P B1^-1 P if that is known."""
+        if self.negative is not None or "response" not in vars(self):
+            return self.factor.inverse_diagonal
+        tau = self.sites.precision
+        return torch.where(tau > 0, self.response.diagonal(dim1=-2, dim2=-1) / tau, 1.0)
 
     def _with_sharp(self, variance: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Return v and 1 - tau v with those of sharp sites by columns of L1^-1: next to a prior they have no digits."""
@@ -192,6 +200,10 @@ class DensePosterior(GaussianPosterior):
         weights = self.weights
         products = torch.addcmul(self.response, weights.unsqueeze(-1), weights.unsqueeze(-2), value=-1)
         return weights, products.mul_(-0.5)
+
+    def prepare_gradient(self) -> None:
+        """Find the response, which the gradient needs, before the marginal variances, which then take no more time."""
+        _ = self.response
 
     @cached_property
     def response(self) -> Tensor:

@@ -65,7 +65,7 @@ class PositiveFactor:
     @property
     def response(self) -> Tensor:
         """P B^-1 P (..., N, N)."""
-        inner = torch.cholesky_inverse(self.chol)
+        inner = torch.cholesky_inverse(self.chol).mT  # symmetric, and row-major like K
         inner = inner * self._column if inner.requires_grad else inner.mul_(self._column)  # backward needs the inverse
         inner = inner.mul_(self._column.mT)
         return inner if self.index is None else self._within(inner, inner.new_zeros(len(self.root), len(self.root)))

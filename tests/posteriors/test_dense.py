@@ -203,7 +203,8 @@ def test_float32_in_is_computed_in_float64():
 
 @pytest.mark.parametrize("smallest", [-2, -4, -8], ids=["all reliable", "a few not", "most not"])
 @pytest.mark.parametrize("num_negative", [0, 7])
-def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, smallest, num_negative):
+@pytest.mark.parametrize("prepared", [False, True], ids=["variances first", "response first"])
+def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, smallest, num_negative, prepared):
     monkeypatch.setattr(triangles, "_LEAF", 32)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(150, 2, generator=generator, dtype=torch.float64)
@@ -216,6 +217,8 @@ def test_variances_from_the_inverse_factor_are_those_of_the_solve(monkeypatch, s
     )
     sites = GaussianSites(torch.randn(2, 150, generator=generator, dtype=torch.float64), precision)
     posterior = condition_dense(torch.zeros_like(precision), prior, sites)
+    if prepared:
+        posterior.prepare_gradient()
     assert bool(posterior.positive_definite.all())
     torch.testing.assert_close(
         posterior.variance, posterior.covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-9, atol=1e-14 * 300
@@ -236,10 +239,11 @@ def test_cavities_of_sharp_sites_keep_their_digits():
     torch.testing.assert_close(mean, torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-2)
 
 
+@pytest.mark.parametrize("prepared", [False, True], ids=["variances first", "response first"])
 @pytest.mark.parametrize("share_of_weak", [0.0, 0.8], ids=["few weak", "most weak"])
 @pytest.mark.parametrize("decades", [3, 6, 12, 20])
 @pytest.mark.parametrize("scale", [1.0, 1e8])
-def test_sites_of_very_different_precisions_keep_the_digits_of_every_marginal(scale, decades, share_of_weak):
+def test_sites_of_very_different_precisions_keep_the_digits_of_every_marginal(scale, decades, share_of_weak, prepared):
     size = 12
     x = torch.linspace(0, 3, size, dtype=F64)
     K = scale * (torch.exp(-0.5 * (x.unsqueeze(-1) - x).square()) + 1e-3 * torch.eye(size, dtype=F64))
@@ -249,6 +253,8 @@ def test_sites_of_very_different_precisions_keep_the_digits_of_every_marginal(sc
         weak = torch.rand(size, generator=generator) < share_of_weak
         precision = torch.where(weak, precision.clamp(max=1e-4), precision) / scale
         posterior = condition_dense(torch.zeros_like(x), K, GaussianSites(precision, precision))
+        if prepared:
+            posterior.prepare_gradient()
         with mpmath.workdps(100):
             T, prior, eye = mpmath.diag(precision.tolist()), mpmath.matrix(K.tolist()), mpmath.eye(size)
             exact = (eye + prior * T) ** -1 * prior
