@@ -71,6 +71,7 @@ class LatentLikelihood(Likelihood, ABC):
       density of such targets; the predictive distribution is that of what `forward` returns;
     * :meth:`knots`, where p(y | f) is far narrower in f than the Gaussian may be;
     * :meth:`strip`, where p(y | f) is analytic in f: integrals then take some 40 nodes in place of hundreds;
+    * `log_prob_slopes(targets, f)`, the two derivatives of log p(y | f) in f, which Laplace otherwise has by autograd;
     * :meth:`expected_log_density` and :meth:`log_density`, where they have a closed form.
 
     With several latents subclass :class:`gpext.likelihoods.JointLikelihood`, which needs `curvature` as well.
