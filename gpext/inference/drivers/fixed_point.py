@@ -196,7 +196,7 @@ def climb(
     """
     iterate = first_finite(problem, terms, starts)
     trace: list[Tensor] = []
-    mixing = Mixing(problem) if accelerate else None
+    mixing = Mixing(problem, ascends=True) if accelerate else None
     rate = torch.ones_like(iterate.value)
     status = Status.MAX_STEPS
     patience = Patience(_PATIENCE)
@@ -217,7 +217,7 @@ def climb(
             target = coupled[1]
         if mixing is not None and bool((rate == 1).all()):
             if not is_near and curvature is None and bool((iterate.residual < NEAR).all()):
-                is_near, mixing = True, Mixing(problem)  # of another map
+                is_near, mixing = True, Mixing(problem, ascends=True)  # of another map
             if is_near:
                 target = target_ahead(problem, terms, iterate)
             mixed = mixing.mix(iterate.sites, iterate.variance, target)
@@ -229,7 +229,7 @@ def climb(
             iterate = visit(problem, terms, _between(problem, iterate.sites, candidate.sites, better.to(iterate.mean)))
         trace.append(iterate.value)
         if mixed is not None and not bool(better.all()):
-            mixing = Mixing(problem)  # what it had learned has misled it; the step itself is tried next
+            mixing = Mixing(problem, ascends=True)  # what it had learned misled it; the step itself is tried next
             continue
         if bool(candidate.posterior.positive_definite.all()):
             improper &= not bool((better & (rate == 1)).all())
@@ -299,10 +299,15 @@ class Mixing:
     """Anderson's mixing: from the last iterates x and residuals r = x* - x, the point where r vanishes if r is affine.
 
     x + r - (dX + dR) c with c = argmin |r - dR c|; residuals are measured in what they do to the marginals.
+
+    Args:
+        problem: that of the sites.
+        ascends: whether residuals are natural gradients of what is to be maximised, so that a point where they vanish
+            and which steps along them leave is not one to go to.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, *, ascends: bool = False) -> None:
+        self.problem, self.ascends = problem, ascends
         self.history: list[tuple[Tensor, Tensor]] = []
 
     def mix(self, sites: S, variance: Tensor, target: S) -> S | None:
@@ -320,7 +325,12 @@ class Mixing:
         ridge = (1e-12 * trace + torch.finfo(trace.dtype).tiny).unsqueeze(-1).expand(gram.shape[:-1])
         right = weighted.mT @ (scale * r).unsqueeze(-1)
         coefficients = torch.linalg.solve(gram + torch.diag_embed(ridge), right)
-        mixed = x + r - ((dx + dr) @ coefficients).squeeze(-1)
+        back = ((dx + dr) @ coefficients).squeeze(-1)
+        if self.ascends:
+            # Against the residual, along which F rises, lies a saddle [Dauphin et al. 2014]: go as far the other way.
+            against = (scale.square() * r * (r - back)).sum(-1, keepdim=True) < 0
+            back = torch.where(against, -back, back)
+        mixed = x + r - back
         size = sites.shift[self._one].numel()
         shift = mixed[..., :size].reshape(sites.shift.shape)
         precision = mixed[..., size:].reshape(sites.precision.shape)
