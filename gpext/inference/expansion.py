@@ -137,11 +137,11 @@ def require_curvature(likelihood: Any, targets: Tensor, f: Tensor) -> None:
         data = likelihood.datum_shape(targets)
     f = torch.linspace(-3.3, 3.1, _POINTS, dtype=torch.float64, device=targets.device)
     f = f.view(-1, *len(data) * (1,)).expand(-1, *data)
-    if not of_datum:
-        f = torch.cat([f, f + targets.double()])
-    elif isinstance(likelihood, HasExpansionPoint):  # about which it may bend in a narrow place alone
+    parts = [f] if of_datum else [f, f + targets.double()]
+    if isinstance(likelihood, HasExpansionPoint):  # about which it may bend in a narrow place alone
         at = likelihood.expansion_point(targets).double()
-        f = torch.cat([f, *(at + scale * f for scale in (1, 1e-2, 1e-4))])
+        parts.extend(at + scale * f for scale in (1, 1e-2, 1e-4))
+    f = torch.cat(parts)
     with torch.no_grad():
         _, *derivatives = log_prob_derivatives(likelihood, targets, f)
     slope, bend = (values.flatten(1)[:, 0] for values in derivatives)

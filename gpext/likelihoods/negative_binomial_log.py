@@ -79,11 +79,18 @@ class NegativeBinomialLogLikelihood(AugmentedLikelihood):
     def log_prob_slopes(self, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return the derivatives of log p(y | f) in f, with :math:`\sigma = \mu / (\mu + r)`, r = 1 / alpha.
 
-        :math:`y (1 - \sigma) - r \sigma` and :math:`-(y + r) \sigma (1 - \sigma)`.
+        :math:`y (1 - \sigma) - r \sigma` and :math:`-(y + r) \sigma (1 - \sigma)`, the first without differences of
+        large numbers, as that of n K(d; y / n) in :func:`_log_density`:
+        :math:`-(y r / n) (e^d - 1) / (1 + (y / n) (e^d - 1))`.
         """
         y, r = targets.to(f), self.dispersion.to(f).reciprocal()
         above, below = torch.sigmoid(f - r.log()), torch.sigmoid(r.log() - f)
-        return y * below - r * above, -(y + r) * above * below
+        some = y.clamp_min(1)
+        n, d = some + r, f - some.log()
+        fall = -d.abs()  # for d > 0 the same by e^-d
+        change = fall.expm1() / (1 + torch.where(d > 0, r, some) / n * fall.expm1())
+        slope = torch.where(d > 0, 1.0, -1.0) * (some * r / n) * change
+        return torch.where(y > 0, slope, -r * above), -(y + r) * above * below
 
     def check_support(self, targets: Tensor) -> None:
         """Raise ValueError if a target is no count."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gpext.distributions import Poisson
@@ -35,9 +36,11 @@ class PoissonLikelihood(LatentLikelihood):
         return log_poisson(targets.double(), f.double()).to(floating_like(targets, f).dtype)
 
     def log_prob_slopes(self, targets: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of log p(y | f) in f, y - e^f and -e^f."""
-        rate = f.exp()
-        return targets.to(f) - rate, -rate
+        """Return the derivatives of log p(y | f) in f, y - e^f and -e^f, with the digits of :func:`log_poisson`."""
+        y = targets.to(f)
+        some = torch.where(y > 0, y, 1.0)
+        d = f - some.log()
+        return torch.where(y > 0, -some * d.expm1(), -f.exp()), -some * d.exp()
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return y m - exp(m + v/2) - log y!, elementwise.

@@ -84,3 +84,18 @@ def test_a_subclass_with_another_density_is_differentiated_by_autograd():
     _, slope, bend = log_prob_derivatives(AlmostPoisson(), y, f)
     torch.testing.assert_close(slope, y - f.exp() - f)
     torch.testing.assert_close(bend, -f.exp() - 1)
+
+
+@pytest.mark.parametrize("dispersion", [0.0, 1e-12])
+def test_slopes_of_enormous_counts_are_those_of_the_log_density_as_it_is_rounded(dispersion):
+    """Near log y, log p is y times a function of f - log y: what rounding makes of that is a shift, of both alike."""
+    likelihood = likelihoods.PoissonLikelihood()
+    if dispersion:
+        likelihood = likelihoods.NegativeBinomialLogLikelihood().double()
+        likelihood.dispersion = dispersion
+    y = torch.full((7,), 3e12, dtype=F64)
+    f = y.log() + 1e-7 * torch.linspace(-3, 3, 7, dtype=F64)
+    _, slope, bend, _ = by_autograd(likelihood, y, f)
+    found = likelihood.log_prob_slopes(y, f)
+    torch.testing.assert_close(found[0], slope, rtol=5e-9, atol=0)  # y - e^f is not zero at log y
+    torch.testing.assert_close(found[1], bend, rtol=1e-9, atol=0)
