@@ -83,13 +83,14 @@ class NegativeBinomialLogLikelihood(AugmentedLikelihood):
         large numbers, as that of n K(d; y / n) in :func:`_log_density`:
         :math:`-(y r / n) (e^d - 1) / (1 + (y / n) (e^d - 1))`.
         """
-        y, r = targets.to(f), self.dispersion.to(f).reciprocal()
+        y, r = targets.to(f), self._r.to(f)
         above, below = torch.sigmoid(f - r.log()), torch.sigmoid(r.log() - f)
         some = y.clamp_min(1)
         n, d = some + r, f - some.log()
-        fall = -d.abs()  # for d > 0 the same by e^-d
-        change = fall.expm1() / (1 + torch.where(d > 0, r, some) / n * fall.expm1())
-        slope = torch.where(d > 0, 1.0, -1.0) * (some * r / n) * change
+        is_above = d > 0  # where it is the same by e^-d
+        change = torch.where(is_above, -d, d).expm1()
+        weight = torch.where(is_above, some, -some) * r / n
+        slope = weight * change / (1 + torch.where(is_above, r, some) / n * change)
         return torch.where(y > 0, slope, -r * above), -(y + r) * above * below
 
     def check_support(self, targets: Tensor) -> None:

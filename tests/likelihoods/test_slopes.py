@@ -96,6 +96,9 @@ def test_slopes_of_enormous_counts_are_those_of_the_log_density_as_it_is_rounded
     y = torch.full((7,), 3e12, dtype=F64)
     f = y.log() + 1e-7 * torch.linspace(-3, 3, 7, dtype=F64)
     _, slope, bend, _ = by_autograd(likelihood, y, f)
-    found = likelihood.log_prob_slopes(y, f)
+    at = f.clone().requires_grad_()
+    found = likelihood.log_prob_slopes(y, at)
     torch.testing.assert_close(found[0], slope, rtol=5e-9, atol=0)  # y - e^f is not zero at log y
     torch.testing.assert_close(found[1], bend, rtol=1e-9, atol=0)
+    (of_slope,) = torch.autograd.grad(found[0].sum(), at)
+    torch.testing.assert_close(of_slope, bend.detach(), rtol=1e-9, atol=0)
