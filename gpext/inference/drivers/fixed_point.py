@@ -217,7 +217,8 @@ def climb(
             target = coupled[1]
         if mixing is not None and bool((rate == 1).all()):
             if not is_near and curvature is None and bool((iterate.residual < NEAR).all()):
-                is_near, mixing = True, Mixing(problem, ascends=True)  # of another map
+                is_near = True
+                mixing.forget()  # it is of another map
             if is_near:
                 target = target_ahead(problem, terms, iterate)
             mixed = mixing.mix(iterate.sites, iterate.variance, target)
@@ -228,8 +229,8 @@ def climb(
         elif bool(better.any()):  # in a batch each posterior decides for itself
             iterate = visit(problem, terms, _between(problem, iterate.sites, candidate.sites, better.to(iterate.mean)))
         trace.append(iterate.value)
-        if mixed is not None and not bool(better.all()):
-            mixing = Mixing(problem, ascends=True)  # what it had learned misled it; the step itself is tried next
+        if mixing is not None and mixed is not None and not bool(better.all()):
+            mixing.forget()  # it has been misled; the step itself is tried next
             continue
         if bool(candidate.posterior.positive_definite.all()):
             improper &= not bool((better & (rate == 1)).all())
@@ -309,6 +310,10 @@ class Mixing:
     def __init__(self, problem: Problem, *, ascends: bool = False) -> None:
         self.problem, self.ascends = problem, ascends
         self.history: list[tuple[Tensor, Tensor]] = []
+
+    def forget(self) -> None:
+        """Learn anew from the next steps."""
+        self.history = []
 
     def mix(self, sites: S, variance: Tensor, target: S) -> S | None:
         """Remember sites, their marginal variances and where a step goes; return where to go, or None if it is new."""

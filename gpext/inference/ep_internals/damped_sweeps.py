@@ -70,7 +70,8 @@ def sweep_damped(
             return best, trace
         near = current if isinstance(current, Match) and not hold and (is_near or current.is_near) else None
         if near is not None:
-            mixing = mixing if is_near else Mixing(problem)  # of another map
+            if not is_near:
+                mixing.forget()  # it is of another map
             is_near, proposal = True, near.proposal_ahead(problem)
         target = current.sites.lerp(proposal, damping)
         mixed: Any = mixing.mix(current.sites, current.variance, target)
@@ -83,7 +84,7 @@ def sweep_damped(
             if next_motion < motion:
                 current, proposal, motion = candidate, next_proposal, next_motion
                 continue
-            mixing = Mixing(problem)  # what it had learned has misled it
+            mixing.forget()  # it has been misled
         following = _shortened(at, current, target, trace)
         if following is None:
             return best, trace
