@@ -15,10 +15,16 @@ The limit of 10^6 flops is n = 144 for one matrix. There one thread can lose a t
 The wheels of NumPy and SciPy bring OpenBLAS libraries with threads of their own, which spin for a while after each
 call, on the cores where torch's threads have work. On two free cores SciPy's L-BFGS with an objective of torch trains
 `GPClassifier` on 500 rows in 1.0 s with them and in 0.4 without, `GPRegressor` on 2000 in 2.1 and 1.4.
+
+`torch.set_num_threads` is not called here, not even to restore a number: it turns off MKL's choice of its threads for
+the whole process, and then LU factors of a batch of matrices of 151 rows or more are wrong, without an error from
+`torch.linalg.slogdet` (PyTorch issues 141358 and 142815, up to version 2.13 at least); and threads of Python that start
+later begin with the number that was set last. OpenMP and MKL have settings of one Python thread alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,12 +53,7 @@ def threads_for(flops: float) -> Iterator[None]:
     """Run a block on one thread if its largest operation is small, and otherwise on as many as torch has.
 
     The number of threads is restored at the end, exactly, also after an exception; blocks may be nested. Entering and
-    leaving takes some two microseconds.
-
-    torch keeps the number for each Python thread, for its own kernels and for MKL: other threads that are at work keep
-    theirs. A Python thread whose first parallel operation falls within the block, though, begins with the number last
-    set anywhere, one, and keeps it. Where such threads run large problems, let each call `torch.get_num_threads()`,
-    which fixes its number, before any of them begins.
+    leaving takes some two microseconds. Other Python threads keep their numbers.
 
     Args:
         flops: of the largest operation, see :func:`factor_flops`.
@@ -61,11 +62,36 @@ def threads_for(flops: float) -> Iterator[None]:
     if before == 1 or flops > SMALL:
         yield
         return
-    torch.set_num_threads(1)
+    of_mkl = _set_number(1, 1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        _set_number(before, of_mkl)
+
+
+def use_one_thread() -> None:
+    """Run all of torch's operations of this Python thread on one thread from now on."""
+    torch.get_num_threads()  # before its first parallel operation torch sets a thread's number itself
+    _set_number(1, 1)
+
+
+def _set_number(number: int, of_mkl: int) -> int:
+    """Set the numbers of this Python thread, MKL's zero for its default; return the one that MKL had."""
+    if (set_number := _of_torch("omp_set_num_threads")) is not None:
+        set_number(number)
+    set_of_mkl = _of_torch("MKL_Set_Num_Threads_Local")
+    return 0 if set_of_mkl is None else int(set_of_mkl(of_mkl))
+
+
+@functools.cache
+def _of_torch(name: str) -> Any:
+    """Return a function of the OpenMP or MKL that torch runs on; None where it has none, or keeps it to itself."""
+    for path in Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"):
+        try:
+            return getattr(ctypes.CDLL(str(path)), name)  # which looks into the libraries it depends on, too
+        except (OSError, AttributeError):
+            continue
+    return None
 
 
 @contextmanager

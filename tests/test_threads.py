@@ -1,5 +1,8 @@
 """Small problems run on one thread, large ones on the user's threads, whose number is restored afterwards."""
 
+import os
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -18,7 +21,8 @@ from gpext.models import LatentGP
 from gpext.optim import minimize_lbfgs
 from gpext.ppl import GibbsKernel, latent_gp, observe
 from gpext.samplers import GibbsSampler, MetropolisHastings
-from gpext.threads import SMALL, factor_flops, one_thread_of_numpy, threads_for
+from gpext.threads import SMALL, _of_torch, factor_flops, one_thread_of_numpy, threads_for
+from gpext.variational import SiteVariationalStrategy
 from tests.members import F64
 
 USERS = 3
@@ -115,7 +119,7 @@ def test_it_restores_after_an_exception():
 def test_one_thread_is_left_alone(monkeypatch):
     torch.set_num_threads(1)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "set_num_threads", lambda number: pytest.fail("nothing has to change"))
+        patch.setattr("gpext.threads._set_number", lambda *numbers: pytest.fail("nothing has to change"))
         with threads_for(1.0):
             pass
     torch.set_num_threads(USERS)
@@ -139,6 +143,53 @@ def test_another_python_thread_at_work_keeps_its_own():
         thread.join()
     assert numbers == [2]
     assert torch.get_num_threads() == USERS
+
+
+def test_mkl_keeps_the_number_it_had():
+    of_mkl = _of_torch("MKL_Set_Num_Threads_Local")
+    if of_mkl is None:
+        pytest.skip("torch runs on another library")
+    for number in (0, 2):  # its default, and one of the user's
+        before = of_mkl(number)
+        with threads_for(1.0):
+            assert of_mkl(1) == 1
+        assert of_mkl(before) == number
+
+
+PROCESS = """
+import threading
+import torch
+A = torch.randn(3, 256, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+A = A @ A.mT + 256 * torch.eye(256)
+exact = 2 * torch.linalg.cholesky(A).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+{work}
+torch.testing.assert_close(torch.linalg.slogdet(A).logabsdet, exact)
+numbers = []
+thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
+thread.start()
+thread.join()
+assert [torch.get_num_threads(), *numbers] == [2, 2], numbers
+"""
+WORK = {
+    "a small block": """
+from gpext.threads import threads_for
+with threads_for(1.0):
+    torch.linalg.cholesky(A)
+""",
+    "threads over tiles": """
+from gpext.operators.tiles import shared_out
+shared_out(lambda starts: torch.linalg.cholesky(A), [0, 1], 10**9, torch.device("cpu"))
+""",
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_a_process_is_left_as_it_was(work):
+    """LU factors of a batch would be wrong if `torch.set_num_threads` had been called."""
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    program = PROCESS.format(work=work)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_flops_of_factors():
@@ -229,6 +280,31 @@ def test_gibbs_within_pyro(size, seen):
     seen.clear()
     kernel.sample(params)
     assert seen == expected(size)
+
+
+class Sparse(gpytorch.models.ApproximateGP):
+    """Three latents of so many inducing points that LU factors of a batch err, now that a number has been set."""
+
+    def __init__(self):
+        points = torch.linspace(0, 1, 160, dtype=F64).unsqueeze(-1).expand(3, -1, -1)
+        super().__init__(SiteVariationalStrategy(self, points))
+        self.mean_module = gpytorch.means.ZeroMean(batch_shape=torch.Size([3]))
+        self.covar_module = gpytorch.kernels.MaternKernel(0.5, batch_shape=torch.Size([3])).to(F64)
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [lambda model: model(torch.zeros(1, 1, dtype=F64)), lambda model: model.variational_strategy.posterior()],
+    ids=["call", "posterior"],
+)
+def test_many_latents_begin_at_the_prior(begin):
+    model = Sparse()
+    begin(model)
+    precision = -2 * model.variational_strategy._variational_distribution.natural_mat
+    assert torch.equal(precision, torch.eye(160, dtype=F64).expand(3, -1, -1))
 
 
 # ---- warnings point at the caller ----------------------------------------------------------------------------------

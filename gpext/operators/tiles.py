@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gpext.operators.profiles import FACTORS, value, value_and_slopes
+from gpext.threads import use_one_thread
 
 _ROWS = 512  # of a tile
 _COLUMNS = 1024  # of a tile in products: larger ones exceed the cache, smaller ones make threads wait for each other
@@ -254,7 +255,7 @@ def shared_out(
     if threads == 1:
         return [work(starts)]
     shares = [share(starts, (k, threads)) for k in range(threads)]
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(threads, initializer=use_one_thread) as pool:
         return list(pool.map(torch.no_grad()(work), shares))
 
 

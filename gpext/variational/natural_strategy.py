@@ -12,6 +12,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
@@ -92,6 +93,8 @@ class NaturalVariationalStrategy(VariationalStrategy):
     @outside_inference_mode()
     def __call__(self, x: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
         """Return q(f) at inputs x, or p(f) with `prior`."""
+        if not prior:
+            self.initialise()
         return super().__call__(x, prior=prior, **kwargs)
 
     def kl_divergence(self) -> Tensor:
@@ -171,9 +174,15 @@ class NaturalVariationalStrategy(VariationalStrategy):
         return chol
 
     def initialise(self) -> None:
-        """Set q(u) to the prior if it is new."""
+        """Set q(u) to the prior if it is new.
+
+        gpytorch inverts its covariance. One for all latents is enough, as it is the identity; and LU factors of a
+        batch may be wrong, see :mod:`gpext.threads`.
+        """
         if not self.variational_params_initialized.item():
-            self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
+            mean = self.prior_distribution.mean
+            prior = MultivariateNormal(mean, DiagLinearOperator(mean.new_ones(mean.size(-1))))
+            self._variational_distribution.initialize_variational_distribution(prior)
             self.variational_params_initialized.fill_(1)
 
     def posterior(self, dtype: torch.dtype = torch.float64) -> InducingPosterior:
