@@ -16,7 +16,7 @@ Scores are the mean log probability of the class of a test row, the share of err
 15 bins, and seconds of training and prediction together. The log density of a method that gives probability zero to a
 class that occurs is minus infinity; "clipped" is the same with probabilities of at least 1e-6.
 
-    GPEXT_DATA=folder OMP_NUM_THREADS=1 python -m benchmarks.many_classes --output many_classes.jsonl
+    GPEXT_DATA=folder OMP_NUM_THREADS=2 python -m benchmarks.many_classes --threads 2 --output many_classes.jsonl
     python -m benchmarks.many_classes --quick
 """
 
