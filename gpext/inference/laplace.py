@@ -106,7 +106,7 @@ class Laplace(Rule):
 
     def _begin(self, problem: Problem, start: Sites | None) -> tuple[Tensor, Tensor]:
         """Return f and K^-1 (f - mu) near the mode, from the posterior under sites; the prior's where there is none."""
-        posterior = None if start is None else problem.condition(start.to(torch.float64))
+        posterior = None if start is None else problem.condition_roughly(start.to(torch.float64))
         if posterior is None or not bool(posterior.positive_definite.all() and posterior.mean.isfinite().all()):
             return problem.mean.detach(), torch.zeros_like(problem.mean)
         f, weights, _ = refine_mode(problem, posterior, posterior.mean, posterior.weights, self.tolerance)

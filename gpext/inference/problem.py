@@ -23,7 +23,16 @@ from gpext.inference.result import InferenceResult, Status
 from gpext.kernels import dense_covariance
 from gpext.likelihoods import ComposedLikelihood, LatentLikelihood
 from gpext.likelihoods.checks import HyperparameterError, check_binary, check_parameters, check_targets
-from gpext.posteriors import DensePrior, DesignPrior, JointPosterior, LowRankPrior, NeighbourPrior, Posterior, Prior
+from gpext.posteriors import (
+    DensePrior,
+    DesignPrior,
+    JointPosterior,
+    LowRankPrior,
+    NeighbourPrior,
+    Posterior,
+    Prior,
+    RoughPosterior,
+)
 from gpext.quadrature import log_expectation
 from gpext.sites import GaussianSites, JointSites
 
@@ -123,6 +132,11 @@ class Problem:
     def condition(self, sites: GaussianSites | JointSites) -> Posterior | JointPosterior:
         """Return the prior conditioned on sites, outside the graph."""
         return self.prior.condition(sites)
+
+    def condition_roughly(self, sites: GaussianSites | JointSites) -> Posterior | JointPosterior | RoughPosterior:
+        """Return the same to few digits where this is quicker: enough to come near a mode."""
+        rough = self.prior.condition_roughly(sites) if isinstance(self.prior, DensePrior) else None
+        return self.condition(sites) if rough is None else rough
 
     def over_latents(self, value: Tensor) -> Tensor:
         """Sum what belongs to D independent latents, (..., D) -> (...)."""

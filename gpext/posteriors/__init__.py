@@ -26,6 +26,7 @@ from gpext.posteriors.low_rank_joint import LowRankJointPosterior, condition_low
 from gpext.posteriors.matrix_free import MatrixFreePosterior, condition_matrix_free
 from gpext.posteriors.neighbour import NeighbourPosterior, NeighbourPrior, condition_neighbours
 from gpext.posteriors.neighbour_joint import NeighbourJointPosterior, condition_neighbours_joint
+from gpext.posteriors.rough import RoughPosterior, condition_roughly
 
 Posterior = DensePosterior | LowRankPosterior | NeighbourPosterior
 Prior = DensePrior | LowRankPrior | DesignPrior | NeighbourPrior
@@ -48,6 +49,7 @@ __all__ = [
     "NeighbourPrior",
     "Posterior",
     "Prior",
+    "RoughPosterior",
     "SquareRoot",
     "back_substitute",
     "condition_blocks",
@@ -59,6 +61,7 @@ __all__ = [
     "condition_matrix_free",
     "condition_neighbours",
     "condition_neighbours_joint",
+    "condition_roughly",
     "factor_gradient",
     "factorise",
     "fast_covariance",

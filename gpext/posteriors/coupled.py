@@ -27,7 +27,6 @@ from torch import Tensor
 from gpext.distributions import MultitaskLatentNormal
 from gpext.likelihoods.curvature import diagonal_blocks
 from gpext.linalg.products import times
-from gpext.linalg.triangles import solve_whole
 from gpext.posteriors.dense import DensePosterior, condition_dense
 from gpext.posteriors.joint import JointPosterior
 from gpext.posteriors.negative_coupling import NegativeCoupling, condition_on_couplings
@@ -159,10 +158,9 @@ class CoupledPosterior(JointPosterior):
         """
         if not isinstance(self.second, NegativeCoupling):
             return super().solve(vector)
-        K, R0, r = self.first.prior_covariance, self.first.response, self.second.spread
+        K, R0 = self.first.prior_covariance, self.first.response
         reduced = times(R0, times(K, vector))
-        pulled = solve_whole(self.second.chol, (r * reduced).sum(-2).unsqueeze(-1)).squeeze(-1)
-        turned = vector - reduced + times(R0, r * pulled.unsqueeze(-2))
+        turned = vector - reduced + times(R0, self.second.pull(reduced))
         return times(K, turned), turned
 
     def distribution(self, dtype: torch.dtype) -> MultitaskMultivariateNormal:

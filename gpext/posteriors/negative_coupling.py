@@ -59,6 +59,11 @@ class NegativeCoupling:
         coupled = self.root > 0
         return self._between(torch.where(coupled, x / torch.where(coupled, self.root, 1.0), 0.0))
 
+    def pull(self, reduced: Tensor) -> Tensor:
+        """Return diag(r_d) H^-1 sum_e diag(r_e) reduced_e (..., D, N)."""
+        seen = (self.spread * reduced).sum(-2).unsqueeze(-1)
+        return self.spread * solve_whole(self.chol, seen).squeeze(-1).unsqueeze(-2)
+
     def _between(self, x: Tensor) -> Tensor:
         """Return s H^-1 x."""
         return self.root * solve_whole(self.chol, x.unsqueeze(-1)).squeeze(-1)
@@ -71,7 +76,7 @@ def condition_on_couplings(
 
     Args:
         prior_mean: g0 (..., N).
-        response: R0 (..., D, N, N).
+        response: R0 (..., D, N, N), in whose dtype H is.
         precision: gamma (..., D, N).
         coupling: a (..., N).
         direction: w (..., D, N).
@@ -83,8 +88,8 @@ def condition_on_couplings(
     if not bool((coupling <= 0).all() and (precision >= 0).all() and reached.all() and (rest >= -rounding).all()):
         return None
     root = torch.where(coupling < 0, (-torch.where(coupling < 0, coupling, -1.0)).sqrt(), 0.0)
-    r = share * root.unsqueeze(-2)
-    H = torch.where(rest > rounding, rest, 0.0).diag_embed()
+    r = (share * root.unsqueeze(-2)).to(response)
+    H = torch.where(rest > rounding, rest, 0.0).to(response).diag_embed()
     for d in range(r.size(-2)):  # one at a time: the allocator takes as long for all of them as the factorisation
         row = r[..., d, :]
         H = H.addcmul_(row.unsqueeze(-1) * response[..., d, :, :], row.unsqueeze(-2))

@@ -18,8 +18,10 @@ from torch import Tensor
 from gpext.inference.drivers.ascent import ROUNDING, height, rise
 from gpext.inference.expansion import Sites, expand
 from gpext.inference.problem import Problem
-from gpext.posteriors import JointPosterior, NeighbourPosterior, Posterior, precision_blocks
+from gpext.posteriors import JointPosterior, NeighbourPosterior, Posterior, RoughPosterior, precision_blocks
 from gpext.sites import GaussianSites
+
+Preconditioner = Posterior | JointPosterior | RoughPosterior
 
 NEAR = 1.0  # posterior standard deviations from rest, within which a Newton step of the means surely leads nearer
 _MOST_STEPS, _MOST_PRODUCTS = 12, 12  # of Newton, and of each of its steps
@@ -32,7 +34,7 @@ _LOSES_DIGITS = 1e6  # how much larger than (f - mu)' K^-1 (f - mu) its terms ma
 
 @torch.no_grad()
 def refine_mode(
-    problem: Problem, posterior: Posterior | JointPosterior, f: Tensor, weights: Tensor, tolerance: float
+    problem: Problem, posterior: Preconditioner, f: Tensor, weights: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return f and K^-1 (f - mu) nearer to the mode, and the length of the last step (...) in the units of `posterior`.
 
@@ -99,12 +101,13 @@ def rough_newton_step(
     return rate * step, rate * turn
 
 
-def _is_sharp(problem: Problem, posterior: Posterior | JointPosterior) -> bool:
+def _is_sharp(problem: Problem, posterior: Preconditioner) -> bool:
     """Return whether products with K^-1 have few digits, for any site."""
-    if isinstance(posterior, JointPosterior):
-        own = precision_blocks(posterior.sites).diagonal(dim1=-3, dim2=-2).mT
+    sites = posterior.sites
+    if isinstance(sites, GaussianSites):
+        own = sites.precision
     else:
-        own = posterior.sites.precision
+        own = precision_blocks(sites).diagonal(dim1=-3, dim2=-2).mT
     return bool((own.abs() * problem.prior.variance.detach() > _SHARP).any())
 
 
@@ -120,7 +123,7 @@ def _cancels(problem: Problem, f: Tensor, weights: Tensor) -> bool:
 
 def newton_step(
     problem: Problem,
-    posterior: Posterior | JointPosterior,
+    posterior: Preconditioner,
     sites: Sites,
     residual: Tensor,
     first: tuple[Tensor, Tensor],
