@@ -160,9 +160,8 @@ class CoupledSites(_Factors):
         """Return E[log t(f)] (..., N) under means (..., D, N) and covariances of each datum (..., D, D, N)."""
         variances = blocks.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
         w = self.direction
-        spread = (self.precision * variances).sum(-2) + self.coupling * torch.einsum(
-            "...dn,...den,...en->...n", w, blocks, w
-        )
+        along = ((blocks * w.unsqueeze(-3)).sum(-2) * w).sum(-2)
+        spread = (self.precision * variances).sum(-2) + self.coupling * along
         return (self.shift * mean).sum(-2) - 0.5 * ((mean * self.times(mean)).sum(-2) + spread)
 
     def choose(self, other: CoupledSites, which: Tensor) -> CoupledSites:

@@ -15,10 +15,10 @@ from gpext.kernels.squared_exponential import Scaled, scale_inputs, squared_expo
 
 
 def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the covariance (N1, N2) and the variances at x2 (N2,), if the kernel is one that this module supports.
+    """Return the covariance (..., N1, N2) and the variances at x2 (..., N2), of a kernel that this module supports.
 
-    That is gpytorch's RBFKernel or its MaternKernel of 5/2, alone or in a ScaleKernel, without batch shape, and with a
-    lengthscale and an outputscale for which the arithmetic is accurate.
+    That is gpytorch's RBFKernel or its MaternKernel of 5/2, alone or in a ScaleKernel of no larger batch shape, and
+    with lengthscales and outputscales for which the arithmetic is accurate. None of any other.
 
     Args:
         kernel: of gpytorch.
@@ -40,13 +40,30 @@ def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, T
         return None
     scale = torch.ones((), dtype=x1.dtype, device=x1.device) if scale is None else scale
     lengthscale = base.lengthscale
-    if scale.dim() or lengthscale.dim() != 2 or x1.dtype != lengthscale.dtype:
-        return None
-    scaled = scale_inputs(x1, x2, lengthscale / math.sqrt(5) if is_matern else lengthscale)
-    if not _is_accurate(scaled, scale):
+    batch = lengthscale.shape[:-2]
+    if torch.broadcast_shapes(scale.shape, batch) != batch or x1.dtype != lengthscale.dtype:
         return None
     covariance = matern52_of if is_matern else squared_exponential_of
-    return covariance(x1, x2, lengthscale, scale, scaled), scale.expand(len(x2))
+    lengthscales, heights = lengthscale.reshape(-1, *lengthscale.shape[-2:]), scale.expand(batch).flatten()
+    members = []
+    for own, height in zip(lengthscales, heights, strict=True):
+        scaled = scale_inputs(x1, x2, own / math.sqrt(5) if is_matern else own)
+        if not _is_accurate(scaled, height):
+            return None
+        members.append(covariance(x1, x2, own, height, scaled))
+    if not batch:
+        return members[0], scale.expand(len(x2))
+    together = torch.stack([member.mT for member in members]).mT  # as each is laid out
+    return together.unflatten(0, batch), scale.expand(batch).unsqueeze(-1).expand(*batch, len(x2))
+
+
+def direct_blocks(covariance: LinearOperator, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return :func:`direct_covariance` of the kernel of a square matrix, for any inputs, if that gives its entries."""
+    if not isinstance(covariance, LazyEvaluatedKernelTensor) or covariance.x1 is not covariance.x2:
+        return None
+    if covariance.params or covariance.last_dim_is_batch:
+        return None
+    return direct_covariance(covariance.kernel, x1, x2)
 
 
 @torch.no_grad()
@@ -65,9 +82,8 @@ def dense_covariance(covariance: LinearOperator) -> Tensor:
         torch.Size([2, 2])
     """
     if isinstance(covariance, LazyEvaluatedKernelTensor):
-        if covariance.x1 is covariance.x2 and not covariance.params:
-            known = direct_covariance(covariance.kernel, covariance.x1, covariance.x2)
-            if known is not None:
-                return known[0].mT  # symmetric, and row-major like this
+        known = direct_blocks(covariance, covariance.x1, covariance.x2)
+        if known is not None:
+            return known[0].mT  # symmetric, and row-major like this
         covariance = covariance.evaluate_kernel()
     return covariance.to_dense()

@@ -87,12 +87,17 @@ def diagnose(module: Module, before: dict[str, Tensor], constant: Tensor) -> str
     return "; ".join(", ".join(names) + remedy for remedy, names in clauses.items())
 
 
-def _trained(module: Module) -> Iterator[tuple[str, Parameter, Interval, Tensor]]:
+def trained_constraints(module: Module) -> Iterator[tuple[str, Parameter, Interval]]:
+    """Yield the name, the parameter behind it and the constraint of all trained parameters that have one."""
     for name, parameter, constraint in module.named_parameters_and_constraints():
         if parameter.requires_grad and constraint is not None and parameter.numel():  # e.g. no gaps of two classes
             path, dot, leaf = name.rpartition(".")
-            value = constraint.transform(parameter.detach())
-            yield path + dot + leaf.removeprefix("raw_"), parameter, constraint, value
+            yield path + dot + leaf.removeprefix("raw_"), parameter, constraint
+
+
+def _trained(module: Module) -> Iterator[tuple[str, Parameter, Interval, Tensor]]:
+    for name, parameter, constraint in trained_constraints(module):
+        yield name, parameter, constraint, constraint.transform(parameter.detach())
 
 
 def _is_positive(constraint: Interval) -> bool:

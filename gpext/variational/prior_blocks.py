@@ -21,7 +21,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.augmentations import Augmentation
-from gpext.kernels import direct_covariance
+from gpext.kernels.direct import direct_blocks
 from gpext.likelihoods import LatentLikelihood
 from gpext.posteriors import forward_solve, squared_norms
 
@@ -88,16 +88,16 @@ def whiten(chol: Tensor, cross: CrossBlocks) -> Whitened:
 
 def known_rows(covariance: LinearOperator, size: int) -> tuple[Tensor, Tensor] | None:
     """Return the first `size` rows and the diagonal, if they can be asked of the kernel at once."""
-    if not isinstance(covariance, LazyEvaluatedKernelTensor) or covariance.x1 is not covariance.x2 or covariance.params:
+    if not isinstance(covariance, LazyEvaluatedKernelTensor):
         return None
-    return direct_covariance(covariance.kernel, covariance.x1[..., :size, :], covariance.x1)
+    return direct_blocks(covariance, covariance.x1[..., :size, :], covariance.x1)
 
 
 def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Tensor]:
     """Return the block of the first `size` rows and the remaining columns, and the rest of the diagonal."""
     if isinstance(covariance, LazyEvaluatedKernelTensor) and covariance.x1 is covariance.x2:
         first, rest = covariance.x1[..., :size, :], covariance.x1[..., size:, :]
-        known = None if covariance.params else direct_covariance(covariance.kernel, first, rest)
+        known = direct_blocks(covariance, first, rest)
         if known is not None:
             return known
         options = {"last_dim_is_batch": True} if covariance.last_dim_is_batch else {}

@@ -46,6 +46,49 @@ def test_values_and_first_derivatives_are_gpytorchs(name, ard, scaled, same):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("batch", [(4,), (2, 3)])
+@pytest.mark.parametrize("scale", [None, (), "own"])
+@pytest.mark.parametrize("same", [True, False])
+def test_so_are_those_of_a_batch_of_kernels(name, batch, scale, same):
+    """With an outputscale for each, one for all, or none."""
+    generator = torch.Generator().manual_seed(0)
+    k = KERNELS[name](ard_num_dims=3, batch_shape=torch.Size(batch))
+    if scale is not None:
+        k = gpytorch.kernels.ScaleKernel(k, batch_shape=torch.Size(batch if scale == "own" else scale))
+    k.to(F64)
+    for parameter in k.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=F64))
+    x1 = torch.randn(7, 3, dtype=F64, generator=generator, requires_grad=True)
+    x2 = x1 if same else torch.randn(9, 3, dtype=F64, generator=generator, requires_grad=True)
+    ours, variance = direct_covariance(k, x1, x2)
+    theirs = k(x1, x2).to_dense()
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(variance, k(x2, diag=True), rtol=1e-13, atol=1e-13)
+    weights = torch.randn(ours.shape, generator=generator, dtype=F64)
+    inputs = [x1, *k.parameters()] if same else [x1, x2, *k.parameters()]
+    mine = torch.autograd.grad((ours * weights).sum(), inputs)
+    reference = torch.autograd.grad((theirs * weights).sum(), inputs)
+    for a, b in zip(mine, reference, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_one_member_beyond_this_arithmetic_leaves_all_to_gpytorch():
+    k = gpytorch.kernels.RBFKernel(batch_shape=torch.Size([3])).to(F64)
+    k.raw_lengthscale_constraint = gpytorch.constraints.Positive(torch.exp)
+    k.raw_lengthscale.data = torch.tensor([0.0, -30.0, 0.0], dtype=F64).view(3, 1, 1)
+    x = torch.rand(5, 2, dtype=F64)
+    assert direct_covariance(k, x, x) is None
+    torch.testing.assert_close(dense_covariance(k(x)), k(x).to_dense())
+
+
+@pytest.mark.filterwarnings("ignore:The last_dim_is_batch argument:DeprecationWarning")
+def test_a_kernel_for_each_column_is_left_to_gpytorch():
+    k, x = gpytorch.kernels.RBFKernel().to(F64), torch.randn(6, 3, dtype=F64)
+    of_columns = k(x, last_dim_is_batch=True)
+    torch.testing.assert_close(dense_covariance(of_columns), of_columns.to_dense())
+
+
 @FUNCTIONS
 def test_inputs_far_from_the_origin_keep_their_digits(function):
     x = torch.linspace(0, 1, 6, dtype=F64).unsqueeze(-1)
@@ -95,7 +138,7 @@ def test_a_second_derivative_is_refused_not_wrong(function):
     "other",
     [
         gpytorch.kernels.MaternKernel(1.5),
-        gpytorch.kernels.RBFKernel(batch_shape=torch.Size([2])),
+        gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(), batch_shape=torch.Size([2])),
         gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(0.5)),
         gpytorch.kernels.RBFKernel() + gpytorch.kernels.RBFKernel(),
     ],
