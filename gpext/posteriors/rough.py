@@ -78,6 +78,14 @@ def condition_roughly(prior_mean: Tensor, prior_covariance: Tensor, sites: Coupl
         prior_mean: mu (..., D, N); float64.
         prior_covariance: K (..., D, N, N), or one (N, N) of all latents; float64.
         sites: (..., D, N); float64.
+
+    Example:
+        >>> import torch
+        >>> from gpext.sites import CoupledSites
+        >>> half = torch.full((2, 1), 0.5).double()
+        >>> sites = CoupledSites(half, half, -torch.ones(1).double(), half)
+        >>> condition_roughly(0 * half, 1e9 * torch.eye(1).double(), sites) is None  # far sharper than the prior
+        True
     """
     gamma = sites.precision
     size = (gamma * prior_covariance.diagonal(dim1=-2, dim2=-1)).sum(-1)
