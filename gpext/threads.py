@@ -26,20 +26,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 SMALL = 1e6  # flops
-_FEW = 2**18  # entries below which threads of Python do not pay
 _WHEELS = ("numpy.libs", "scipy.libs", "numpy/.dylibs", "scipy/.dylibs")  # folders of the libraries that they bring
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def factor_flops(size: int, *, rows: int | None = None, number: int = 1) -> float:
@@ -78,20 +73,6 @@ def use_one_thread() -> None:
     """Run all of torch's operations of this Python thread on one thread from now on."""
     torch.get_num_threads()  # before its first parallel operation torch sets a thread's number itself
     _set_number(1, 1)
-
-
-def num_threads(most: int, entries: int, device: torch.device) -> int:
-    """Return the number of threads for this many entries: at most `most`, and at most torch's threads."""
-    return 1 if entries < _FEW or device.type != "cpu" else max(1, min(torch.get_num_threads(), most))
-
-
-def in_threads(work: Callable[[Item], Result], items: Sequence[Item], number: int) -> list[Result]:
-    """Return what a function makes of each item, outside the graph, on this many threads with one of torch's each."""
-    if number == 1:
-        with torch.no_grad():
-            return [work(item) for item in items]
-    with ThreadPoolExecutor(number, initializer=use_one_thread) as pool:
-        return list(pool.map(torch.no_grad()(work), items))
 
 
 def _set_number(number: int, of_mkl: int) -> int:

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from gpext.operators.profiles import FACTORS
-from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part, share
+from gpext.operators.tiles import WHOLE, Derivatives, Factor, Part, num_threads, share
 from gpext.operators.tiles_program import program
-from gpext.threads import num_threads
 
 _PROFILES = ("rbf", "matern12", "matern32", "matern52")  # in the order of the program
 # factor k on the inputs, with which p falls as 2^-|k (x - y)|^2 (rbf) or 2^-|k (x - y)|

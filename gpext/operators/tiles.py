@@ -15,20 +15,24 @@ result; threads inside an operation would only compete with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gpext.operators.profiles import FACTORS, value, value_and_slopes
-from gpext.threads import Result, in_threads, num_threads
+from gpext.threads import use_one_thread
 
 _ROWS = 512  # of a tile
 _COLUMNS = 1024  # of a tile in products: larger ones exceed the cache, smaller ones make threads wait for each other
 _COLUMNS_OF_DERIVATIVES = 512  # of a tile in derivatives, which keep more
+_FEW = 2**18  # entries below which threads do not pay
 _NEAR = {torch.float64: 1e-8, torch.float32: 1e-2}  # t of matern12 below which its root would lose digits
 _ERROR = {torch.float64: 1e-10, torch.float32: 1e-5}  # of t by squares, above which it is computed from differences
 
+Result = TypeVar("Result")
 Part = tuple[int, int]  # its index, and the number of parts
 WHOLE: Part = (0, 1)
 
@@ -238,12 +242,21 @@ def share(starts: Sequence[int], part: Part) -> Sequence[int]:
     return [*starts[k :: 2 * number], *starts[2 * number - 1 - k :: 2 * number]]
 
 
+def num_threads(most: int, entries: int, device: torch.device) -> int:
+    """Return the number of threads for this many entries: at most `most`, and at most torch's threads."""
+    return 1 if entries < _FEW or device.type != "cpu" else max(1, min(torch.get_num_threads(), most))
+
+
 def shared_out(
     work: Callable[[Sequence[int]], Result], starts: Sequence[int], entries: int, device: torch.device
 ) -> list[Result]:
     """Return each of torch's threads' result for its share of the row blocks, the first of which are the longest."""
     threads = num_threads(len(starts), entries, device)
-    return in_threads(work, [share(starts, (k, threads)) for k in range(threads)], threads)
+    if threads == 1:
+        return [work(starts)]
+    shares = [share(starts, (k, threads)) for k in range(threads)]
+    with ThreadPoolExecutor(threads, initializer=use_one_thread) as pool:
+        return list(pool.map(torch.no_grad()(work), shares))
 
 
 def _product(tensors: Sequence[Tensor]) -> Tensor:

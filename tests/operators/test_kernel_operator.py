@@ -188,7 +188,7 @@ def test_a_bilinear_form_and_its_derivatives_come_from_one_pass(profiles, square
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 511, 512, 513, 1600])
 def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatch):
-    monkeypatch.setattr("gpext.threads._FEW", 0)
+    monkeypatch.setattr(tiles, "_FEW", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     op = made("matern32", n=n)
     u, v = vectors(op)
@@ -203,7 +203,7 @@ def test_tiles_cover_the_matrix_once_whatever_the_threads(threads, n, monkeypatc
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("profiles", [("matern32",), ("matern12", "rbf")], ids="-".join)
 def test_blocks_and_columns_are_whole_whatever_the_threads(threads, profiles, monkeypatch):
-    monkeypatch.setattr("gpext.threads._FEW", 0)
+    monkeypatch.setattr(tiles, "_FEW", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     op = made(*profiles, n=1100).detach()
     dense, scale = op.to_dense(), torch.linspace(0.5, 1.5, 1100, dtype=F64)

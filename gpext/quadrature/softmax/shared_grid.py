@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from gpext.quadrature.softmax.gumbel_windows import EDGES, FULL, Precision, Window, window
-from gpext.threads import in_threads, num_threads
 
 _EULER = 0.57721566490153286
 _GROWTH = 1.2  # of the span within a group
@@ -58,7 +57,6 @@ def log_sum_exp_on_grid(mean: Tensor, variance: Tensor, precision: Precision = F
     value, slope, bend = torch.empty_like(low), torch.empty_like(mean), torch.empty_like(mean)
     order = length.argsort()
     sorted_lengths = length[order].tolist()
-    parts: list[tuple[Tensor, _Grid]] = []
     begin = 0
     while begin < len(sorted_lengths):
         longest = _GROWTH * sorted_lengths[begin]
@@ -67,15 +65,9 @@ def log_sum_exp_on_grid(mean: Tensor, variance: Tensor, precision: Precision = F
             end += 1
         grid = _Grid.of_length(sorted_lengths[end - 1], precision, mean)
         size = max(_CHUNK // (mean.size(-1) * 2 * len(grid.u)), 1)
-        parts.extend((rows, grid) for rows in order[begin:end].split(size))
+        for part in order[begin:end].split(size):
+            value[part], slope[part], bend[part] = _some(m[part], s[part], grid)
         begin = end
-
-    def fill(part: tuple[Tensor, _Grid]) -> None:
-        rows, grid = part
-        value[rows], slope[rows], bend[rows] = _some(m[rows], s[rows], grid)
-
-    numbers = sum(m[0].numel() * len(rows) * len(grid.u) for rows, grid in parts)
-    in_threads(fill, parts, num_threads(len(parts), numbers, mean.device))
     return value + low, slope, bend
 
 

@@ -14,8 +14,7 @@ from gpext.quadrature import (
     expected_softmax,
     log_multinomial_marginal,
 )
-from gpext.quadrature.softmax import clustered, shared_grid, softmax
-from gpext.threads import in_threads
+from gpext.quadrature.softmax import clustered, softmax
 from tests.members import F64, tensor
 
 # means, variances of two classes: narrow, moderate, on both sides of the change of rule at 4, wide, mixed, far apart
@@ -297,26 +296,3 @@ def test_a_datum_does_not_depend_on_its_company():
         [expected_log_sum_exp(m, v) for m, v in zip(mean.split(1, -1), variance.split(1, -1), strict=True)]
     )
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-11)
-
-
-@pytest.mark.parametrize("threads", [2, 5])
-def test_threads_change_nothing(threads, monkeypatch):
-    """Each part of the data is summed by one thread, in whose order the parts are."""
-    generator = torch.Generator().manual_seed(0)
-    mean = torch.randn(4, 300, generator=generator, dtype=F64, requires_grad=True)
-    variance = torch.logspace(-3, 2, 300, dtype=F64).expand(4, -1).clone().requires_grad_()
-
-    def found():
-        value = expected_log_sum_exp(mean, variance)
-        return value.detach(), *torch.autograd.grad(value.sum(), (mean, variance))
-
-    monkeypatch.setattr(shared_grid, "_CHUNK", 2**14)  # many parts
-    of_one = found()
-    started = []
-    monkeypatch.setattr(shared_grid, "in_threads", lambda *args: started.append(args[-1]) or in_threads(*args))
-    monkeypatch.setattr("gpext.threads._FEW", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    of_some = found()
-    assert started[0] == threads
-    for one, some in zip(of_one, of_some, strict=True):
-        torch.testing.assert_close(some, one, rtol=0, atol=0)
