@@ -44,7 +44,7 @@ def test_it_ends_at_the_mode(scale, batch, condition):
     problem = Problem.of(MultivariateNormal(mean, K), likelihood, y, 0.0)
     sites = Laplace().infer(MultivariateNormal(mean, 0.8 * K), likelihood, y).sites
     start = getattr(problem, condition)(sites)
-    assert isinstance(start, RoughPosterior) == (condition == "condition_roughly")
+    assert isinstance(start, RoughPosterior) == (condition == "condition_roughly" and scale < 1e3)
     f, weights, length = refine_mode(problem, start, start.mean, start.weights, 1e-8)
     assert bool((length < 1e-8).all())
     torch.testing.assert_close((K @ weights.unsqueeze(-1)).squeeze(-1), f, rtol=1e-9, atol=1e-9)
