@@ -93,9 +93,9 @@ class MultinomialLogitLikelihood(JointLikelihood):
         """Return (..., N): labels have it, counts another dimension of size K."""
         return targets.shape if self.total_count == 1 else targets.shape[:-1]
 
-    def _terms(self, targets: Tensor) -> MultinomialTerms:
+    def _terms(self, targets: Tensor, dtype: torch.dtype = torch.float64) -> MultinomialTerms:
         by_class = one_hot(targets.long(), self.num_classes) if self.total_count == 1 else targets
-        return MultinomialTerms.of_counts(by_class.double().mT)
+        return MultinomialTerms.of_counts(by_class.to(dtype).mT)
 
     def multinomial_terms(self, targets: Tensor) -> MultinomialTerms:
         """Return log p(y | f) as a constant, the counts (..., K, N) and the totals, one log-sum-exp a trial, float64.
@@ -108,12 +108,8 @@ class MultinomialLogitLikelihood(JointLikelihood):
 
     def unchecked_log_prob(self, targets: Tensor, f: Tensor) -> Tensor:
         """Return log p(targets | f) (..., N), for targets in the support."""
-        return self._log_prob(self._terms(targets), f).to(floating_like(targets, f).dtype)
-
-    @staticmethod
-    def _log_prob(terms: MultinomialTerms, f: Tensor) -> Tensor:
-        latent = f.double()  # large terms leave a small sum
-        return terms.log_prob(latent, latent.logsumexp(-2))
+        terms, latent = self._terms(targets), f.double()  # large terms leave a small sum
+        return terms.log_prob(latent, latent.logsumexp(-2)).to(floating_like(targets, f).dtype)
 
     def curvature(self, targets: Tensor, f: Tensor) -> Curvature:
         """Return log p(y | f) to second order at f (..., K, N): u = y - n pi, U = n (diag pi - pi pi') [Cha13 Eq. 35].
@@ -122,12 +118,11 @@ class MultinomialLogitLikelihood(JointLikelihood):
             TypeError, ValueError: as :meth:`check`.
         """
         self.check(targets)
-        terms, dtype = self._terms(targets), floating_like(targets, f).dtype
-        probs, counts = f.softmax(-2), terms.counts.to(dtype).expand_as(f)
+        terms = self._terms(targets, floating_like(targets, f).dtype)
+        probs, counts = f.softmax(-2), terms.counts.expand_as(f)
         totals = counts.sum(-2)
         precision = totals.unsqueeze(-2) * probs
-        log_prob = self._log_prob(terms, f).to(dtype)
-        return Curvature(log_prob, counts - precision, precision, -totals, probs, precision)
+        return Curvature(self.unchecked_log_prob(targets, f), counts - precision, precision, -totals, probs, precision)
 
     def expected_log_density(self, targets: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return E[log p(y | f)] (..., N) under independent N(mean, variance), (..., K, N), to the tolerance.
