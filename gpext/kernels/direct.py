@@ -17,8 +17,8 @@ from gpext.kernels.squared_exponential import Scaled, scale_inputs, squared_expo
 def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the covariance (..., N1, N2) and the variances at x2 (..., N2), of a kernel that this module supports.
 
-    That is gpytorch's RBFKernel or its MaternKernel of 5/2, alone or in a ScaleKernel of no larger batch shape, and
-    with lengthscales and outputscales for which the arithmetic is accurate. None of any other.
+    That is gpytorch's RBFKernel or its MaternKernel of 5/2, alone or in a ScaleKernel of the same batch shape or
+    none, with lengthscales and outputscales for which the arithmetic is accurate. None of any other.
 
     Args:
         kernel: of gpytorch.
@@ -41,7 +41,7 @@ def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, T
     scale = torch.ones((), dtype=x1.dtype, device=x1.device) if scale is None else scale
     lengthscale = base.lengthscale
     batch = lengthscale.shape[:-2]
-    if torch.broadcast_shapes(scale.shape, batch) != batch or x1.dtype != lengthscale.dtype:
+    if scale.shape not in ((), batch) or x1.dtype != lengthscale.dtype:
         return None
     covariance = matern52_of if is_matern else squared_exponential_of
     lengthscales, heights = lengthscale.reshape(-1, *lengthscale.shape[-2:]), scale.expand(batch).flatten()
@@ -57,11 +57,9 @@ def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, T
     return together.unflatten(0, batch), scale.expand(batch).unsqueeze(-1).expand(*batch, len(x2))
 
 
-def direct_blocks(covariance: LinearOperator, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
+def direct_blocks(covariance: LazyEvaluatedKernelTensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return :func:`direct_covariance` of the kernel of a square matrix, for any inputs, if that gives its entries."""
-    if not isinstance(covariance, LazyEvaluatedKernelTensor) or covariance.x1 is not covariance.x2:
-        return None
-    if covariance.params or covariance.last_dim_is_batch:
+    if covariance.x1 is not covariance.x2 or covariance.params or covariance.last_dim_is_batch:
         return None
     return direct_covariance(covariance.kernel, x1, x2)
 
