@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gpext.linalg.products import times
 from gpext.linalg.triangles import solve_whole
 
 _ROUNDING = 8 * torch.finfo(torch.float64).eps  # for each latent, of 1 - sum_d r_d^2 gamma_d
@@ -59,10 +60,20 @@ class NegativeCoupling:
         coupled = self.root > 0
         return self._between(torch.where(coupled, x / torch.where(coupled, self.root, 1.0), 0.0))
 
-    def pull(self, reduced: Tensor) -> Tensor:
-        """Return diag(r_d) H^-1 sum_e diag(r_e) reduced_e (..., D, N)."""
-        seen = (self.spread * reduced).sum(-2).unsqueeze(-1)
-        return self.spread * solve_whole(self.chol, seen).squeeze(-1).unsqueeze(-2)
+    def solve(self, covariance: Tensor, response: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return V vector and K^-1 V vector of the D latents (..., D, N), the first the product of K with the second.
+
+        K^-1 V = I - R K, R_de = delta_de R0_d - R0_d diag(r_d) H^-1 diag(r_e) R0_e, in O(D N^2).
+
+        Args:
+            covariance: K (..., D, N, N), or one (N, N) of all latents.
+            response: R0 (..., D, N, N), in the dtype of H, in which products with R are.
+            vector: (..., D, N).
+        """
+        reduced = times(response, times(covariance, vector).to(response))
+        pulled = solve_whole(self.chol, (self.spread * reduced).sum(-2).unsqueeze(-1)).squeeze(-1)
+        turned = vector - reduced + times(response, self.spread * pulled.unsqueeze(-2))
+        return times(covariance, turned), turned
 
     def _between(self, x: Tensor) -> Tensor:
         """Return s H^-1 x."""

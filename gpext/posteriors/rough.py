@@ -14,7 +14,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpext.linalg.products import times
 from gpext.posteriors.negative_coupling import NegativeCoupling, condition_on_couplings
 from gpext.posteriors.positive_factor import PositiveFactor
 from gpext.sites import CoupledSites
@@ -63,9 +62,7 @@ class RoughPosterior:
 
     def solve(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Return V vector and K^-1 V vector (..., D, N), the first the product of K with the second."""
-        reduced = times(self.first, times(self.prior_covariance, vector).float())
-        turned = vector - (reduced - times(self.first, self.second.pull(reduced)))
-        return times(self.prior_covariance, turned), turned
+        return self.second.solve(self.prior_covariance, self.first, vector)
 
 
 def condition_roughly(prior_mean: Tensor, prior_covariance: Tensor, sites: CoupledSites) -> RoughPosterior | None:
@@ -92,8 +89,8 @@ def condition_roughly(prior_mean: Tensor, prior_covariance: Tensor, sites: Coupl
     if not bool((gamma >= 0).all() and (share.sum(-1) * share.amax(-1) < _LARGEST).all()):
         return None
     factor, ok = PositiveFactor.of(prior_covariance.float(), gamma.sqrt().float())
-    first, unknown = factor.response, torch.zeros_like(sites.coupling)
-    second = condition_on_couplings(unknown, first, gamma, sites.coupling, sites.direction)
+    first, no_mean = factor.response, torch.zeros_like(sites.coupling)  # g0, which products do not need
+    second = condition_on_couplings(no_mean, first, gamma, sites.coupling, sites.direction)
     if second is None or not bool(ok.all() and second.positive_definite.all()):
         return None
     return RoughPosterior(prior_mean, prior_covariance, sites, first, second)
