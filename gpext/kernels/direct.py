@@ -10,15 +10,17 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
+from gpext.kernels.by_differences import KernelByDifferences, accurate, has_digits
 from gpext.kernels.matern52 import matern52_of
-from gpext.kernels.squared_exponential import Scaled, scale_inputs, squared_exponential_of
+from gpext.kernels.squared_exponential import scale_inputs, squared_exponential_of
 
 
 def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the covariance (..., N1, N2) and the variances at x2 (..., N2), of a kernel that this module supports.
 
     That is gpytorch's RBFKernel or its MaternKernel of 5/2, alone or in a ScaleKernel of the same batch shape or
-    none, with lengthscales and outputscales for which the arithmetic is accurate. None of any other.
+    none, with outputscales whose logarithm is finite. None of any other. Where lengthscales are so short that the
+    arithmetic is not accurate, :class:`KernelByDifferences` takes its place.
 
     Args:
         kernel: of gpytorch.
@@ -47,9 +49,12 @@ def direct_covariance(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, T
     lengthscales, heights = lengthscale.reshape(-1, *lengthscale.shape[-2:]), scale.expand(batch).flatten()
     members = []
     for own, height in zip(lengthscales, heights, strict=True):
-        scaled = scale_inputs(x1, x2, own / math.sqrt(5) if is_matern else own)
-        if not _is_accurate(scaled, height):
+        if not height > torch.finfo(height.dtype).tiny ** 0.5:
             return None
+        scaled = scale_inputs(x1, x2, own / math.sqrt(5) if is_matern else own)
+        if not has_digits(-scaled.depth):
+            together = KernelByDifferences(kernel).forward(x1, x2)
+            return together, scale.expand(batch).unsqueeze(-1).expand(*batch, len(x2))
         members.append(covariance(x1, x2, own, height, scaled))
     if not batch:
         return members[0], scale.expand(len(x2))
@@ -64,13 +69,6 @@ def direct_blocks(covariance: LazyEvaluatedKernelTensor, x1: Tensor, x2: Tensor)
     return direct_covariance(covariance.kernel, x1, x2)
 
 
-@torch.no_grad()
-def _is_accurate(scaled: Scaled, outputscale: Tensor) -> bool:
-    """Return whether distances computed from squares keep enough digits, and log s is finite."""
-    limits = torch.finfo(outputscale.dtype)
-    return bool((scaled.depth.amin() * limits.eps > -5e-5) & (outputscale > limits.tiny**0.5))
-
-
 def dense_covariance(covariance: LinearOperator) -> Tensor:
     """Return the whole matrix.
 
@@ -83,5 +81,5 @@ def dense_covariance(covariance: LinearOperator) -> Tensor:
         known = direct_blocks(covariance, covariance.x1, covariance.x2)
         if known is not None:
             return known[0].mT  # symmetric, and row-major like this
-        covariance = covariance.evaluate_kernel()
+        covariance = accurate(covariance).evaluate_kernel()
     return covariance.to_dense()

@@ -15,6 +15,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
+from gpext.kernels import accurate
 from gpext.models.latent_gp import LatentGP
 from gpext.variational import check_columns, check_dtype
 
@@ -67,7 +68,7 @@ def effect(model: LatentGP, kernel: Kernel, x: Tensor) -> MultivariateNormal:
     check_finite("inputs", x)
     check_dtype(x, train_x)
     check_columns(x, train_x)
-    cross = kernel(train_x, x).to_dense()
-    covariance = kernel(x)
+    cross = accurate(kernel(train_x, x)).to_dense()
+    covariance = accurate(kernel(x))
     zero = torch.zeros_like(cross[..., 0, :])
     return model.variational_strategy.predict(zero, cross, covariance)

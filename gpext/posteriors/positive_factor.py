@@ -15,6 +15,7 @@ from torch import Tensor
 from gpext.linalg.triangles import factor_whole, inverse_diagonal, solve_lower, solve_whole, take_columns
 
 _FEW = 0.95  # of the data of one posterior: with more it costs as much to take them out as it saves
+_LEAST = 0.5  # a pivot; of a positive semidefinite K they are at least one, but for rounding
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class PositiveFactor:
             chol, ok = factor_whole(covariance, root, sign=1)
         else:
             chol, ok = factor_whole(covariance.index_select(0, index).index_select(1, index), root[index], sign=1)
-        return cls(root, index, chol), ok
+        pivots = chol.diagonal(dim1=-2, dim2=-1).square()
+        return cls(root, index, chol), ok & (pivots > _LEAST).all(-1)
 
     @property
     def log_det(self) -> Tensor:

@@ -36,7 +36,7 @@ from gpext.callers import warn_caller
 from gpext.designs import Design
 from gpext.inference import InferenceResult, InferenceWarning, Rule, Status
 from gpext.inference.problem import Problem
-from gpext.kernels import dense_covariance
+from gpext.kernels import accurate, dense_covariance
 from gpext.posteriors import (
     JointPosterior,
     LowRankJointPosterior,
@@ -315,7 +315,7 @@ class LatentVariationalStrategy(_VariationalStrategy):
             x, train_x = self._expand_inputs(x, train_x)
         size = train_x.size(-2)
         joint = self.model.forward(torch.cat([train_x, x], dim=-2))
-        covariance = joint.lazy_covariance_matrix
+        covariance = accurate(joint.lazy_covariance_matrix)
         cross = covariance[..., :size, size:].to_dense()
         return self.predict(joint.mean[..., size:], cross, covariance[..., size:, size:])
 

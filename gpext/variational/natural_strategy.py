@@ -12,7 +12,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
-from linear_operator.operators import DiagLinearOperator
+from linear_operator.operators import DiagLinearOperator, LinearOperator, TriangularLinearOperator
 from torch import Tensor
 
 from gpext.checks import check_finite, check_tensor
@@ -107,6 +107,12 @@ class NaturalVariationalStrategy(VariationalStrategy):
         covariance = dense_covariance(self.model.forward(self.inducing_points).lazy_covariance_matrix).clone()
         covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter_val)
         return covariance
+
+    def _cholesky_factor(self, induc_induc_covar: LinearOperator) -> TriangularLinearOperator:
+        # Predictions by the matrix of training: gpytorch's own entries differ by rounding, which in float32 may leave a
+        # model whose matrix cannot be factorised any more. In training, layers may look at the whole batch.
+        own = induc_induc_covar if self.training else self.inducing_covariance()
+        return super()._cholesky_factor(own if own.shape == induc_induc_covar.shape else induc_induc_covar)
 
     def cross_blocks(self, x: Inputs) -> CrossBlocks:
         """Return K_zx, the prior variances k_ii + jitter and the prior mean mu_i, in the autograd graph."""

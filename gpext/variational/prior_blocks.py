@@ -21,6 +21,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 from gpext.augmentations import Augmentation
+from gpext.kernels import accurate
 from gpext.kernels.direct import direct_blocks
 from gpext.likelihoods import LatentLikelihood
 from gpext.posteriors import forward_solve, squared_norms
@@ -101,6 +102,7 @@ def split_covariance(covariance: LinearOperator, size: int) -> tuple[Tensor, Ten
         if known is not None:
             return known
         options = {"last_dim_is_batch": True} if covariance.last_dim_is_batch else {}
+        covariance = accurate(covariance)
         cross = covariance.kernel.forward(first, rest, **options, **covariance.params)
         diagonal = covariance.kernel.forward(rest, rest, diag=True, **options, **covariance.params)
         if diagonal.shape[-1] == rest.size(-2) and diagonal.shape[:-1] == cross.shape[:-2]:

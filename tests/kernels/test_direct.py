@@ -73,13 +73,15 @@ def test_so_are_those_of_a_batch_of_kernels(name, batch, scale, same):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
-def test_one_member_beyond_this_arithmetic_leaves_all_to_gpytorch():
+def test_a_batch_with_a_member_beyond_this_arithmetic_comes_from_differences():
     k = gpytorch.kernels.RBFKernel(batch_shape=torch.Size([3])).to(F64)
     k.raw_lengthscale_constraint = gpytorch.constraints.Positive(torch.exp)
     k.raw_lengthscale.data = torch.tensor([0.0, -30.0, 0.0], dtype=F64).view(3, 1, 1)
     x = torch.rand(5, 2, dtype=F64)
-    assert direct_covariance(k, x, x) is None
-    torch.testing.assert_close(dense_covariance(k(x)), k(x).to_dense())
+    ours, variance = direct_covariance(k, x, x)
+    torch.testing.assert_close(ours, k(x).to_dense(), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(ours[1], torch.eye(5, dtype=F64), rtol=0, atol=0)
+    torch.testing.assert_close(variance, torch.ones(3, 5, dtype=F64))
 
 
 @pytest.mark.filterwarnings("ignore:The last_dim_is_batch argument:DeprecationWarning")
@@ -99,8 +101,8 @@ def test_inputs_far_from_the_origin_keep_their_digits(function):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize(("lengthscale", "outputscale"), [(1e-12, 1.0), (1.0, 0.0), (1.0, 1e-200), (1e-30, 1e-30)])
-def test_hyperparameters_beyond_this_arithmetic_are_left_to_gpytorch(dtype, lengthscale, outputscale):
+@pytest.mark.parametrize(("lengthscale", "outputscale"), [(1.0, 0.0), (1.0, 1e-200), (1e-30, 1e-200)])
+def test_outputscales_beyond_this_arithmetic_are_left_to_gpytorch(dtype, lengthscale, outputscale):
     k = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).to(dtype)
     k.base_kernel.raw_lengthscale_constraint = k.raw_outputscale_constraint = gpytorch.constraints.Positive(torch.exp)
     k.base_kernel.raw_lengthscale.data.fill_(math.log(lengthscale))
@@ -110,19 +112,21 @@ def test_hyperparameters_beyond_this_arithmetic_are_left_to_gpytorch(dtype, leng
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("far", ["first", "second"])
-def test_inputs_too_far_apart_for_their_squares_are_left_to_gpytorch(dtype, far):
-    k = gpytorch.kernels.RBFKernel().to(dtype)
+def test_inputs_too_far_apart_for_their_squares_come_from_differences(dtype, name, far):
+    """On both sides of the limit all entries have three quarters of a dtype's digits, and beyond it all."""
+    k = KERNELS[name]().to(dtype)
     k.lengthscale = 1.0
-    reach = (1e-4 / torch.finfo(dtype).eps) ** 0.5  # from the first inputs' centre
-    for factor, is_known in ((0.9, True), (1.1, False)):
+    reach = (2 * torch.finfo(dtype).eps ** -0.4) ** 0.5 / (1.0 if name == "squared exponential" else math.sqrt(5))
+    for factor in (0.9, 1.1):
         wide = torch.tensor([[0.0], [-1.0], [1.0]], dtype=dtype) * reach * factor
         near = torch.tensor([[0.0], [0.3], [-0.3]], dtype=dtype)
-        inputs = (wide, near) if far == "first" else (near, wide)
-        found = direct_covariance(k, *inputs)
-        assert (found is not None) == is_known
-        if found is not None:
-            torch.testing.assert_close(found[0], k(*inputs).to_dense(), rtol=1e-3, atol=1e-6)
+        inputs = (wide, wide + near) if far == "first" else (near, wide)
+        found, _ = direct_covariance(k, *inputs)
+        exact = k.to(F64)(*(each.double() for each in inputs)).to_dense()
+        k.to(dtype)
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=2 * torch.finfo(dtype).eps ** 0.6)
 
 
 @FUNCTIONS

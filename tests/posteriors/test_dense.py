@@ -9,7 +9,7 @@ import torch
 from gpext.linalg import triangles
 from gpext.posteriors import condition_dense
 from gpext.sites import GaussianSites
-from tests.members import F64
+from tests.members import F64, tensor
 
 
 def random_problem(n=6, *, batch=(), seed=0, negative=True, rank=None):
@@ -178,6 +178,16 @@ def test_says_when_the_prior_is_indefinite():
     K = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=F64)
     ones = torch.ones(2, dtype=F64)
     assert not condition_dense(0 * ones, K, GaussianSites(ones, 5 * ones)).positive_definite
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_says_so_too_where_the_sites_hide_it_from_a_factorisation(batch):
+    """I + P K P is positive definite, with a pivot that no positive semidefinite K gives."""
+    ones = torch.ones(*batch, 2, dtype=F64)
+    for smallest, is_one in ((-0.17, False), (-1e-9, True), (0.0, True)):  # an eigenvalue, and whether it is rounding
+        K = tensor([1.0, 1.0 - smallest], [1.0 - smallest, 1.0])
+        posterior = condition_dense(0 * ones, K, GaussianSites(ones, 5 * ones))
+        assert posterior.positive_definite.tolist() == torch.full(batch, is_one).tolist()
 
 
 @pytest.mark.parametrize("negative", [False, True])
