@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpext.callers import held_warnings, warn_caller
+from gpext.optim.coordinates import Array, flatten, from_coordinates, stretch, to_coordinates, unflatten, usual_step
 from gpext.threads import one_thread_of_numpy
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
-
-Array = Any  # a NumPy array
 
 _STEPS_PER_PARAMETER = 2  # that tell the curvature
 _TYPICAL = 0.4  # second derivative along its gradient of a log evidence a datum, in the coordinates of a run
@@ -78,13 +77,13 @@ class Curvature:
             torch.linalg.LinAlgError, FloatingPointError: the objective cannot be evaluated at the parameters given.
         """
         run = _Run(objective, parameters, 0.0, None, on_best)
-        start = _flatten(parameters)
-        scale = np.maximum(1, np.abs(start))
+        given = flatten(parameters)
+        start, scale = to_coordinates(given), usual_step(given)
         try:
             _, gradient = run.evaluate(start)
             moved = [run.evaluate(start + each)[1] for each in np.diag(_APART * scale)]
         finally:
-            _unflatten(start, parameters)
+            unflatten(given, parameters)
         if run.has_broken_down:
             return
         hessian = scale * (np.array(moved) - gradient) / _APART
@@ -139,10 +138,10 @@ def minimize_lbfgs(
 ) -> Outcome:
     """Minimise a differentiable objective in place; the parameters end at the best point evaluated.
 
-    Every run works in the coordinates x / max(1, |x|) of its start: behind a softplus, a large value is a scale, and
-    moves in proportion to itself. In a long flat valley a run may end because its model of the curvature is stale; a
-    restart discards it, but for the length of the first step. The length of the very first step suits a log evidence a
-    datum, and is at most one. An iteration evaluates the objective at most a dozen times.
+    It works in the coordinates of :mod:`gpext.optim.coordinates`, and every run in units in which a step of length one
+    moves a large value in proportion to itself. In a long flat valley a run may end because its model of the curvature
+    is stale; a restart discards it, but for the length of the first step. The length of the very first step suits a log
+    evidence a datum, and is at most one. An iteration evaluates the objective at most a dozen times.
 
     Args:
         objective: takes no argument, returns a scalar and leaves its derivatives in the parameters' `.grad`, which are
@@ -224,7 +223,8 @@ class _Run:
         self.points: list[Array] = []  # of the iterates of this run
         self.gradients: list[Array] = []
         self.has_broken_down = False  # anywhere in this run
-        self._best_value, self._best_point = np.inf, _flatten(parameters)
+        self._best_value, self._best = np.inf, flatten(parameters)
+        self._best_point = to_coordinates(self._best)
         self._last_point, self._last_gradient = self._best_point, np.zeros_like(self._best_point)
 
     def minimise(
@@ -242,7 +242,7 @@ class _Run:
         outcome: Outcome | None = None
         self.has_broken_down = False
         at_start = self.evaluate(start)
-        root, self.foretold = np.maximum(1, np.abs(start)), 0.0
+        root, self.foretold = usual_step(self._best), 0.0
         # The first step of L-BFGS-B has length one.
         if curvature is not None:  # Newton's has that of the gradient; it is at most one in the coordinates above
             downhill = curvature.T @ at_start[1]
@@ -296,7 +296,7 @@ class _Run:
         except _FruitlessError:
             outcome = Outcome.CONVERGED
         finally:  # also after an interrupt
-            _unflatten(self._best_point, self.parameters)
+            unflatten(self._best, self.parameters)
         self.gain = at_start[0] - self._best_value
         if outcome is not None:
             return outcome
@@ -323,7 +323,9 @@ class _Run:
 
     def evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         self._last_point = point
-        _unflatten(point, self.parameters)
+        # Parameters come back to where they were to the last bit.
+        x = self._best if np.array_equal(point, self._best_point) else from_coordinates(point)
+        unflatten(x, self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
         with held_warnings() as held:
@@ -336,7 +338,8 @@ class _Run:
         if np.isfinite(value):  # otherwise the line search leaves this point, and its warnings are irrelevant
             for message, category in held:
                 warn_caller(message, category)
-        gradient = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        slopes = flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        gradient = stretch(x) * slopes
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             if not np.isfinite(self._best_value):
                 what = "its gradient is not finite" if np.isfinite(value) else f"the objective is {value}"
@@ -346,7 +349,7 @@ class _Run:
             return self._best_value + 1e3 * (1 + abs(self._best_value)), np.zeros_like(point)
         self._last_gradient = gradient
         if value < self._best_value:
-            self._best_value, self._best_point = value, point.copy()
+            self._best_value, self._best_point, self._best = value, point.copy(), x
             if self.on_best is not None:
                 self.on_best()
         return value, gradient
@@ -361,18 +364,3 @@ def _first_length(scale: Array, gradient: Array, last_step: tuple[Array, Array] 
     s, y = last_step[0] / scale, last_step[1] * scale
     length = steepness * (s @ y) / max(y @ y, np.finfo(float).tiny)
     return length if 0 < length < 1 else unknown
-
-
-def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
-    if not tensors:
-        return np.empty(0)
-    return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in tensors])
-
-
-@torch.no_grad()
-def _unflatten(point: np.ndarray, parameters: Sequence[Tensor]) -> None:
-    start = 0
-    for parameter in parameters:
-        chunk = point[start : start + parameter.numel()]
-        parameter.copy_(torch.from_numpy(chunk.copy()).view(parameter.shape))
-        start += parameter.numel()

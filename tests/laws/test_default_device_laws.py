@@ -55,6 +55,8 @@ def test_inducing_points(from_loader):
         assert there(greedy_inducing_points(source, 3, kernel, max_points=10))
 
 
+# In three steps hyperparameters may be where the exact prior of data so near one another is singular to rounding.
+@pytest.mark.filterwarnings("ignore:KL.*no step raises the objective:gpext.inference.InferenceWarning")
 @pytest.mark.parametrize("options", [{}, {"neighbours": 3}], ids=str)
 def test_training_of_a_latent_gp(options):
     model, new = Latent(targets("counts"), PoissonLikelihood(), **options), NEW.clone()
