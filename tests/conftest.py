@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import unittest
+import warnings
 
 import pytest
 import torch
@@ -21,6 +22,14 @@ if "PYTEST_XDIST_WORKER" in os.environ and "KEOPS_CACHE_FOLDER" not in os.enviro
 
 with kept_settings(), contextlib.suppress(ModuleNotFoundError):  # imported by a test, it would change those after it
     import botorch  # noqa: F401
+
+
+def pytest_configure(config):
+    """Import ArviZ before the workers do: once a day it writes a file, and two at a time fail."""
+    if getattr(config.option, "numprocesses", None):  # of the process that starts them
+        with warnings.catch_warnings(), contextlib.suppress(ModuleNotFoundError):
+            warnings.simplefilter("ignore")
+            import arviz  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
