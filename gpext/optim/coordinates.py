@@ -1,10 +1,10 @@
 r"""The coordinates in which L-BFGS moves parameters: nearly logarithms of large ones.
 
-    z = x   where |x| <= 1,    z = sign(x) (4 |x|^(1/4) - 3)   beyond,    dx/dz = max(1, |x|)^(3/4)
+    z = x   where x <= 1,    z = 4 x^(1/4) - 3   beyond,    dx/dz = max(1, x)^(3/4)
 
-Behind a softplus a large parameter is a scale. An evidence may rise until an outputscale is in the thousands, which
-takes many steps of one length in x, and few in z. In a logarithm they would be fewer still, and longer: more of them
-lead to lower maxima.
+Behind a softplus a large parameter is a scale, and one far below zero the logarithm of a scale already. An evidence may
+rise until an outputscale is in the thousands, which takes many steps of one length in x, and few in z. In a logarithm
+they would be fewer still, and longer: more of them lead to lower maxima.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ def to_coordinates(x: Array) -> Array:
         >>> to_coordinates(np.array([-0.5, 1.0, 16.0]))
         array([-0.5,  1. ,  5. ])
     """
-    beyond = np.sign(x) * (1 + (np.maximum(np.abs(x), 1) ** _POWER - 1) / _POWER)
-    return np.where(np.abs(x) > 1, beyond, x)
+    return np.where(x > 1, 1 + (np.maximum(x, 1) ** _POWER - 1) / _POWER, x)
 
 
 def from_coordinates(z: Array) -> Array:
@@ -40,8 +39,7 @@ def from_coordinates(z: Array) -> Array:
         array([-0.5,  1. , 16. ])
     """
     with np.errstate(over="ignore"):
-        beyond = np.sign(z) * (1 + _POWER * np.maximum(np.abs(z) - 1, 0)) ** (1 / _POWER)
-    return np.where(np.abs(z) > 1, beyond, z)
+        return np.where(z > 1, (1 + _POWER * np.maximum(z - 1, 0)) ** (1 / _POWER), z)
 
 
 def stretch(x: Array) -> Array:
@@ -51,17 +49,17 @@ def stretch(x: Array) -> Array:
         >>> stretch(np.array([-0.5, 1.0, 16.0]))
         array([1., 1., 8.])
     """
-    return np.maximum(1, np.abs(x)) ** (1 - _POWER)
+    return np.maximum(1, x) ** (1 - _POWER)
 
 
 def usual_step(x: Array) -> Array:
     """Return the length in z of a step in proportion to x (P,), or of one where |x| <= 1.
 
     Example:
-        >>> usual_step(np.array([-0.5, 1.0, 16.0]))
-        array([1., 1., 2.])
+        >>> usual_step(np.array([-9.0, -0.5, 1.0, 16.0]))
+        array([9., 1., 1., 2.])
     """
-    return np.maximum(1, np.abs(x)) ** _POWER
+    return np.where(x > 0, np.maximum(1, x) ** _POWER, np.maximum(1, -x))
 
 
 def flatten(tensors: Sequence[Tensor]) -> Array:

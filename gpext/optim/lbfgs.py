@@ -138,7 +138,7 @@ def minimize_lbfgs(
 ) -> Outcome:
     """Minimise a differentiable objective in place; the parameters end at the best point evaluated.
 
-    It works in coordinates that are nearly logarithms of large parameters, x up to one and 4 |x|^(1/4) - 3 beyond, and
+    It works in coordinates that are nearly logarithms of large parameters, x up to one and 4 x^(1/4) - 3 beyond, and
     every run in units in which a step of length one moves a large value in proportion to itself. In a long flat valley
     a run may end because its model of the curvature is stale; a restart discards it, but for the length of the first
     step. The length of the very first step suits a log evidence a datum, and is at most one. An iteration evaluates the

@@ -15,12 +15,12 @@ def test_there_and_back():
     z = to_coordinates(X)
     assert (np.diff(z) > 0).all()
     np.testing.assert_allclose(from_coordinates(z), X, rtol=1e-12)
-    near = np.abs(X) <= 1
+    near = X <= 1  # below zero a softplus is a logarithm already
     np.testing.assert_array_equal(z[near], X[near])
 
 
 def test_the_stretch_is_the_derivative():
-    x = X[np.abs(X) != 1]
+    x = X[(X != 1) & (np.abs(X) < 1e9)]
     z, h = to_coordinates(x), 1e-5
     slopes = (from_coordinates(z + h) - from_coordinates(z - h)) / (2 * h)
     np.testing.assert_allclose(stretch(x), slopes, rtol=1e-6)
@@ -31,7 +31,7 @@ def test_a_usual_step_is_in_proportion():
 
 
 def test_a_point_too_far_away_is_infinite_not_an_error():
-    assert from_coordinates(np.array([1e100, -1e100])).tolist() == [np.inf, -np.inf]
+    assert from_coordinates(np.array([1e100])).tolist() == [np.inf]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
