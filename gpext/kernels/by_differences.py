@@ -10,8 +10,8 @@ eps t |z|, and by nothing where t = 0, in d times the time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import to_dense
 from linear_operator.operators import LinearOperator
 from torch import Tensor
+
+from gpext.operators.profiles import smooth_value
 
 _DIGITS = 0.6  # of those of the dtype, that squared distances keep where they come from squares
 
@@ -96,9 +98,8 @@ def _stationary(kernel: Kernel, x1: Tensor, x2: Tensor) -> Iterator[tuple[Kernel
 
 @torch.no_grad()
 def _keeps_digits(kernel: Kernel, x1: Tensor, x2: Tensor) -> bool:
-    centre, lengthscale = x1.mean(-2, keepdim=True), kernel.lengthscale / _unit(kernel)
-    inputs = [x1] if x1 is x2 else [x1, x2]
-    return all(has_digits(0.5 * ((x - centre) / lengthscale).square().sum(-1)) for x in inputs)
+    half = kernel.nu if isinstance(kernel, MaternKernel) else 0.5  # t^2 / 2 at a distance of one lengthscale
+    return all(has_digits(half * each.square().sum(-1)) for each in _scaled(kernel, x1, x2))
 
 
 def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
@@ -106,27 +107,22 @@ def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor) -> Tensor:
     if type(kernel) is ScaleKernel:
         return kernel.outputscale[..., None, None] * _evaluate(kernel.base_kernel, x1, x2)
     if type(kernel) in (AdditiveKernel, ProductKernel):
-        first, *others = (_evaluate(term, *(_columns(term, x) for x in (x1, x2))) for term in kernel.kernels)
-        for other in others:
-            first = first + other if type(kernel) is AdditiveKernel else first * other
-        return first
+        terms = (_evaluate(term, *(_columns(term, x) for x in (x1, x2))) for term in kernel.kernels)
+        return reduce(torch.add if type(kernel) is AdditiveKernel else torch.mul, terms)
     if type(kernel) not in (RBFKernel, MaternKernel):
         return to_dense(kernel.forward(x1, x2))
-    centre = x1.detach().mean(-2, keepdim=True)  # by which derivatives in l have digits, too
-    near, far = ((x - centre) / (kernel.lengthscale / _unit(kernel)) for x in (x1, x2))
-    # Its derivative at a distance of zero is zero, as that of a smooth kernel should be.
-    t = torch.cdist(near, far, compute_mode="donot_use_mm_for_euclid_dist")
-    if isinstance(kernel, RBFKernel):
-        return t.square().mul(-0.5).exp()
-    polynomial = {0.5: torch.ones_like(t), 1.5: 1 + t, 2.5: 1 + t + t.square() / 3}[kernel.nu]
-    return polynomial * t.neg().exp()
+    near, far = _scaled(kernel, x1, x2)
+    distance = torch.cdist(near, far, compute_mode="donot_use_mm_for_euclid_dist")
+    profile = "rbf" if type(kernel) is RBFKernel else f"matern{round(2 * kernel.nu)}2"
+    return smooth_value(profile, distance.square(), None)
+
+
+def _scaled(kernel: Kernel, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both inputs in units of the lengthscale, from a centre by which derivatives in it have digits."""
+    centre = x1.detach().mean(-2, keepdim=True)
+    return (x1 - centre) / kernel.lengthscale, (x2 - centre) / kernel.lengthscale
 
 
 def _columns(kernel: Kernel, x: Tensor) -> Tensor:
     """Return the active dimensions (..., N, d) of a term."""
     return x if kernel.active_dims is None else x.index_select(-1, kernel.active_dims)
-
-
-def _unit(kernel: Kernel) -> float:
-    """Return the number of units of t in a lengthscale."""
-    return math.sqrt(2 * kernel.nu) if isinstance(kernel, MaternKernel) else 1.0

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ApproximateGP
+from gpytorch.utils.memoize import cached
 from gpytorch.variational import NaturalVariationalDistribution, VariationalStrategy
 from linear_operator.operators import DiagLinearOperator, LinearOperator, TriangularLinearOperator
 from torch import Tensor
@@ -108,6 +109,7 @@ class NaturalVariationalStrategy(VariationalStrategy):
         covariance.diagonal(dim1=-2, dim2=-1).add_(self.jitter_val)
         return covariance
 
+    @cached(name="cholesky_factor", ignore_args=True)
     def _cholesky_factor(self, induc_induc_covar: LinearOperator) -> TriangularLinearOperator:
         # Predictions by the matrix of training: gpytorch's own entries differ by rounding, which in float32 may leave a
         # model whose matrix cannot be factorised any more. In training, layers may look at the whole batch.

@@ -68,7 +68,7 @@ def test_light_tails_are_not_trained_again(weight):
     )
 
 
-@pytest.mark.parametrize("weight", [None, 0.5, 2.0])  # the last likewise
+@pytest.mark.parametrize("weight", [None, 0.5, 2.0])  # two of each are repeated rows, which have no noise at all
 def test_heavy_tails_are_trained_and_kept(weight):
     noise = np.random.default_rng(1).permutation(t.ppf((np.arange(150) + 0.5) / 150, 2.5))
     X, y = table(noise)

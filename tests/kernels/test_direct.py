@@ -115,7 +115,7 @@ def test_outputscales_beyond_this_arithmetic_are_left_to_gpytorch(dtype, lengths
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("far", ["first", "second"])
 def test_inputs_too_far_apart_for_their_squares_come_from_differences(dtype, name, far):
-    """On both sides of the limit all entries have three quarters of a dtype's digits, and beyond it all."""
+    """On both sides of the limit entries have six tenths of a dtype's digits."""
     k = KERNELS[name]().to(dtype)
     k.lengthscale = 1.0
     reach = (2 * torch.finfo(dtype).eps ** -0.4) ** 0.5 / (1.0 if name == "squared exponential" else math.sqrt(5))
