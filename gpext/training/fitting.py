@@ -67,7 +67,7 @@ def fit(
     callback: Callback | None = None,
     ranks: Ranks | None = None,
     checkpoint: str | Path | None = None,
-    initial: Literal["given", "data", "subset", "curvature"] = "given",
+    initial: Literal["given", "data", "subset", "curvature"] = "data",
 ) -> FitResult:
     """Train a model and its likelihood on data, in place; the model is in eval mode afterwards.
 
@@ -134,16 +134,16 @@ def fit(
             resumes from there as if it had never stopped, so that the same call restarts a killed run. A checkpoint
             that is damaged, or of another model, other data, batch size or learning rate, is refused.
         initial: "data" initialises lengthscales that still have gpytorch's default, log 2, from the distances between
-            the inputs, which helps with more than a few columns; see
-            :func:`gpext.training.initialise_from_data`. The message names them. "subset" does so too, and trains a
-            LatentGP of more than 400 data on a random quarter of them first (of at least 150), then on a half, each to
-            10 times the tolerance (at least 0.001), which takes 1/64 and 1/8 of the time of a step on all data; with
-            neighbours on an eighth, then on about a third. All data follow, to the same optimum if there is one alone.
-            Steps on subsets count, and are in the trace; whatever happens there, the model has its own data again. The
-            message says how many data it began on. "curvature", for parameters that another training has found, moves
-            nothing on a subset: the first of them tells the second derivatives there, by P + 1 gradients for up to 100
-            parameters and one latent function, and the first steps on all data are Newton's. So does "subset" where its
-            first steps have not told them.
+            the inputs: with many columns no two inputs are near each other at log 2, and training ends where it began;
+            see :func:`gpext.training.initialise_from_data`. The message names them. "given" leaves all as it is.
+            "subset" does as "data" does, and trains a LatentGP of more than 400 data on a random quarter of them first
+            (of at least 150), then on a half, each to 10 times the tolerance (at least 0.001), which takes 1/64 and
+            1/8 of the time of a step on all data; with neighbours on an eighth, then on about a third. All data
+            follow, to the same optimum if there is one alone. Steps on subsets count, and are in the trace; whatever
+            happens there, the model has its own data again. The message says how many data it began on. "curvature",
+            for parameters that another training has found, moves nothing on a subset: the first of them tells the
+            second derivatives there, by P + 1 gradients for up to 100 parameters and one latent function, and the
+            first steps on all data are Newton's. So does "subset" where its first steps have not told them.
 
     Returns:
         The result, also where numbers overflow or a covariance is not positive definite: its status says how training

@@ -1,8 +1,8 @@
 r"""Initial lengthscales, of the size of the data.
 
 gpytorch initialises each at log 2, whatever the units and the number d of inputs. In d standardised columns the squared
-distance of two inputs is about 2 d: in 18 columns no two inputs are near each other, and training starts on a plateau.
-With
+distance of two inputs is about 2 d: in 18 columns no two inputs are near each other, and training starts on a plateau,
+where it may end. With
 
     l = median |x_i - x_k|                          one lengthscale for all columns
     l_j = sqrt(d) median |x_ij - x_kj|              one per column
@@ -13,15 +13,17 @@ With
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from gpytorch.kernels import PeriodicKernel
+from gpytorch.kernels import Kernel, PeriodicKernel
+from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Module
 
 from gpext.checks import check_finite, check_tensor
 from gpext.kernels import CategoricalKernel
-from gpext.kernels.columns import stationary_kernels
 
 _MOST_INPUTS = 500
 
@@ -31,11 +33,11 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
     """Set lengthscales that have gpytorch's default to the size of the data, and return them by name.
 
     A lengthscale that has been set, that has an initial value by its constraint, that is not trained, that a
-    PeriodicKernel counts in periods, or that belongs to a constant column stays. Kernels use the columns of their
-    `active_dims`; for a model that maps inputs to features, give the features.
+    PeriodicKernel counts in periods, or that belongs to a constant column stays. The data of a kernel are the inputs
+    that the prior covariance of a few hundred rows of x gives it: some columns, or features.
 
     Args:
-        module: a model or an objective.
+        module: a kernel, a model or an objective.
         x: inputs (..., N, d), or (N,).
 
     Raises:
@@ -55,26 +57,71 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
     if len(points) > _MOST_INPUTS:
         order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0), device="cpu")
         points = points[order[:_MOST_INPUTS].to(points.device)]
-    found = {}
-    for name, kernel, columns in stationary_kernels(module, x.size(-1)):
-        if isinstance(kernel, PeriodicKernel | CategoricalKernel):
-            continue
-        raw = kernel.raw_lengthscale
-        constraint = kernel.raw_lengthscale_constraint
-        if not raw.requires_grad or constraint.initial_value is not None or not bool((raw == 0).all()):
-            continue
-        size = _sizes(points[:, columns.to(points.device)], together=raw.size(-1) == 1).to(raw)
+    kernels = {name: part for name, part in module.named_modules() if _is_at_default(part)}
+    found: dict[str, Tensor] = {}
+    if not kernels:
+        return found
+    for name, inputs in _inputs_of(kernels, module, points).items():
+        kernel = kernels[name]
+        size = _sizes(inputs, together=kernel.raw_lengthscale.size(-1) == 1).to(kernel.raw_lengthscale)
         value = torch.where(size > 0, size, kernel.lengthscale)
-        if constraint.check(value) and not torch.equal(value, kernel.lengthscale):
+        if kernel.raw_lengthscale_constraint.check(value) and not torch.equal(value, kernel.lengthscale):
             kernel.lengthscale = value
             found[f"{name}.lengthscale".lstrip(".")] = kernel.lengthscale.clone()
     return found
 
 
+def _is_at_default(module: Module) -> bool:
+    """Return whether a module is a kernel whose trained lengthscale is as gpytorch makes it."""
+    if not isinstance(module, Kernel) or isinstance(module, PeriodicKernel | CategoricalKernel):
+        return False
+    raw = module.raw_lengthscale if module.has_lengthscale else None
+    if raw is None or not raw.requires_grad or module.raw_lengthscale_constraint.initial_value is not None:
+        return False
+    return bool((raw == 0).all())
+
+
+def _inputs_of(kernels: dict[str, Module], module: Module, points: Tensor) -> dict[str, Tensor]:
+    """Return the inputs (n, d) that kernels are given for the prior variances at some points, by their names.
+
+    Layers that follow the batch, as BatchNorm does, are as they were.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def noting(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(x1: Tensor, *others: Any, **options: Any) -> Any:
+            inputs = x1.reshape(-1, x1.size(-1))
+            if name not in seen or len(inputs) > len(seen[name]):
+                seen[name] = inputs
+            return forward(x1, *others, **options)
+
+        return noted
+
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    # ScaleKernel calls the `forward` of its kernel, past any hook.
+    own = {name: kernel.__dict__.get("forward") for name, kernel in kernels.items()}
+    try:
+        for name, kernel in kernels.items():
+            kernel.__dict__["forward"] = noting(name, kernel.forward)
+        if isinstance(module, Kernel):
+            module(points, diag=True)
+        else:
+            model = module.model if isinstance(module, MarginalLogLikelihood) else module
+            model.forward(points).variance  # noqa: B018
+    finally:
+        for name, kernel in kernels.items():
+            del kernel.__dict__["forward"]
+            if own[name] is not None:
+                kernel.__dict__["forward"] = own[name]
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    return seen
+
+
 def described_values(found: dict[str, Tensor]) -> str:
-    """Return a clause that names the values that :func:`initialise_from_data` has set."""
+    """Return a clause that names the values that :func:`initialise_from_data` has set; nothing if there are none."""
     if not found:
-        return "no lengthscale was at its default, to be started from the data"
+        return ""
     ranges = []
     for name, value in found.items():
         low, high = float(value.min()), float(value.max())

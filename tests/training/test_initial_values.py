@@ -64,8 +64,6 @@ def test_kernels_see_their_own_columns_and_a_constant_one_stays():
     assert float(first[0, 1]) == pytest.approx(math.log(2))
     assert second.shape == (2, 1, 1)
     assert bool((second > 3e3).all() & (second < 3e4).all())
-    features = RBFKernel(ard_num_dims=3).double()
-    assert initialise_from_data(features, x) == {}
 
 
 def test_repeated_values_count_by_where_they_differ():
@@ -85,25 +83,51 @@ class Curve(gpext.models.LatentGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def test_fit_starts_there_on_request_and_says_so():
+class Features(gpytorch.models.ExactGP):
+    """A kernel of two features of the inputs, normalised over the batch or scaled by a constant."""
+
+    def __init__(self, x, y, *layers):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.map = torch.nn.Sequential(*layers)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=2))
+        self.to(x)
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(1e-3 * self.map(x)))
+
+
+def test_a_kernel_of_features_is_told_their_size():
+    """The map is called as in training, and has learned nothing from it."""
+    x = 1e4 * inputs(18, 100)
+    model = Features(x, x[:, 0], torch.nn.Linear(18, 2), torch.nn.BatchNorm1d(2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    (value,) = initialise_from_data(model, x).values()
+    changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+    assert changed == ["covar_module.base_kernel.raw_lengthscale"]
+    features = 1e-3 * model.map(x)
+    (expected,) = initialise_from_data(RBFKernel(ard_num_dims=2).double(), features).values()
+    torch.testing.assert_close(value, expected)
+    assert float(value.max()) < 3e-3
+
+
+def test_fit_starts_there_and_says_so():
     """At log 2 no two of 60 inputs of 18 columns are correlated, and nothing is learned."""
     x = inputs(18, 60)
     y = x[:, 0] + 0.1 * inputs(1, 60, seed=1)[:, 0]
     model = Curve(x, y)
     expected = copy.deepcopy(model)
     values = initialise_from_data(expected, x)
-    result = gpext.fit(
-        LatentMarginalLogLikelihood(model.likelihood, model), x, y, initial="data", max_steps=20, progress=False
-    )
+    result = gpext.fit(LatentMarginalLogLikelihood(model.likelihood, model), x, y, max_steps=20, progress=False)
     low, high = (f"{float(v):.3g}" for v in values["covar_module.base_kernel.lengthscale"].aminmax())
     assert f"started from the data: model.covar_module.base_kernel.lengthscale at {low} to {high}" in result.message
     from_default = Curve(x, y)
     mll = LatentMarginalLogLikelihood(from_default.likelihood, from_default)
-    given = gpext.fit(mll, x, y, max_steps=20, progress=False)
+    given = gpext.fit(mll, x, y, initial="given", max_steps=20, progress=False)
     assert "from the data" not in given.message
     assert result.objective > given.objective + 0.3
-    again = gpext.fit(mll, x, y, initial="data", max_steps=1, progress=False)
-    assert "no lengthscale was at its default" in again.message
+    again = gpext.fit(mll, x, y, max_steps=1, progress=False)
+    assert "from the data" not in again.message
 
 
 def test_what_was_set_stays_under_minibatches_too():
@@ -111,5 +135,5 @@ def test_what_was_set_stays_under_minibatches_too():
     mll = AugmentedELBO(StudentTLikelihood().double(), SparseGP(x[:5].clone()), num_data=60)
     with pytest.raises(ValueError, match="initial must be 'given', 'data', 'subset' or 'curvature'; got 'dada'"):
         gpext.fit(mll, x, x[:, 0], initial="dada", progress=False)
-    result = gpext.fit(mll, x, x[:, 0], batch_size=20, initial="data", max_steps=2, progress=False)
-    assert "no lengthscale was at its default" in result.message
+    result = gpext.fit(mll, x, x[:, 0], batch_size=20, max_steps=2, progress=False)
+    assert "from the data" not in result.message
