@@ -25,7 +25,8 @@ from torch.nn import Module
 from gpext.checks import check_finite, check_tensor
 from gpext.kernels import CategoricalKernel
 
-_MOST_INPUTS = 500
+_MOST_ROWS = 2000  # of which the prior is called; not of fewer, as a model may hold numbers of all rows
+_MOST_INPUTS = 500  # of which the distances are taken
 
 
 @torch.no_grad()
@@ -53,17 +54,18 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
     check_tensor("inputs", x)
     check_finite("inputs", x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
-    points = x.detach().reshape(-1, x.size(-1))
-    if len(points) > _MOST_INPUTS:
-        order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0), device="cpu")
-        points = points[order[:_MOST_INPUTS].to(points.device)]
+    if x.shape[:-1].numel() > _MOST_ROWS:
+        x = _some(x)
     kernels = {name: part for name, part in module.named_modules() if _is_at_default(part)}
     found: dict[str, Tensor] = {}
     if not kernels:
         return found
-    for name, inputs in _inputs_of(kernels, module, points).items():
+    for name, inputs in _inputs_of(kernels, module, x.detach()).items():
         kernel = kernels[name]
-        size = _sizes(inputs, together=kernel.raw_lengthscale.size(-1) == 1).to(kernel.raw_lengthscale)
+        count = kernel.raw_lengthscale.size(-1)
+        if count not in (1, inputs.size(-1)):
+            continue
+        size = _sizes(_some(inputs), together=count == 1).to(kernel.raw_lengthscale)
         value = torch.where(size > 0, size, kernel.lengthscale)
         if kernel.raw_lengthscale_constraint.check(value) and not torch.equal(value, kernel.lengthscale):
             kernel.lengthscale = value
@@ -81,8 +83,8 @@ def _is_at_default(module: Module) -> bool:
     return bool((raw == 0).all())
 
 
-def _inputs_of(kernels: dict[str, Module], module: Module, points: Tensor) -> dict[str, Tensor]:
-    """Return the inputs (n, d) that kernels are given for the prior variances at some points, by their names.
+def _inputs_of(kernels: dict[str, Module], module: Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the inputs (n, d) that kernels are given for the prior variances at x, by their names.
 
     Layers that follow the batch, as BatchNorm does, are as they were.
     """
@@ -104,10 +106,10 @@ def _inputs_of(kernels: dict[str, Module], module: Module, points: Tensor) -> di
         for name, kernel in kernels.items():
             kernel.__dict__["forward"] = noting(name, kernel.forward)
         if isinstance(module, Kernel):
-            module(points, diag=True)
+            module(x, diag=True)
         else:
             model = module.model if isinstance(module, MarginalLogLikelihood) else module
-            model.forward(points).variance  # noqa: B018
+            model.forward(x).variance  # noqa: B018
     finally:
         for name, kernel in kernels.items():
             del kernel.__dict__["forward"]
@@ -116,6 +118,15 @@ def _inputs_of(kernels: dict[str, Module], module: Module, points: Tensor) -> di
         for buffer, before in buffers:
             buffer.copy_(before)
     return seen
+
+
+def _some(x: Tensor) -> Tensor:
+    """Return a few rows (n, d), at random, of x (..., d)."""
+    rows = x.reshape(-1, x.size(-1))
+    if len(rows) <= _MOST_INPUTS:
+        return rows
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu")
+    return rows[order[:_MOST_INPUTS].to(rows.device)]
 
 
 def described_values(found: dict[str, Tensor]) -> str:

@@ -66,12 +66,6 @@ def test_kernels_see_their_own_columns_and_a_constant_one_stays():
     assert bool((second > 3e3).all() & (second < 3e4).all())
 
 
-def test_repeated_values_count_by_where_they_differ():
-    x = torch.zeros(100, 1, dtype=F64)
-    x[:10] = 2.0
-    assert float(*initialise_from_data(RBFKernel().double(), x).values()) == pytest.approx(2.0)
-
-
 class Curve(gpext.models.LatentGP):
     def __init__(self, x, y):
         super().__init__(x, y, StudentTLikelihood(), Laplace())
@@ -81,6 +75,32 @@ class Curve(gpext.models.LatentGP):
 
     def forward(self, x):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Offset(Curve):
+    """A mean that is known for each row of training."""
+
+    def __init__(self, x, y, offset):
+        super().__init__(x, y)
+        self.offset = offset
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x) + self.offset, self.covar_module(x))
+
+
+def test_models_that_hold_numbers_of_all_rows_are_called_with_all():
+    x = inputs(3, 700)
+    model = Offset(x, x[:, 0], torch.arange(700.0).double())
+    torch.testing.assert_close(
+        initialise_from_data(model, x)["covar_module.base_kernel.lengthscale"],
+        initialise_from_data(RBFKernel(ard_num_dims=3).double(), x)["lengthscale"],
+    )
+
+
+def test_repeated_values_count_by_where_they_differ():
+    x = torch.zeros(100, 1, dtype=F64)
+    x[:10] = 2.0
+    assert float(*initialise_from_data(RBFKernel().double(), x).values()) == pytest.approx(2.0)
 
 
 class Features(gpytorch.models.ExactGP):
