@@ -198,10 +198,11 @@ def minimize_lbfgs(
             break
         if not gained and root is None:
             # A run that starts where another has ended is ended by rounding, whatever its outcome, unless a breakdown
-            # prevented it from continuing.
+            # prevented it from continuing, or its last line search ended before points that are far worse: at a cliff.
             if not restart:
                 return outcome
-            return Outcome.STALLED if run.has_broken_down else Outcome.CONVERGED
+            at_cliff = outcome is Outcome.STALLED and run.last_rise > tolerance
+            return Outcome.STALLED if run.has_broken_down or at_cliff else Outcome.CONVERGED
     return outcome
 
 
@@ -220,6 +221,7 @@ class _Run:
         self.on_best = on_best
         self.num_steps = 0
         self.gain = 0.0  # of this run
+        self.last_rise = 0.0  # from the best point to the last that was evaluated
         self.foretold = 0.0  # the gain of a quadratic function of the known curvature
         self.points: list[Array] = []  # of the iterates of this run
         self.gradients: list[Array] = []
@@ -299,6 +301,7 @@ class _Run:
         finally:  # also after an interrupt
             unflatten(self._best, self.parameters)
         self.gain = at_start[0] - self._best_value
+        self.last_rise = evaluated[-1] - self._best_value
         if outcome is not None:
             return outcome
         if result.nit >= max_steps:

@@ -207,6 +207,7 @@ class Ranks:
         if self._talks:
             self._call("compare", alike=tensors)(None)
 
+    @torch.no_grad()
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
         if not self._talks:

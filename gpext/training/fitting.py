@@ -29,7 +29,7 @@ from gpext.training.arguments import (
 from gpext.training.blocks import check_blocks, fit_blocks, trains_by_blocks
 from gpext.training.checkpoint import Checkpoint
 from gpext.training.full_batch import BREAKDOWNS, begin_on_sample, fit_collapsed, fit_objective, has_sample
-from gpext.training.initial_values import described_values, initialise_from_data
+from gpext.training.initial_values import described_values, initialise_from_data, rows_of_all
 from gpext.training.minibatch import (
     ObjectiveStepper,
     Rate,
@@ -203,10 +203,13 @@ def fit(
     given = [name for name, value in (("state", state), ("checkpoint", checkpoint)) if value is not None]
     options = f"{batch_size=}", f"{max_steps=}", f"{learning_rate=}", f"{tolerance=}", f"{hyperparameters=}"
     num_data = _join(mll, ranks, share, *options, f"{given=}", f"{initial=}")
+    flops = _flops(mll, x, share, batch_size)
     start = ""
     if initial in ("data", "subset"):
-        start = described_values(initialise_from_data(mll, x))
-        ranks.broadcast_([*mll.parameters(), *mll.buffers()])
+        rows = x if by_blocks else rows_of_all(x, ranks)
+        with threads_for(flops):
+            start = described_values(initialise_from_data(mll, rows))
+        ranks.broadcast_([*mll.parameters(), *mll.buffers()])  # features of the same rows differ by rounding
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     subsets: list[Tensor] = []
     if initial in ("subset", "curvature"):
@@ -222,7 +225,7 @@ def fit(
         sites = None
     if sites is None:
         check_one_value(mll)
-    with interrupts(ranks) as interrupted, threads_for(_flops(mll, x, share, batch_size)):
+    with interrupts(ranks) as interrupted, threads_for(flops):
         run = Run(mll, x, max_steps, progress and ranks.rank == 0, callback, interrupted, start)
         try:
             if batch_size is None:
@@ -298,7 +301,6 @@ def fit(
             return run.finish(FitStatus.BREAKDOWN, str(error))
 
 
-@torch.no_grad()
 def _join(mll: MarginalLogLikelihood, ranks: Ranks, share: int, *options: str) -> int:
     """Return N, the number of data of all ranks, once they agree and have the parameters and buffers of rank 0.
 

@@ -24,6 +24,7 @@ from torch.nn import Module
 
 from gpext.checks import check_finite, check_tensor
 from gpext.kernels import CategoricalKernel
+from gpext.parallel import Ranks
 
 _MOST_ROWS = 2000  # of which the prior is called; not of fewer, as a model may hold numbers of all rows
 _MOST_INPUTS = 500  # of which the distances are taken
@@ -55,7 +56,7 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
     check_finite("inputs", x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.shape[:-1].numel() > _MOST_ROWS:
-        x = _some(x)
+        x = _some(_rows(x))
     kernels = {name: part for name, part in module.named_modules() if _is_at_default(part)}
     found: dict[str, Tensor] = {}
     if not kernels:
@@ -65,7 +66,7 @@ def initialise_from_data(module: Module, x: Tensor) -> dict[str, Tensor]:
         count = kernel.raw_lengthscale.size(-1)
         if count not in (1, inputs.size(-1)):
             continue
-        size = _sizes(_some(inputs), together=count == 1).to(kernel.raw_lengthscale)
+        size = _sizes(_some(_rows(inputs)), together=count == 1).to(kernel.raw_lengthscale)
         value = torch.where(size > 0, size, kernel.lengthscale)
         if kernel.raw_lengthscale_constraint.check(value) and not torch.equal(value, kernel.lengthscale):
             kernel.lengthscale = value
@@ -84,7 +85,7 @@ def _is_at_default(module: Module) -> bool:
 
 
 def _inputs_of(kernels: dict[str, Module], module: Module, x: Tensor) -> dict[str, Tensor]:
-    """Return the inputs (n, d) that kernels are given for the prior variances at x, by their names.
+    """Return the inputs (..., d) that kernels are given for the prior variances at x, by their names.
 
     Layers that follow the batch, as BatchNorm does, are as they were.
     """
@@ -92,9 +93,8 @@ def _inputs_of(kernels: dict[str, Module], module: Module, x: Tensor) -> dict[st
 
     def noting(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def noted(x1: Tensor, *others: Any, **options: Any) -> Any:
-            inputs = x1.reshape(-1, x1.size(-1))
-            if name not in seen or len(inputs) > len(seen[name]):
-                seen[name] = inputs
+            if name not in seen or x1.numel() > seen[name].numel():
+                seen[name] = x1
             return forward(x1, *others, **options)
 
         return noted
@@ -116,17 +116,37 @@ def _inputs_of(kernels: dict[str, Module], module: Module, x: Tensor) -> dict[st
             if own[name] is not None:
                 kernel.__dict__["forward"] = own[name]
         for buffer, before in buffers:
-            buffer.copy_(before)
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
     return seen
 
 
-def _some(x: Tensor) -> Tensor:
-    """Return a few rows (n, d), at random, of x (..., d)."""
-    rows = x.reshape(-1, x.size(-1))
-    if len(rows) <= _MOST_INPUTS:
-        return rows
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0), device="cpu")
-    return rows[order[:_MOST_INPUTS].to(rows.device)]
+def rows_of_all(x: Tensor, ranks: Ranks) -> Tensor:
+    """Return the rows of the data of all ranks that :func:`initialise_from_data` would choose of them, on each."""
+    if ranks.size == 1:
+        return x
+    rows = _rows(x)
+    counts = ranks.gather(len(rows))
+    first, number = sum(counts[: ranks.rank]), sum(counts)
+    if number > _MOST_ROWS:
+        chosen = _choice(number) - first
+        rows = rows[chosen[(chosen >= 0) & (chosen < len(rows))].to(rows.device)]
+    return torch.cat(ranks.gather(rows.cpu())).to(x.device)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return the rows (n, d) of x (..., d), or of x (n,)."""
+    return x.unsqueeze(-1) if x.dim() == 1 else x.reshape(-1, x.size(-1))
+
+
+def _some(rows: Tensor) -> Tensor:
+    """Return a few at random."""
+    return rows if len(rows) <= _MOST_INPUTS else rows[_choice(len(rows)).to(rows.device)]
+
+
+def _choice(number: int) -> Tensor:
+    """Return which rows are taken of many."""
+    return torch.randperm(number, generator=torch.Generator().manual_seed(0), device="cpu")[:_MOST_INPUTS]
 
 
 def described_values(found: dict[str, Tensor]) -> str:

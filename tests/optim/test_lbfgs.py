@@ -241,6 +241,18 @@ def test_a_restart_that_a_breakdown_keeps_from_going_on_has_stalled():
     assert outcome is Outcome.STALLED
 
 
+@pytest.mark.parametrize(("edge", "slope"), [(0.3, 100.0), (0.5, 1e4)])
+def test_a_restart_before_a_cliff_has_stalled(edge, slope):
+    """Downhill to an edge behind which all is far worse: no step is short enough, and there is more to gain."""
+
+    def cliff(x):
+        return torch.where(x < edge, -slope * x, 1 + x).sum()
+
+    (x,), outcome = minimise([tensor(0.0)], cliff, tolerance=1e-4, max_restarts=10)
+    assert slope * (edge - x.item()) > 1e-4
+    assert outcome is Outcome.STALLED
+
+
 @pytest.mark.parametrize("max_steps", range(30))
 def test_restarts_take_no_more_steps_than_there_are(max_steps):
     taken = []
