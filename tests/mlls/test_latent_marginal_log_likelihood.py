@@ -83,7 +83,7 @@ def test_fit_maximises_it(rule):
 
 
 def test_a_training_that_ends_where_the_mode_vanishes_has_not_converged():
-    """A Student-t's posterior may lose a mode: near there Laplace's evidence rises to infinity, and beyond it is low."""
+    """A Student-t's posterior may lose a mode: Laplace's evidence is infinite there, and low beyond."""
     mll, x, y = made(Laplace())
     result = gpext.fit(mll, x, y, tolerance=1e-7, progress=False)
     mll.train()
