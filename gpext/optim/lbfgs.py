@@ -154,10 +154,11 @@ def minimize_lbfgs(
         tolerance: a run has converged when three successive iterations improve the objective by less than this each,
             the last by no more than the first (a run that begins with tiny steps gains more with each), or eight
             successive evaluations differ by less than a tenth of this, and the minimisation when a whole run improves
-            the objective by less than three times this. In a known curvature a run has converged when a quadratic
-            function has less than this to gain along the last iteration, by its slopes at both ends, and by a Newton
-            step after it, and either the run has gained no more than twice what such a function of that curvature
-            would, or has made two iterations a parameter, or the last three are as above.
+            the objective by less than three times this, unless its line search ended before a cliff. In a known
+            curvature a run has converged when a quadratic function has less than this to gain along the last iteration,
+            by its slopes at both ends, and by a Newton step after it, and either the run has gained no more than twice
+            what such a function of that curvature would, or has made two iterations a parameter, or the last three are
+            as above.
         callback: called after each iteration with the value there; the parameters are those of the iterate, and the
             objective's last call was there. Returns True to stop.
         on_best: called after each evaluation that is better than all before it, at the parameters there, so

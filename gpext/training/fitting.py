@@ -208,7 +208,7 @@ def fit(
     if initial in ("data", "subset"):
         rows = x if by_blocks else rows_of_all(x, ranks)
         with threads_for(flops):
-            start = described_values(initialise_from_data(mll, rows))
+            start = ranks.together(lambda: described_values(initialise_from_data(mll, rows)))
         ranks.broadcast_([*mll.parameters(), *mll.buffers()])  # features of the same rows differ by rounding
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     subsets: list[Tensor] = []

@@ -109,7 +109,8 @@ def _inputs_of(kernels: dict[str, Module], module: Module, x: Tensor) -> dict[st
             module(x, diag=True)
         else:
             model = module.model if isinstance(module, MarginalLogLikelihood) else module
-            model.forward(x).variance  # noqa: B018
+            # not its variance, which gpytorch rounds up, with a warning
+            model.forward(x).lazy_covariance_matrix.diagonal(dim1=-2, dim2=-1)
     finally:
         for name, kernel in kernels.items():
             del kernel.__dict__["forward"]

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import gpytorch
 import pytest
@@ -95,6 +96,16 @@ def test_models_that_hold_numbers_of_all_rows_are_called_with_all():
         initialise_from_data(model, x)["covar_module.base_kernel.lengthscale"],
         initialise_from_data(RBFKernel(ard_num_dims=3).double(), x)["lengthscale"],
     )
+
+
+def test_a_prior_without_variance_somewhere_is_no_reason_to_warn():
+    x = inputs(2, 50)
+    x[7] = 0.0
+    model = Curve(x, x[:, 0])
+    model.covar_module = (gpytorch.kernels.LinearKernel() * RBFKernel(ard_num_dims=2)).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(initialise_from_data(model, x)) == ["covar_module.kernels.1.lengthscale"]
 
 
 def test_repeated_values_count_by_where_they_differ():
